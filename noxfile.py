@@ -1,0 +1,93 @@
+"""The version matrix: ``nox`` runs all of it, ``nox -s lint types`` a part, ``nox -l`` lists the sessions."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.10.14"
+nox.options.default_venv_backend = "uv|virtualenv"
+
+HERE = Path(__file__).parent
+PROJECT = nox.project.load_toml(HERE / "pyproject.toml")
+OLDEST, NEWEST = "3.11", "3.13"
+ROWS = [
+    nox.param("3.11", ("jax==0.4.33", "flax==0.10.2"), id="jax-0.4.33"),
+    nox.param("3.11", ("jax==0.5.3", "flax==0.10.2"), id="jax-0.5.3"),
+    nox.param("3.11", ("jax==0.6.2", "flax==0.10.7"), id="jax-0.6.2"),
+    nox.param("3.11", ("jax", "flax"), id="newest-3.11"),
+    nox.param("3.13", ("jax", "flax"), id="newest-3.13"),
+]
+LIGHT = """
+import sys, pytest_nnxcheck.plugin
+heavy = {"jax", "flax", "hypothesis"} & sys.modules.keys()
+assert not heavy, f"loading the plugin imported {heavy}"
+"""
+
+
+def group(name: str) -> list[str]:
+    """The pinned tools of one dependency group."""
+    return list(nox.project.dependency_groups(PROJECT, name))
+
+
+def quick_start() -> list[str]:
+    """The commands that the README tells a newcomer to run."""
+    block = re.search(r"<!-- quick start -->\n```console\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    assert block is not None, "README.md has no block of commands after <!-- quick start -->"
+    return [line.removeprefix("$ ") for line in block[1].splitlines() if line.startswith("$ ")]
+
+
+@nox.session(python=NEWEST)
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and formatting."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=NEWEST)
+def types(session: nox.Session) -> None:
+    """Mypy, strict, against the newest versions."""
+    session.install(".", *group("types"))
+    session.run("mypy")
+
+
+@nox.session
+@nox.parametrize(("python", "versions"), ROWS)
+def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
+    """All tests on one row of versions; arguments after ``--`` go to pytest."""
+    session.install(".[test]", *versions)
+    session.run("pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(python=OLDEST)
+def floors(session: nox.Session) -> None:
+    """All tests on the oldest pytest and hypothesis, with the oldest jax and flax."""
+    session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
+    session.run("pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(python=[OLDEST, NEWEST], venv_backend="venv")
+def readme(session: nox.Session) -> None:
+    """The commands of the README, word for word, in a fresh environment with pip."""
+    for command in quick_start():
+        session.run("bash", "-euc", command, external=True)
+
+
+@nox.session(python=NEWEST, venv_backend="venv")
+def wheel(session: nox.Session) -> None:
+    """The built wheel in a clean environment: examples pass, it loads light, and it can be switched off."""
+    there = Path(session.create_tmp())
+    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(there / "dist"), ".")
+    (built,) = (there / "dist").glob("pytest_nnxcheck-*.whl")
+    session.install("--quiet", str(built))
+    shutil.copytree(HERE / "examples", there / "examples", dirs_exist_ok=True)
+    (there / "test_plain.py").write_text("def test_plain():\n    pass\n")
+    session.chdir(there)
+    session.run("python", "-c", LIGHT)
+    session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", "examples")
+    session.run("pytest", "-p", "no:nnxcheck", "test_plain.py")
+    session.run("pytest", "-p", "no:nnxcheck", "--nnx-max-depth=2", "test_plain.py", success_codes=[4], silent=True)

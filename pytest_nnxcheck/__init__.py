@@ -1,0 +1,64 @@
+"""Check Flax NNX models under generated nestings of jax transforms. PYTEST_DONT_REWRITE
+
+The names are imported when they are asked for: loading the pytest plugin must not import jax, flax or hypothesis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.api import assert_invariants, check
+    from pytest_nnxcheck.nesting import Layer, Nesting
+    from pytest_nnxcheck.report import Report
+    from pytest_nnxcheck.verdicts import (
+        CheckError,
+        DonationLost,
+        InvariantViolation,
+        MemoryBudgetExceeded,
+        Outcome,
+        TracerResidue,
+        Violation,
+    )
+
+    __version__: str
+
+__all__ = [
+    "CheckError",
+    "DonationLost",
+    "InvariantViolation",
+    "Layer",
+    "MemoryBudgetExceeded",
+    "Nesting",
+    "Outcome",
+    "Report",
+    "TracerResidue",
+    "Violation",
+    "__version__",
+    "assert_invariants",
+    "check",
+]
+
+_ROOMS = {
+    "assert_invariants": "api",
+    "check": "api",
+    "Layer": "nesting",
+    "Nesting": "nesting",
+    "Report": "report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pytest-nnxcheck")
+    return getattr(importlib.import_module(f"{__name__}.{_ROOMS.get(name, 'verdicts')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

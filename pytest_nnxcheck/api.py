@@ -1,0 +1,131 @@
+"""The same check outside pytest, and the objects that `nnx_wrap` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import hypothesis
+
+from pytest_nnxcheck import examples, failures
+from pytest_nnxcheck.report import Report
+from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck.verdicts import CheckError, InvariantViolation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
+
+
+class Wrapped(Generic[P, R]):
+    """A subject that runs under the nesting of the moment when it is called; in all else it is the subject."""
+
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, subject: Callable[P, R]) -> None:
+        object.__setattr__(self, "__wrapped__", subject)
+        for name in _NAMES:
+            if hasattr(subject, name):
+                object.__setattr__(self, name, getattr(subject, name))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the subject under the nesting. Raises a violation, or the subject's own exception."""
+        __tracebackhide__ = True
+        active = examples.active()
+        if active is None:
+            raise CheckError(
+                f"{self!r} was called outside of a test with @pytest.mark.nnx_invariants: mark the test, or use"
+                " pytest_nnxcheck.check(subject, *args)"
+            )
+        arguments = tuple(unwrap(value) for value in args)
+        output: R = active.call(self.__wrapped__, arguments, {name: unwrap(value) for name, value in kwargs.items()})
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.__wrapped__, name, value)
+
+    def __repr__(self) -> str:
+        subject = self.__wrapped__
+        return f"nnx_wrap({getattr(subject, '__qualname__', None) or type(subject).__name__})"
+
+
+def unwrap(value: Any) -> Any:
+    """The subject of a wrapped object; anything else as it is."""
+    return value.__wrapped__ if isinstance(value, Wrapped) else value
+
+
+def wrap(subject: Callable[P, R]) -> Wrapped[P, R]:
+    """Wrap a module, a bound method, or a function of graph nodes: what the `nnx_wrap` fixture does.
+
+    Raises `CheckError` for a subject that cannot be called.
+    """
+    if not callable(subject):
+        raise CheckError(
+            f"nnx_wrap got {type(subject).__name__} {subject!r:.60}, which cannot be called: wrap a module with a __call__,"
+            " a bound method such as model.decode, or a function whose arguments hold modules"
+        )
+    return Wrapped(unwrap(subject))
+
+
+def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Report:
+    """Call ``subject(*args, **kwargs)`` under generated nestings, and return what each of them did.
+
+    ``settings`` are those of the marker, and ``nesting='jit > scan'`` for one nesting alone; ini files and command lines
+    are not read. The draws repeat: the same check gives the same report. Raises `CheckError` if the check cannot be made,
+    and the subject's own exception if it fails without any nesting.
+    """
+    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
+    if error is not None and (isinstance(error, CheckError) or not _told(run, error)):
+        raise error.with_traceback(error.__traceback__)
+    return run.report()
+
+
+def assert_invariants(
+    subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
+) -> None:
+    """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting."""
+    __tracebackhide__ = True
+    _, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
+    if error is not None:
+        raise error.with_traceback(error.__traceback__)
+
+
+def _run(
+    wrapped: Wrapped[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Mapping[str, Any]
+) -> tuple[examples.Run, BaseException | None]:
+    given = parse_given(settings, lambda name: f"check(..., {name}=...)")
+
+    @hypothesis.settings(database=None, derandomize=True)
+    def body() -> None:
+        __tracebackhide__ = True
+        wrapped(*args, **kwargs)
+
+    built, run = examples.build(body, lambda remember: examples.Run(merge(given), remember=remember), ())
+    error = _outcome(built, run)
+    run.forget()
+    if error is None and (problem := run.finish()):
+        error = CheckError(problem)
+    return run, error
+
+
+def _outcome(built: Callable[..., Any], run: examples.Run) -> BaseException | None:
+    try:
+        built()
+    except BaseException as error:
+        if failures.passes_through(error):
+            raise
+        return failures.conclude(error, run, own_given=False)
+    return None
+
+
+def _told(run: examples.Run, error: BaseException) -> bool:
+    """Whether the report tells of the exception: all but the subject's own, without any nesting."""
+    return isinstance(error, InvariantViolation) or any(
+        o.verdict == "failed" and o.nesting.layers for o in run.outcomes.values()
+    )
+
+
+__all__ = ["Wrapped", "assert_invariants", "check", "unwrap", "wrap"]

@@ -1,0 +1,248 @@
+"""What makes up the peak of a compiled program: XLA's buffer assignment, read together with its HLO module.
+
+The totals come from ``memory_analysis()``; captured constants, which no total counts reliably, from the buffer
+assignment. jaxlib's own ``peak_memory_in_bytes`` leaves the temporaries out on CPU and is never used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_module
+from pytest_nnxcheck.hlo import MalformedProto, Message, Module, Origin, Position, fields, messages, number, numbers
+from pytest_nnxcheck.hlo import origin as origin_of
+from pytest_nnxcheck.verdicts import CheckError
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One buffer that is live at the peak, on one device.
+
+    ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``source`` is
+    ``path:line`` of the user's innermost frame, empty where XLA inserted the buffer. ``parameter`` is the number of
+    the program's parameter that the buffer is, or is made of by copies only; ``whole`` says that it is a copy of
+    all of it. Parameter numbers are those of the flat arguments where the program was lowered with ``keep_unused``.
+    """
+
+    bytes: int
+    shape: str
+    kind: str
+    operation: str
+    source: str
+    parameter: int | None
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a compiled program, bytes a device, and the buffers live at its peak, largest first.
+
+    ``named`` is false where this jaxlib does not give the buffers: totals only then, with the constants unknown (0).
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+    constants: int
+    buffers: tuple[Buffer, ...] = ()
+    named: bool = False
+
+    @property
+    def peak(self) -> int:
+        """Arguments + outputs + temporaries - aliased + captured constants."""
+        return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
+
+
+def read(compiled: Any) -> Memory:
+    """The memory of what ``lowered.compile()`` returned. Raises `CheckError` where the backend gives no totals."""
+    totals = compiled.memory_analysis()
+    if totals is None:
+        raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
+    buffers = _buffers(serialized_buffer_assignment(compiled), serialized_hlo_module(compiled))
+    return Memory(
+        arguments=totals.argument_size_in_bytes,
+        outputs=totals.output_size_in_bytes,
+        temporaries=totals.temp_size_in_bytes,
+        aliased=totals.alias_size_in_bytes,
+        constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
+        buffers=buffers or (),
+        named=buffers is not None,
+    )
+
+
+def state_copies(memory: Memory, parameters: Collection[int]) -> tuple[Buffer, ...]:
+    """The buffers at the peak that hold all of one of these parameters once more, reached by copies only."""
+    return tuple(buffer for buffer in memory.buffers if buffer.whole and buffer.parameter in parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A range of an allocation, bytes, and the values that live in it one after the other."""
+
+    offset: int
+    size: int
+    values: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A piece of memory that XLA sets aside: what for, and the slots it is cut into."""
+
+    kind: str
+    size: int
+    parameter: int
+    slots: tuple[Slot, ...]
+
+
+def _buffers(assignment: bytes | None, module: bytes | None) -> tuple[Buffer, ...] | None:
+    """The buffers at the peak, `None` where they cannot be read."""
+    if not assignment or not module:
+        return None
+    try:
+        return named_buffers(assignment, module)
+    except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
+        return None
+
+
+def named_buffers(assignment: bytes, module: bytes) -> tuple[Buffer, ...]:
+    """The buffers at the peak, largest first. Raises `MalformedProto` or `LookupError`."""
+    reader = _Reader(Module.read(module))
+    found = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
+    return tuple(sorted((*found, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
+
+
+def _allocations(assignment: Message) -> Iterator[Allocation]:
+    """The allocations of a ``BufferAssignmentProto``, without those on the threads' stacks."""
+    values = dict(map(_value, messages(assignment, 1)))
+    if not values:
+        raise MalformedProto("a buffer assignment without buffers")
+    for message in messages(assignment, 3):
+        if not number(message, 3):
+            slots = _slots(message, values)
+            yield Allocation(_kind(message), number(message, 2), number(message, 6), slots)
+
+
+def _value(buffer: Message) -> tuple[int, Position]:
+    """Id and place of one ``LogicalBufferProto``."""
+    (place,) = messages(buffer, 3)
+    return number(buffer, 1), (number(place, 4), numbers(place, 3))
+
+
+def _kind(allocation: Message) -> str:
+    """A donated parameter that holds an output is an argument."""
+    flags = {5: "argument", 12: "constant", 7: "output"}
+    return next((kind for field, kind in flags.items() if number(allocation, field)), "temporary")
+
+
+def _slots(allocation: Message, values: dict[int, Position]) -> tuple[Slot, ...]:
+    """The values of one ``BufferAllocationProto``, by the range they share."""
+    found: dict[tuple[int, int], list[Position]] = {}
+    for message in messages(allocation, 9):
+        found.setdefault((number(message, 2), number(message, 3)), []).append(values[number(message, 1)])
+    return tuple(Slot(offset, size, tuple(shared)) for (offset, size), shared in found.items())
+
+
+def _at_peak(slots: Collection[Slot]) -> Iterator[Slot]:
+    """The slots that are live together: the largest first, then what does not overlap.
+
+    An estimate, since newer XLA leaves the trace of its heap out: it covers the temporaries to within 3 %.
+    """
+    taken: list[tuple[int, int]] = []
+    for slot in sorted(slots, key=lambda slot: (-slot.size, slot.offset)):
+        start, end = slot.offset, slot.offset + slot.size
+        at = bisect(taken, (start, end))
+        if not slot.size or (at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < end):
+            continue
+        taken.insert(at, (start, end))
+        yield slot
+
+
+class _Reader:
+    """Names the buffers of one module."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        entry = (one for one in module.instructions.values() if one.computation == module.entry)
+        self.parameters = {one.parameter: one for one in entry if one.opcode == "parameter"}
+        self.results = frozenset(_results(module))
+
+    def buffers(self, allocation: Allocation) -> Iterator[Buffer]:
+        """The buffers of one allocation that are live at the peak; tables of pointers are left out."""
+        if allocation.kind == "argument":
+            yield self._argument(allocation)
+            return
+        for slot in _at_peak(allocation.slots):
+            values = tuple(value for value in slot.values if self.module.shape(value).dtype != "tuple")
+            if values:
+                yield self._buffer(values, slot.size, allocation.kind)
+
+    def fused_constants(self) -> Iterator[Buffer]:
+        """Constants that XLA wrote into a fusion, where no allocation counts them; a single number is part of the code."""
+        every = self.module.instructions.values()
+        fused = {computation for one in every if one.opcode == "fusion" for computation in one.called}
+        for one in every:
+            if one.opcode == "constant" and one.computation in fused:
+                shape = self.module.shape((one.id, ()))
+                if shape.elements > 1:
+                    yield Buffer(shape.size, str(shape), "constant", "constant", "", None, whole=False)
+
+    def _argument(self, allocation: Allocation) -> Buffer:
+        shape = self.module.shape((self.parameters[allocation.parameter].id, ()))
+        return Buffer(allocation.size, str(shape), "argument", "parameter", "", allocation.parameter, whole=False)
+
+    def _buffer(self, values: tuple[Position, ...], size: int, kind: str) -> Buffer:
+        """Of the values that share a slot the one that says most: a copy of a whole parameter, or one with a line."""
+        if kind == "output":
+            values = tuple(value for value in values if value in self.results) or values
+        origins = {value: origin_of(self.module, value) for value in values}
+        named = [self._named(value, size, kind, _copied(value, origins)) for value in values]
+        return max(named, key=lambda buffer: (buffer.whole, buffer.source != ""))
+
+    def _named(self, value: Position, size: int, kind: str, parameter: int | None) -> Buffer:
+        shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
+        whole = parameter is not None and shape.elements == self._elements(parameter)
+        operation, source = self.module.operation(instruction), self.module.source(instruction)
+        return Buffer(size, str(shape), kind, operation, source, parameter, whole)
+
+    def _elements(self, parameter: int) -> int:
+        return self.module.shape((self.parameters[parameter].id, ())).elements
+
+
+def _copied(value: Position, origins: dict[Position, Origin]) -> int | None:
+    """The parameter that a value copies, unless the copy is only what a later value in its slot is updated from."""
+    here = origins[value]
+    if not here.copied or len(here.parameters) != 1:
+        return None
+    if any(value in other.through and not other.copied for other in origins.values()):
+        return None
+    (parameter,) = here.parameters
+    return parameter
+
+
+def _results(module: Module) -> Iterator[Position]:
+    """The values that the program returns, each where it is defined."""
+    root = module.instructions[module.roots[module.entry]]
+    for operand in root.operands if root.opcode == "tuple" else (root.id,):
+        yield _defined(module, (operand, ()))
+
+
+def _defined(module: Module, at: Position) -> Position:
+    """Where a value is defined: XLA gives a buffer to neither tuples nor bitcasts nor calls."""
+    for _ in module.instructions:
+        instruction, index = module.instructions[at[0]], at[1]
+        match instruction.opcode:
+            case "get-tuple-element":
+                at = (instruction.operands[0], (instruction.tuple_index, *index))
+            case "bitcast" | "optimization-barrier":
+                at = (instruction.operands[0], index)
+            case "tuple" if index:
+                at = (instruction.operands[index[0]], index[1:])
+            case "call":
+                at = (module.roots[instruction.called[0]], index)
+            case _:
+                return at
+    return at

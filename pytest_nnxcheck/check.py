@@ -1,0 +1,247 @@
+"""Check one call under one nesting: bind, observe, judge. The plugin and the public functions both come through here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from pytest_nnxcheck import compat, explain
+from pytest_nnxcheck.buffers import Memory
+from pytest_nnxcheck.invariants import donation, memory, tracers
+from pytest_nnxcheck.invariants.donation import permuted
+from pytest_nnxcheck.invariants.memory import Bound, bound
+from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.observe import Observation, observe
+from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
+from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.subject import Subject, bind
+from pytest_nnxcheck.verdicts import CheckError, Outcome, Violation
+from pytest_nnxcheck.walk import walk
+
+BASELINE = Nesting((Layer("jit", "functional"),))
+"""The un-nested jit: a jit over split and merge returns no state but what the call changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a checked call gives back: the un-nested output, the outcome, and the user's exception if the call failed."""
+
+    output: Any
+    outcome: Outcome
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """Facts of the user's own arrays, found before they are copied: the copies share nothing and have no views."""
+
+    shared: tuple[tuple[str, str], ...]
+    views: tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class Session:
+    """What the nestings of one test have in common: profiles of its calls, and the user's objects as they were."""
+
+    adds_state: bool = False
+    profiles: dict[Any, Profile] = field(default_factory=dict)
+    baselines: dict[Any, Memory | None] = field(default_factory=dict)
+    touched: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+
+    def begin_example(self) -> None:
+        self.touched.clear()
+
+    def end_example(self) -> None:
+        """Put the state of the user's objects back: a module of a wider fixture scope meets every nesting the same."""
+        for variable, value in self.touched.values():
+            compat.set_variable_value(variable, value)
+        self.touched.clear()
+
+    def profile_of(self, subject: Subject) -> Profile:
+        """The profile of the call, from the memo where the same call was made before."""
+        key = signature(subject)
+        if key not in self.profiles:
+            places = walk(subject.roots(subject.state)).places
+            try:
+                self.profiles[key] = profile(subject)
+            finally:
+                if walk(subject.roots(subject.state)).tracers:
+                    places.restore()
+        found = self.profiles[key]
+        self.adds_state = self.adds_state or bool(found.added)
+        return found
+
+    def baseline_of(self, subject: Subject, donate: str) -> Memory | None:
+        """Memory of the un-nested jit; None where that does not run."""
+        key = (signature(subject), donate)
+        if key not in self.baselines:
+            self.baselines[key] = observe(subject, self.profile_of(subject), BASELINE, donate).memory
+        return self.baselines[key]
+
+    def write_back(self, subject: Subject, found: Observation) -> None:
+        """Give the user's objects the values that the call left in its copy."""
+        values = dict(compat.raw_leaves(found.state))
+        for path, variable in compat.variables(subject.state):
+            self.touched.setdefault(id(variable), (variable, compat.variable_value(variable)))
+            if path in values:
+                compat.set_variable_value(variable, values[path])
+
+
+def signature(subject: Subject) -> Any:
+    """What decides the profile of a call: code, graph, shapes and static arguments."""
+    graphdef, leaves = nnx.split(subject.state)
+    shapes = tuple((path, describe(leaf)) for path, leaf in compat.flat_state(leaves))
+    try:
+        graph: Any = hash(graphdef)
+    except TypeError:
+        # An unhashable attribute: such a module cannot enter nnx.jit either, so that no profile is worth keeping.
+        graph = object()
+    return (subject.name, graph, shapes, tuple(map(describe, subject.inputs)), subject.static)
+
+
+def check_call(
+    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, nesting: Nesting, settings: Settings, session: Session
+) -> Call:
+    """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
+    bound_subject = bind(subject, args, kwargs)
+    originals = look_at_originals(bound_subject)
+    if not nesting.layers:
+        return un_nested(bound_subject, settings, session)
+    try:
+        facts = session.profile_of(bound_subject)
+    except Exception as error:
+        return fails_when_traced(bound_subject, nesting, error, settings)
+    found = observe(bound_subject, facts, nesting, settings.donate)
+    violations, limit = judge(bound_subject, facts, found, settings, session, originals)
+    return conclude(bound_subject, facts, found, violations, limit, session)
+
+
+def look_at_originals(subject: Subject) -> Originals:
+    """Facts of the user's own objects. Raises `CheckError` where they hold tracers or deleted arrays already."""
+    seen = walk([*subject.roots(subject.state), *zip(subject.input_names, subject.inputs, strict=False)])
+    if seen.tracers:
+        paths = ", ".join(found.path for found in seen.tracers[:3])
+        raise CheckError(
+            f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there. "
+            "Build the module inside the test, outside any transform"
+        )
+    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    for path, array in [*leaves, *seen.arrays]:
+        if isinstance(array, jax.Array) and array.is_deleted():
+            raise CheckError(f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test")
+        if isinstance(array, jax.ShapeDtypeStruct):
+            raise CheckError(f"{path} is a jax.ShapeDtypeStruct: build the module with real arrays, the program is run")
+    views = [(path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray)]
+    return Originals(shared_buffers([read_leaf(*leaf) for leaf in leaves]), foreign_views(leaves, views))
+
+
+def un_nested(subject: Subject, settings: Settings, session: Session) -> Call:
+    """The call as the user made it, on a copy of the state."""
+    found = observe(subject, None, Nesting(), settings.donate)
+    violations = tracers(found) if "tracers" in settings.invariants and found.leaks and found.error is None else ()
+    if found.error is not None:
+        return fails_un_nested(subject, found.error, found, settings)
+    try:
+        session.profile_of(subject)
+    except Exception:
+        # Python control flow on values, say: the call holds as it is, and the nestings will tell.
+        pass
+    if not violations:
+        session.write_back(subject, found)
+    verdict = Outcome(Nesting(), "violated" if violations else "held", violations)
+    return Call(subject.outbox.rebuild(found.output), verdict)
+
+
+def fails_when_traced(subject: Subject, nesting: Nesting, error: Exception, settings: Settings) -> Call:
+    """A call that raises under any trace: the user's exception, unless it left tracers as well."""
+    found = observe(subject, UNKNOWN, nesting, "none")
+    violations = tracers(found) if "tracers" in settings.invariants and found.leaks else ()
+    if not violations:
+        return failed(subject, nesting, error, found)
+    own = ("raises", explain.first_line(error))
+    violations = tuple(replace(each, details=(*each.details, own)) for each in violations)
+    return Call(None, Outcome(nesting, "violated", violations), error)
+
+
+def fails_un_nested(subject: Subject, error: Exception, found: Observation, settings: Settings) -> Call:
+    """A call that raises un-nested: the user's exception, unless a plain jit of it leaves tracers as well.
+
+    Flax 0.12 refuses ``self.last = y`` on a field that was `None` when it is called eagerly, and lets the tracer in under a jit.
+    """
+    if "jit" in settings.transforms:
+        traced = fails_when_traced(subject, Nesting((Layer("jit"),)), error, settings)
+        if traced.outcome.verdict == "violated":
+            return traced
+    return failed(subject, Nesting(), error, found)
+
+
+def judge(
+    subject: Subject, facts: Profile, found: Observation, settings: Settings, session: Session, originals: Originals
+) -> tuple[tuple[Violation, ...], Bound | None]:
+    """The violations of the invariants that are asked for, and the bound on the memory."""
+    violations: tuple[Violation, ...] = ()
+    limit = None
+    if "tracers" in settings.invariants:
+        violations += tracers(found)
+    if found.memory is not None and found.error is None:
+        baseline = session.baseline_of(subject, settings.donate)
+        if baseline is not None:
+            limit = bound(found, facts, baseline, settings.memory_budget)
+            if "memory" in settings.invariants:
+                violations += memory(found, facts, limit)
+    if "donation" in settings.invariants:
+        types = tuple(map(describe, facts.out))
+        nans = bool(jax.config.jax_debug_nans)
+        violations += donation(found, originals.shared, originals.views, types, nans)
+    return violations, limit
+
+
+def conclude(
+    subject: Subject, facts: Profile, found: Observation, violations: tuple[Violation, ...], limit: Bound | None, session: Session
+) -> Call:
+    """The verdict of a nesting."""
+    if found.error is not None and not violations:
+        if refused(found):
+            return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
+        return failed(subject, found.nesting, found.error, found)
+    outcome = Outcome(
+        nesting=found.nesting,
+        verdict="violated" if violations else "held",
+        violations=violations,
+        peak=found.memory.peak if found.memory else None,
+        budget=limit.budget if limit else None,
+        notes=notes(subject, facts, found),
+    )
+    if found.error is not None or found.leaks:
+        return Call(None, outcome)
+    session.write_back(subject, found)
+    return Call(subject.outbox.rebuild(found.output), outcome)
+
+
+def refused(found: Observation) -> bool:
+    """Whether flax refused a closure layer and left everything clean; without one the exception is the module's own."""
+    captures = any(layer.captures for layer in found.nesting.layers)
+    return captures and compat.is_refusal(found.error) and not found.leaks
+
+
+def notes(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
+    """Facts worth telling that are not judged."""
+    texts = []
+    if found.dropped and found.error is None:
+        leak = found.dropped[0]
+        texts.append(f"{leak.layer} left tracers in {leak.path} of the module merged inside; they died with it")
+    if facts.inner_donations and any(layer.transform == "jit" for layer in found.nesting.layers):
+        texts.append(f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence")
+    texts += [f"{path} took another leaf's buffer" for path in permuted(found)]
+    return tuple(texts)
+
+
+def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observation | None) -> Call:
+    """The user's own exception, with what we know of it as notes."""
+    outcome = Outcome(nesting, "failed", reason=explain.first_line(error), notes=explain.causes(subject, error, found))
+    return Call(None, outcome, error)

@@ -1,0 +1,106 @@
+"""What a jaxpr hands through: which of its outputs are one of its inputs, whatever equations lie between.
+
+A leaf that is rewritten with its own value (an inner `nnx.scan` or `nnx.remat` does that) is not changed: counting it would
+excuse the very copies of google/flax#4871.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pytest_nnxcheck import compat
+
+Sources = tuple[int | None, ...]
+"""For each output, the number of the input it is; None where it is computed."""
+
+CALLS = frozenset(
+    {"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+    | {"custom_vjp_call_jaxpr", "custom_lin"}
+)
+COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name"})
+
+
+def sources(jaxpr: Any) -> Sources:
+    """Follow every output of a jaxpr back to an input. An unknown equation computes, which is the safe side."""
+    known: dict[int, int] = {id(var): number for number, var in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
+            origin = None if operand is None else known.get(id(eqn.invars[operand]))
+            if origin is not None:
+                known[id(var)] = origin
+    return tuple(known.get(id(var)) for var in jaxpr.outvars)
+
+
+def handed_through(eqn: Any) -> Sources:
+    """For each output of an equation, the number of the operand it is."""
+    name = eqn.primitive.name
+    nothing: Sources = (None,) * len(eqn.outvars)
+    if name in COPIES:
+        return tuple(range(len(eqn.outvars)))
+    rule = RULES.get(name, of_call if name in CALLS else None)
+    found = rule(eqn) if rule else nothing
+    return found if len(found) == len(nothing) else nothing
+
+
+def of_call(eqn: Any) -> Sources:
+    inner = next(inner_jaxprs(eqn), None)
+    return sources(inner) if inner is not None and len(inner.invars) == len(eqn.invars) else ()
+
+
+def of_scan(eqn: Any) -> Sources:
+    """A carry that its body hands on is the operand; a stacked output that is the slice of a scanned input is that input."""
+    body = sources(compat.open_jaxpr(eqn.params["jaxpr"]))
+    consts, carry = compat.scan_layout(eqn)
+    kept = tuple(consts + k if body[k] == consts + k else None for k in range(carry))
+    stacked = tuple(source if source is not None and source >= consts + carry else None for source in body[carry:])
+    return kept + stacked
+
+
+def of_while(eqn: Any) -> Sources:
+    body = sources(compat.open_jaxpr(eqn.params["body_jaxpr"]))
+    consts, before = eqn.params["body_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+    return tuple(before + k if source == consts + k else None for k, source in enumerate(body))
+
+
+def of_cond(eqn: Any) -> Sources:
+    branches = [sources(compat.open_jaxpr(branch)) for branch in eqn.params["branches"]]
+    return tuple(each[0] + 1 if each[0] is not None and len(set(each)) == 1 else None for each in zip(*branches, strict=True))
+
+
+RULES: dict[str, Callable[[Any], Sources]] = {"scan": of_scan, "while": of_while, "cond": of_cond}
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            opened = compat.open_jaxpr(item)
+            if hasattr(opened, "eqns") and hasattr(opened, "invars"):
+                yield opened
+
+
+def all_jaxprs(closed: Any) -> Iterator[Any]:
+    """A closed jaxpr and every jaxpr inside it, with their constants where they have any."""
+    yield closed
+    for eqn in compat.open_jaxpr(closed).eqns:
+        for value in eqn.params.values():
+            for item in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(compat.open_jaxpr(item), "eqns"):
+                    yield from all_jaxprs(item)
+
+
+def inner_donations(closed: Any) -> int:
+    """How many operands an inner jit asks to donate: an outer jit drops that in silence."""
+    return sum(
+        sum(eqn.params.get("donated_invars", ()))
+        for jaxpr in all_jaxprs(closed)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
+        if eqn.primitive.name in CALLS
+    )
+
+
+def constants(closed: Any) -> list[Any]:
+    """The arrays that a jaxpr captured, each once."""
+    found = {id(const): const for jaxpr in all_jaxprs(closed) for const in getattr(jaxpr, "consts", ()) or ()}
+    return [const for const in found.values() if hasattr(const, "nbytes")]

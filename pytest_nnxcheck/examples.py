@@ -1,0 +1,362 @@
+"""Turns a test into a hypothesis test over nestings: the sweep, the drawn nestings, the memo of verdicts. No pytest in it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from types import MethodType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import compat, report, strategies
+from pytest_nnxcheck.failures import one_line, passes_through, plainest
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.verdicts import ERRORS, CheckError, InvariantViolation, NestingRejected, Outcome
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.check import Call, Session
+
+ARGUMENT = "nnx_nesting"
+"""The name under which hypothesis passes the nesting: no fixture of a user is called so."""
+
+_RANK = ("held", "rejected", "failed", "violated")
+_active: ContextVar[Active] = ContextVar("nnxcheck_active")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """An explicit example: the un-nested call, then these nestings, one after the other."""
+
+    amount: str
+    nestings: tuple[Nesting, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<the {self.amount} sweep>"
+
+
+class Run:
+    """Everything that one marked test, or one `check`, learns while its nestings run.
+
+    ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example.
+    """
+
+    def __init__(self, settings: Settings, *, test_id: str = "", options: str = "", remember: bool = True) -> None:
+        self.settings = settings
+        self.session: Session = engine().Session()
+        self.outcomes: dict[Nesting, Outcome] = {}
+        self.exclusions = strategies.Exclusions()
+        self.notes: list[str] = []
+        self.problem = ""
+        self._identity = (test_id, options)
+        self._remember = remember
+        self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
+        self._raised: dict[int, Nesting] = {}
+
+    def report(self) -> report.Report:
+        """What is known so far, as data."""
+        test_id, options = self._identity
+        return report.Report(tuple(self.outcomes.values()), self.settings, tuple(self.notes), test_id, options)
+
+    def forget(self) -> None:
+        """Drop the memo: its exceptions hold frames, and those hold tracers."""
+        self._memo.clear()
+        self._raised.clear()
+
+    def nesting_of(self, error: BaseException) -> Nesting:
+        """The nesting under which an exception was raised; un-nested if it is none of ours."""
+        return self._raised.get(id(error), Nesting())
+
+    def record(self, outcome: Outcome) -> None:
+        """Keep the worst verdict of a nesting, and its highest peak."""
+        known = self.outcomes.get(outcome.nesting)
+        self.outcomes[outcome.nesting] = outcome if known is None else _worse(known, outcome)
+
+    def execute(self, nesting: Nesting, body: Callable[[], object]) -> None:
+        """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
+        __tracebackhide__ = True
+        if not self._remember or nesting not in self._memo:
+            error = self._attempt(nesting, body)
+            self._raised[id(error)] = nesting
+            self._memo[nesting] = None if error is None else (error, error.__traceback__)
+        answer = self._memo[nesting]
+        if answer is not None:
+            # Each raise prepends frames: from a fresh start, hypothesis sees the same error every time.
+            raise answer[0].with_traceback(answer[1])
+
+    def _attempt(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        active = Active(self, nesting)
+        token = _active.set(active)
+        try:
+            self.session.begin_example()
+            body()
+        except NestingRejected:
+            return None
+        except BaseException as error:
+            if passes_through(error):
+                raise
+            self._note_failure(active, error)
+            return error
+        finally:
+            _active.reset(token)
+            self.session.end_example()
+        # A body may swallow the exception, in its own ``pytest.raises(Exception)`` say: the violation stays.
+        return active.violation
+
+    def _note_failure(self, active: Active, error: BaseException) -> None:
+        if isinstance(error, InvariantViolation | CheckError):
+            return
+        reason = one_line(error)
+        known = self.outcomes.get(active.nesting, Outcome(active.nesting, "held"))
+        self.record(Outcome(active.nesting, "failed", reason=reason, peak=known.peak, budget=known.budget))
+        if active.nesting.layers:
+            own = error is not active.error
+            error.add_note(report.failed_note(self.report(), self.outcomes[active.nesting], own=own))
+
+    def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
+        """Run one example of hypothesis: a drawn nesting, or the sweep."""
+        __tracebackhide__ = True
+        if self.problem:
+            return
+        if isinstance(case, Sweep):
+            self._sweep(case, body)
+            return
+        self.execute(case, body)
+        if self.outcomes.get(case, Outcome(case, "held")).verdict == "rejected":
+            hypothesis.event("rejected by flax")
+
+    def _sweep(self, case: Sweep, body: Callable[[], object]) -> None:
+        __tracebackhide__ = True
+        errors = [error for error in self._sweep_errors(case, body) if error is not None]
+        if self._remember:
+            # With the user's own arguments, what held was held for one value of them only.
+            self.exclusions = replace(self.exclusions, swept=strategies.swept_layers(self.settings))
+        if errors:
+            error = plainest(errors, self.nesting_of)
+            raise error.with_traceback(error.__traceback__)
+
+    def _sweep_errors(self, case: Sweep, body: Callable[[], object]) -> Iterator[BaseException | None]:
+        __tracebackhide__ = True
+        if case.amount != "replay":
+            un_nested = self._error(Nesting(), body)
+            if un_nested is not None and not isinstance(un_nested, InvariantViolation):
+                raise un_nested.with_traceback(un_nested.__traceback__)
+            yield un_nested
+            if not self.outcomes:
+                self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+                return
+            self._look_for_added_state()
+        for nesting in case.nestings:
+            if case.amount == "replay" or not self._ruled_out(nesting):
+                yield self._error(nesting, body)
+                self._look_for_refusal(nesting)
+
+    def _error(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        try:
+            self.execute(nesting, body)
+        except CheckError:
+            raise
+        except BaseException as error:
+            if passes_through(error):
+                raise
+            return error
+        return None
+
+    def _look_for_added_state(self) -> None:
+        if self.session.adds_state and not self.exclusions.adds_state:
+            self.exclusions = replace(self.exclusions, adds_state=True)
+            stuck = [name for name in strategies.STATE_BOUND if name in self.settings.transforms]
+            if stuck and "argument" in self.settings.styles:
+                self.notes.append(f"the call adds state, which no loop can carry: argument {', '.join(stuck)} left out")
+
+    def _look_for_refusal(self, nesting: Nesting) -> None:
+        """A closure style is refused as a whole by its first nesting, which is its probe."""
+        outcome = self.outcomes.get(nesting)
+        style = nesting.layers[0].style if len(nesting) == 1 else "argument"
+        if outcome is None or outcome.verdict != "rejected" or not style.endswith("closure"):
+            return
+        if style not in self.exclusions.refused and nesting in set(strategies.probes(self.settings)):
+            self.exclusions = replace(self.exclusions, refused=self.exclusions.refused | {style})
+            self.notes.append(f"{style} refused by flax ({nesting}: {outcome.reason}), drawn no more")
+
+    def _ruled_out(self, nesting: Nesting) -> bool:
+        """Whether the nesting cannot work; a refused style is answered as rejected, without running."""
+        for layer in nesting.layers:
+            if layer.style in self.exclusions.refused:
+                self.outcomes.setdefault(
+                    nesting, Outcome(nesting, "rejected", reason=f"not run: {layer.style} is refused")
+                )
+                return True
+        return not all(self.exclusions.allows(layer) for layer in nesting.layers)
+
+    def finish(self) -> str:
+        """What is wrong with a run in which nothing failed; empty if nothing is."""
+        if self.problem:
+            return self.problem
+        if not self.outcomes:
+            return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+        if report.nothing_checked(self.outcomes.values()):
+            reasons = dict.fromkeys(o.reason for o in self.outcomes.values() if o.verdict == "rejected")
+            styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
+            return f"{report.NOTHING}: flax rejected every nesting ({next(iter(reasons))}), {styles}"
+        return ""
+
+
+class Active:
+    """One execution of a test body under one nesting; wrapped objects report to it."""
+
+    def __init__(self, run: Run, nesting: Nesting) -> None:
+        self.run = run
+        self.nesting = nesting
+        self.violation: InvariantViolation | None = None
+        self.error: BaseException | None = None
+
+    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the subject under the nesting. Raises a violation, a rejection, or the user's own exception."""
+        __tracebackhide__ = True
+        run = self.run
+        call = engine().check_call(
+            subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session
+        )
+        self._settle(call)
+        return call.output
+
+    def _settle(self, call: Call) -> None:
+        __tracebackhide__ = True
+        outcome = call.outcome
+        self.run.record(outcome)
+        if outcome.verdict == "failed" and call.error is not None:
+            self.error = call.error
+            raise call.error.with_traceback(call.error.__traceback__)
+        if outcome.verdict == "violated":
+            self.violation = ERRORS[outcome.violations[0].invariant](report.headline(outcome), outcome)
+            raise self.violation from call.error
+        if outcome.verdict == "rejected":
+            if self.run.settings.on_rejection == "report":
+                raise NestingRejected(outcome)
+            self.violation = InvariantViolation(report.headline(outcome), outcome)
+            raise self.violation
+
+
+def active() -> Active | None:
+    """The execution that is going on, if any."""
+    return _active.get(None)
+
+
+def engine() -> Any:
+    """The module that runs one call. Late, since it imports jax."""
+    package = sys.modules["pytest_nnxcheck"]
+    module = importlib.import_module("pytest_nnxcheck.check")
+    # Importing a submodule binds its name in the package, where ``check`` is the public function.
+    vars(package).pop("check", None)
+    return module
+
+
+def build(
+    test: Callable[..., Any], run_of: Callable[[bool], Run], passed: Collection[str]
+) -> tuple[Callable[..., Any], Run]:
+    """A hypothesis test that runs ``test`` under generated nestings, and the run that collects what they do.
+
+    ``passed`` names the arguments that pytest passes; ``run_of`` is told whether a nesting is the whole example.
+    """
+    function = getattr(test, "__func__", test)
+    parts = compat.hypothesis_test(function)
+    run = run_of(parts.drawn is None)
+    inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
+    explicit = _explicit(parts, run.settings)
+    built = _settings(parts, run.settings, swept=bool(explicit))(inner)
+    built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: _strategy(run)})(built)
+    for example in reversed(explicit):
+        built = example(built)
+    return (MethodType(built, test.__self__) if function is not test else built), run  # type: ignore[attr-defined]
+
+
+def _inner(parts: compat.HypothesisTest, run: Run, names: Collection[str], *, bound: bool) -> Callable[..., None]:
+    """The body with one more argument, the nesting; what pytest does not pass is left to the body's own defaults."""
+
+    def inner(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        case = kwargs.pop(ARGUMENT)
+        run.example(case, functools.partial(parts.body, *args, **kwargs))
+
+    functools.update_wrapper(inner, parts.body, updated=())
+    vars(inner).update(parts.attributes)
+    own = list(inspect.signature(parts.body).parameters.values())
+    kept = [p.replace(default=p.empty) for p in own[bound:] if p.name in names and p.default is p.empty]
+    nesting = inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
+    inner.__signature__ = inspect.Signature([*own[:bound], *kept, nesting])  # type: ignore[attr-defined]
+    return inner
+
+
+def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
+    if run.settings.nesting is not None:
+        return st.just(run.settings.nesting)
+    return strategies.nestings(run.settings, lambda: run.exclusions)
+
+
+def _settings(parts: compat.HypothesisTest, settings: Settings, *, swept: bool) -> hypothesis.settings:
+    """The user's hypothesis settings, for examples that compile.
+
+    No deadline: the first call compiles. No explain phase: it runs a failing example about 40 times more.
+    """
+    base: Any = parts.settings or hypothesis.settings.default
+    phases = [phase for phase in base.phases if phase is not Phase.explain]
+    changed: dict[str, Any] = {"deadline": None}
+    if parts.drawn is None:
+        # Nothing of the user's is drawn: the health checks and the blob would be about our strategy.
+        changed |= {"print_blob": False, "suppress_health_check": list(HealthCheck)}
+        draws = settings.nesting is None and strategies.draws_any(settings)
+        phases = [Phase.explicit, *(phase for phase in phases if draws and phase is not Phase.explicit)]
+    elif settings.nesting is None and swept and settings.max_examples == 0:
+        phases = [Phase.explicit]
+    if settings.nesting is None:
+        changed["max_examples"] = max(settings.max_examples, 1)
+    return hypothesis.settings(base, phases=phases, **changed)
+
+
+def _explicit(parts: compat.HypothesisTest, settings: Settings) -> list[hypothesis.example]:
+    """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
+    full = Sweep(settings.sweep, tuple(strategies.sweep(settings)))
+    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes"))))
+    if settings.nesting is not None:
+        full = again = Sweep("replay", (settings.nesting,))
+    if not parts.drawn:
+        return [hypothesis.example(**{ARGUMENT: full})]
+    if not parts.examples:
+        values = _simplest(parts.drawn)
+        return [] if values is None else [hypothesis.example(**values, **{ARGUMENT: full})]
+    cases = [full] + [again] * (len(parts.examples) - 1)
+    return [_with_nesting(example, case, parts) for example, case in zip(parts.examples, cases, strict=True)]
+
+
+def _with_nesting(example: Any, case: Sweep, parts: compat.HypothesisTest) -> hypothesis.example:
+    names = [p.name for p in inspect.signature(parts.body).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    values = dict(zip(names[-len(example.args) :], example.args, strict=True)) if example.args else example.kwargs
+    made = hypothesis.example(**values, **{ARGUMENT: case})
+    return made if example.raises is None else made.xfail(reason=example.reason or "", raises=example.raises)
+
+
+def _simplest(drawn: dict[str, Any]) -> dict[str, Any] | None:
+    """The simplest value of each strategy; none with `st.data()`, which cannot be an explicit argument."""
+    if any(strategy == st.data() for strategy in drawn.values()):
+        return None
+    quiet = hypothesis.settings(database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    try:
+        return dict(hypothesis.find(st.fixed_dictionaries(drawn), lambda _: True, settings=quiet))
+    except Exception:  # noqa: BLE001 - the user's strategies are at fault, and hypothesis says so best, in the test
+        return None
+
+
+def _worse(known: Outcome, new: Outcome) -> Outcome:
+    worst = max(known, new, key=lambda outcome: _RANK.index(outcome.verdict))
+    measured = report.worst_peak([known, new]) or worst
+    notes = tuple(dict.fromkeys([*known.notes, *new.notes]))
+    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes)

@@ -1,0 +1,306 @@
+"""The HLO module of a compiled program, read from its serialized proto: instructions, shapes, source lines, origins.
+
+The reader of the protobuf wire format is our own: it keeps what it does not know, so that a new field in a new jaxlib
+costs nothing. Field numbers are those of ``xla/service/hlo.proto`` and ``xla/xla_data.proto``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pytest_nnxcheck.compat import _is_library_file
+
+Message = dict[int, list["int | memoryview"]]
+"""Field number to the values of that field, in the order of the wire."""
+
+Position = tuple[int, tuple[int, ...]]
+"""A value: the id of the instruction that gives it, and the index into that instruction's tuple shape."""
+
+DTYPES = (
+    "invalid bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 tuple opaque complex64 "
+    "bfloat16 token complex128 float8_e5m2 float8_e4m3fn int4 uint4 float8_e4m3b11fnuz float8_e5m2fnuz "
+    "float8_e4m3fnuz int2 uint2 float8_e4m3 float8_e3m4 int1 uint1 float4_e2m1fn float8_e8m0fnu"
+).split()
+"""XLA's ``PrimitiveType``, by number, in the names of jax."""
+
+_FIXED = {1: 8, 5: 4}
+_GROUPS = (3, 4, 6, 7)
+
+
+class MalformedProto(ValueError):
+    """The bytes are no message of the kind that was expected."""
+
+
+def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The number that starts at an offset, and the offset after it. Raises `MalformedProto`."""
+    number = 0
+    for place, byte in enumerate(data[at : at + 10]):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number, at + place + 1
+    raise MalformedProto("a number has no end")
+
+
+def fields(data: bytes | memoryview) -> Message:
+    """One message, its nested messages still serialized. Raises `MalformedProto`."""
+    view, at, end, found = memoryview(data), 0, len(data), Message()
+    while at < end:
+        # Most numbers are one byte long, and a call for each would double the time.
+        key, at = (view[at], at + 1) if view[at] < 0x80 else varint(view, at)
+        kind, value = key & 7, view
+        if kind in _FIXED:
+            size = _FIXED[kind]
+        else:
+            size, at = (view[at], at + 1) if at < end and view[at] < 0x80 else varint(view, at)
+        if kind != 0:
+            value, at = view[at : at + size], at + size
+        if at > end or kind in _GROUPS:
+            raise MalformedProto("a field reaches past the end")
+        found.setdefault(key >> 3, []).append(value if kind else size)
+    return found
+
+
+def number(message: Message, field: int, default: int = 0) -> int:
+    """A number, the last one given as protobuf has it. Raises `MalformedProto`."""
+    value = message[field][-1] if field in message else default
+    if not isinstance(value, int):
+        raise MalformedProto(f"field {field} is not a number")
+    return value
+
+
+def raw(message: Message, field: int) -> memoryview:
+    """A nested message, still serialized; an empty one where there is none. Raises `MalformedProto`."""
+    value = message[field][-1] if field in message else memoryview(b"")
+    if isinstance(value, int):
+        raise MalformedProto(f"field {field} is a number")
+    return value
+
+
+def text(message: Message, field: int) -> str:
+    """A string. Raises `MalformedProto`."""
+    return bytes(raw(message, field)).decode(errors="replace")
+
+
+def messages(message: Message, field: int) -> Iterator[Message]:
+    """Nested messages, read. Raises `MalformedProto`."""
+    for value in message.get(field, ()):
+        yield fields(raw({field: [value]}, field))
+
+
+def numbers(message: Message, field: int) -> tuple[int, ...]:
+    """Repeated numbers, packed or not. Raises `MalformedProto`."""
+    found: list[int] = []
+    for value in message.get(field, ()):
+        if isinstance(value, int):
+            found.append(value)
+            continue
+        at = 0
+        while at < len(value):
+            one, at = varint(value, at)
+            found.append(one)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array shape; ``order`` is the layout, minor to major, of the axes longer than one."""
+
+    dtype: str
+    dimensions: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dimensions))}]"
+
+    @property
+    def elements(self) -> int:
+        """How many elements an array of this shape has."""
+        return math.prod(self.dimensions)
+
+    @property
+    def size(self) -> int:
+        """The bytes of an array of this shape: every dtype but bool says its bits."""
+        bits = re.search(r"\d+", self.dtype)
+        return -(-self.elements * int(bits[0] if bits else 8) // 8)
+
+    @classmethod
+    @functools.lru_cache(maxsize=4096)
+    def read(cls, data: bytes, index: tuple[int, ...]) -> Shape:
+        """The shape at an index of a tuple shape. Raises `MalformedProto` or `IndexError`."""
+        message = fields(data)
+        for part in index:
+            message = fields(raw({4: [message[4][part]]}, 4))
+        kind, dimensions = number(message, 2), numbers(message, 3)
+        order = numbers(fields(raw(message, 5)), 1)
+        dtype = DTYPES[kind] if kind < len(DTYPES) else f"type{kind}"
+        return cls(dtype, dimensions, tuple(axis for axis in order if dimensions[axis] != 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction; shape and metadata stay serialized until somebody asks."""
+
+    id: int
+    opcode: str
+    computation: int
+    operands: tuple[int, ...]
+    called: tuple[int, ...]
+    parameter: int
+    tuple_index: int
+    shape: memoryview
+    metadata: memoryview
+
+    @classmethod
+    def read(cls, message: Message, computation: int) -> Instruction:
+        """One ``HloInstructionProto``. Raises `MalformedProto`."""
+        return cls(
+            id=number(message, 35),
+            opcode=text(message, 2),
+            computation=computation,
+            operands=numbers(message, 36),
+            called=numbers(message, 38),
+            parameter=number(message, 9),
+            tuple_index=number(message, 13),
+            shape=raw(message, 3),
+            metadata=raw(message, 7),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A compiled program: its instructions by id, and the root and the callers of each computation by its id."""
+
+    instructions: dict[int, Instruction]
+    roots: dict[int, int]
+    callers: dict[int, list[Instruction]]
+    entry: int
+    frames: Message
+
+    @classmethod
+    def read(cls, data: bytes) -> Module:
+        """One ``HloModuleProto``. Raises `MalformedProto`."""
+        message = fields(data)
+        computations = tuple(messages(message, 3))
+        roots = {number(each, 5): number(each, 6) for each in computations}
+        read = [Instruction.read(one, number(each, 5)) for each in computations for one in messages(each, 2)]
+        callers: dict[int, list[Instruction]] = {}
+        for instruction in read:
+            for computation in instruction.called:
+                callers.setdefault(computation, []).append(instruction)
+        return cls({one.id: one for one in read}, roots, callers, number(message, 6), fields(raw(message, 17)))
+
+    def shape(self, position: Position) -> Shape:
+        """The shape of a value. Raises `LookupError` or `MalformedProto`."""
+        return Shape.read(bytes(self.instructions[position[0]].shape), position[1])
+
+    def operation(self, instruction: Instruction) -> str:
+        """The opcode; of a fusion or call, which says nothing, jax's own name or else what its result comes out of."""
+        seen: set[int] = set()
+        while instruction.opcode in ("fusion", "call") and instruction.id not in seen:
+            seen.add(instruction.id)
+            name = text(fields(instruction.metadata), 2).rpartition("/")[2]
+            if name:
+                return name
+            instruction = self.instructions[self.roots[instruction.called[0]]]
+        return instruction.opcode
+
+    def source(self, instruction: Instruction) -> str:
+        """``path:line`` of the user's innermost frame, empty where XLA inserted the instruction."""
+        metadata = fields(instruction.metadata)
+        stack = list(self._stack(number(metadata, 15)))
+        if not stack and number(metadata, 4):
+            stack = [(text(metadata, 3), number(metadata, 4))]
+        lines = [f"{path}:{line}" for path, line in stack if not _is_library_file(path)]
+        return lines[0] if lines else ""
+
+    def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
+        """Path and line of each frame, innermost first. Frames count from one and name their parent; zero ends."""
+        files, locations, frames = self.frames.get(1, []), self.frames.get(3, []), self.frames.get(4, [])
+        for _ in frames:
+            if not 0 < frame <= len(frames):
+                return
+            one = fields(raw({1: [frames[frame - 1]]}, 1))
+            location = fields(raw({1: [locations[number(one, 1) - 1]]}, 1))
+            yield text({1: [files[number(location, 1) - 1]]}, 1), number(location, 3)
+            frame = number(one, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a value is made of: the entry parameters it reaches, whether by copies only, and the values on the way."""
+
+    parameters: frozenset[int]
+    copied: bool
+    through: frozenset[Position]
+
+
+def origin(module: Module, position: Position) -> Origin:
+    """Follow a value back through copies to the entry parameters. Loops end: no value is visited twice."""
+    parameters: set[int] = set()
+    copied, seen, ahead = True, {position}, [position]
+    while ahead:
+        at = ahead.pop()
+        instruction = module.instructions[at[0]]
+        if instruction.opcode == "parameter" and instruction.computation == module.entry:
+            parameters.add(instruction.parameter)
+            continue
+        before = _copied_from(module, instruction, at[1])
+        copied = copied and before is not None
+        fresh = set(before or ()) - seen
+        seen |= fresh
+        ahead += fresh
+    return Origin(frozenset(parameters), copied, frozenset(seen))
+
+
+def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
+    """The values that a value is a copy of; none for a constant fill, `None` for a value that is computed here."""
+    operands = instruction.operands
+    match instruction.opcode:
+        case "tuple":
+            return [(operands[index[0]], index[1:])]
+        case "get-tuple-element":
+            return [(operands[0], (instruction.tuple_index, *index))]
+        case "bitcast" | "reshape" | "dynamic-slice" | "optimization-barrier":
+            return [(operands[0], index)]
+        case "copy" | "broadcast":
+            return _same_elements(module, instruction)
+        case "dynamic-update-slice":
+            return [(operands[0], index), (operands[1], index)]
+        case "while":
+            return [(operands[0], index), (module.roots[instruction.called[0]], index)]
+        case "fusion" | "call" | "conditional":
+            return [(module.roots[computation], index) for computation in instruction.called]
+        case "parameter":
+            return _passed(module, instruction, index)
+        case "constant":
+            return []
+    return None
+
+
+def _same_elements(module: Module, instruction: Instruction) -> Iterable[Position] | None:
+    """A copy that changes the layout is a transpose; a broadcast copies one number, or adds axes of length one."""
+    operand = (instruction.operands[0], ())
+    before, after = module.shape(operand), module.shape((instruction.id, ()))
+    same = before.order == after.order if instruction.opcode == "copy" else before.elements in (1, after.elements)
+    return [operand] if same else None
+
+
+def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
+    """What the callers of a computation hand to one of its parameters."""
+    found: list[Position] = []
+    for caller in module.callers.get(parameter.computation, ()):
+        match caller.opcode:
+            case "while":
+                found += [(caller.operands[0], index), (module.roots[caller.called[0]], index)]
+            case "fusion" | "call":
+                found.append((caller.operands[parameter.parameter], index))
+            case "conditional":
+                branches = zip(caller.operands[1:], caller.called, strict=False)
+                found += [(given, index) for given, branch in branches if branch == parameter.computation]
+            case _:
+                return None
+    return found or None

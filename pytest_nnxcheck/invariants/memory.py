@@ -1,0 +1,117 @@
+"""Peak memory stays within its bound, and no program holds a second copy of its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_nnxcheck.buffers import Buffer, Memory, state_copies
+from pytest_nnxcheck.observe import Observation
+from pytest_nnxcheck.profile import Profile
+from pytest_nnxcheck.program import factor
+from pytest_nnxcheck.report import format_bytes
+from pytest_nnxcheck.settings import Budget
+from pytest_nnxcheck.verdicts import Violation
+
+FLOOR = 64 * 1024
+"""Bytes that are never reported: below them a program has nothing to win."""
+
+DEFAULT_FACTOR = 2
+"""Of the expected peak. No healthy model of 48 passed 1.18 of it in 1131 nested programs, on any version."""
+
+COPY_SHARE = 0.75
+"""Of the state's bytes: healthy models copy half of theirs at most (a donated kernel that is still read)."""
+
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a nesting should cost, and what it may: bytes a device. ``origin`` says where the budget comes from."""
+
+    expected: int
+    budget: int
+    origin: str
+    default: bool
+
+
+def expected_peak(profile: Profile, baseline: Memory, axes: int) -> int:
+    """``R + (s-1)(i+o) + s(T+i+o+c)``: the un-nested program, and for each element of the axes one more call.
+
+    R is resident (arguments + outputs - aliased) and T temporary bytes of the un-nested jit, i and o its input and output
+    bytes, c the bytes of state that the call changes, s the product of the axes. Calibrated on 48 healthy models.
+    """
+    resident = baseline.arguments + baseline.outputs - baseline.aliased + baseline.constants
+    call = profile.input_bytes + profile.output_bytes
+    return resident + (axes - 1) * call + axes * (baseline.temporaries + call + profile.changed_bytes)
+
+
+def bound(observation: Observation, profile: Profile, baseline: Memory, budget: Budget | None) -> Bound:
+    """The bound of a nesting: the user's budget, else twice the expected peak plus 64 KiB."""
+    expected = expected_peak(profile, baseline, factor(observation.nesting))
+    if budget is None:
+        return Bound(expected, DEFAULT_FACTOR * expected + FLOOR, f"{DEFAULT_FACTOR}x the expected peak + 64 KiB, the default", True)
+    if budget.bytes is not None:
+        return Bound(expected, budget.bytes, "memory_budget", False)
+    return Bound(expected, round((budget.factor or 0) * expected), f"{budget} the expected peak", False)
+
+
+def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Violation, ...]:
+    """Violations of the bound; with the default bound also copies of the state and captured constants."""
+    used = observation.memory
+    if used is None:
+        return ()
+    found = []
+    copies = copied_state(observation, used)
+    size = sum(buffer.bytes for buffer in copies)
+    if used.peak > limit.budget:
+        found.append(f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit.budget)}")
+    if limit.default and size >= max(COPY_SHARE * profile.state_bytes, FLOOR):
+        found.append(f"the program holds {size / profile.state_bytes:.1f} more copies of its state at the peak")
+    if limit.default and captures(observation) and profile.constant_bytes >= FLOOR:
+        found.append(f"the call captures {format_bytes(profile.constant_bytes)} of constants")
+    if not found:
+        return ()
+    rows = [("", text) for text in found[1:]]
+    return (Violation("memory", found[0], (*rows, *details(observation, profile, used, limit)), hint(observation, copies)),)
+
+
+def captures(observation: Observation) -> bool:
+    """Whether constants of the program are the user's: a generated closure captures the state by construction."""
+    return not any(layer.captures for layer in observation.nesting.layers)
+
+
+def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
+    """Buffers that are a whole state leaf again; outputs only count where the state is donated, so that they need not exist."""
+    copies = state_copies(used, range(len(observation.parameters)))
+    return copies if observation.moves else tuple(buffer for buffer in copies if buffer.kind == "temporary")
+
+
+def details(observation: Observation, profile: Profile, used: Memory, limit: Bound) -> list[tuple[str, str]]:
+    parts = {"arguments": used.arguments, "outputs": used.outputs, "temporaries": used.temporaries, "constants": used.constants}
+    split = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    rows = [
+        ("peak", f"{format_bytes(used.peak)} = {split} - aliased {format_bytes(used.aliased)}"),
+        ("budget", f"{format_bytes(limit.budget)} ({limit.origin})"),
+        ("expected", f"{format_bytes(limit.expected)}   state {format_bytes(profile.state_bytes)}"),
+    ]
+    rows += [("buffer", describe(observation, buffer)) for buffer in largest(used)]
+    if profile.constant_bytes >= FLOOR:
+        rows += [("captured", name) for name in profile.constants[:SHOWN]]
+    return rows
+
+
+def largest(used: Memory) -> tuple[Buffer, ...]:
+    """The largest buffers that are not plain arguments: those are what the program was handed."""
+    return tuple(buffer for buffer in used.buffers if buffer.kind != "argument")[:SHOWN]
+
+
+def describe(observation: Observation, buffer: Buffer) -> str:
+    text = f"{format_bytes(buffer.bytes)} {buffer.kind} {buffer.shape} {buffer.operation}"
+    if buffer.parameter is not None and buffer.parameter < len(observation.parameters):
+        text += f"   {'copy' if buffer.whole else 'part'} of {observation.parameters[buffer.parameter]}"
+    return text + (f"   {buffer.source}" if buffer.source else "   (inserted by XLA, no line)")
+
+
+def hint(observation: Observation, copies: tuple[Buffer, ...]) -> str:
+    """Filled in by the causes that are known; empty where no advice is certain."""
+    return ""

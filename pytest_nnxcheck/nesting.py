@@ -1,0 +1,101 @@
+"""Layers and nestings: parse, format, order. Pure data, no jax."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TRANSFORMS = ("jit", "remat", "scan", "vmap", "while_loop", "eval_shape")
+"""The transforms, plainest first: hypothesis shrinks towards earlier entries."""
+
+STYLES = ("argument", "functional", "closure", "jax_closure")
+"""How a layer gets the module, plainest first."""
+
+CALL_FIRST = "call_first"
+"""The layer that calls the subject once before the inner program, in the same trace. It has no styles."""
+
+LAYER_NAMES = (*TRANSFORMS, CALL_FIRST)
+UN_NESTED = "un-nested"
+_LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")
+
+
+class NestingError(ValueError):
+    """A layer or nesting that cannot be read; the text names the nearest valid word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One transform in one style, written ``scan`` (argument is the default) or ``scan[functional]``."""
+
+    transform: str
+    style: str = "argument"
+
+    def __post_init__(self) -> None:
+        one_of("transform", self.transform, LAYER_NAMES)
+        one_of("style", self.style, STYLES)
+        if self.transform == CALL_FIRST and self.style != "argument":
+            raise NestingError(f"{CALL_FIRST} has no styles, write {CALL_FIRST!r} instead of '{self}'")
+
+    def __str__(self) -> str:
+        return self.transform if self.style == "argument" else f"{self.transform}[{self.style}]"
+
+    @property
+    def captures(self) -> bool:
+        """Whether the layer reaches the module by closure instead of being handed it."""
+        return self.style.endswith("closure")
+
+    @property
+    def plainness(self) -> tuple[int, int]:
+        """Sort key: earlier transforms and plainer styles first."""
+        return (STYLES.index(self.style), LAYER_NAMES.index(self.transform))
+
+    @classmethod
+    def parse(cls, text: str) -> Layer:
+        """Read one layer. Raises `NestingError`."""
+        match = _LAYER.fullmatch(text)
+        if match is None:
+            raise NestingError(f"{text.strip()!r} is not a layer, write 'scan' or 'scan[closure]'")
+        return cls(match["transform"], "argument" if match["style"] is None else match["style"])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Nesting:
+    """Layers from the outermost inwards, written ``jit > scan[closure] > remat``; none at all is ``un-nested``."""
+
+    layers: tuple[Layer, ...] = ()
+
+    def __str__(self) -> str:
+        return " > ".join(map(str, self.layers)) or UN_NESTED
+
+    def __repr__(self) -> str:
+        return f"Nesting.parse({str(self)!r})"
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def plainness(self) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+        """Sort key: fewer layers, then plainer styles, then earlier transforms."""
+        keys = tuple(layer.plainness for layer in self.layers)
+        return (len(keys), sum(style for style, _ in keys), keys)
+
+    @classmethod
+    def parse(cls, text: str) -> Nesting:
+        """Read a nesting. Raises `NestingError`."""
+        if not text.strip():
+            raise NestingError(f"an empty nesting, write {UN_NESTED!r} or layers such as 'jit > scan[closure]'")
+        if text.strip() == UN_NESTED:
+            return cls()
+        return cls(tuple(Layer.parse(part) for part in text.split(">")))
+
+
+def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
+    """Return the word if it is valid. Raises `NestingError` with the nearest valid word."""
+    valid = tuple(valid)
+    if word in valid:
+        return word
+    near = difflib.get_close_matches(word, valid, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(valid)}"
+    raise NestingError(f"unknown {kind} {word!r}, {hint}")

@@ -1,0 +1,178 @@
+"""Run one program once, and collect the facts it left: output or exception, tracers, memory, buffer moves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytest_nnxcheck import buffers, compat
+from pytest_nnxcheck.buffers import Memory
+from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
+from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.program import Guards, compose, stack_inputs, un_nest
+from pytest_nnxcheck.subject import Subject, copy
+from pytest_nnxcheck.walk import Found, walk
+
+UNUSABLE = "Some donated buffers were not usable"
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it."""
+
+    path: str
+    holder: str
+    kind: str
+    type: str
+    line: str
+    layer: Layer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The facts of one run; ``state`` is the copy that ran, ``parameters`` names the flat state parameters of the program.
+
+    ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note.
+    """
+
+    nesting: Nesting
+    state: Any
+    output: Any = None
+    error: Exception | None = None
+    leaks: tuple[Leak, ...] = ()
+    dropped: tuple[Leak, ...] = ()
+    mutated: tuple[tuple[Layer, str], ...] = ()
+    memory: Memory | None = None
+    parameters: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
+    reused: frozenset[int] = frozenset()
+
+
+def observe(subject: Subject, profile: Profile | None, nesting: Nesting, donate: str) -> Observation:
+    """Run the program of a nesting on a fresh copy of the state. The profile may be missing for the un-nested call only."""
+    state = copy(subject.state)
+    guards = Guards(subject)
+    memories: list[Memory] = []
+    root = Root(subject, profile, nesting, donate, lambda compiled: memories.append(buffers.read(compiled)))
+    program = subject.program if profile is None else compose(subject, profile, nesting, guards, root.jit)
+    inputs = stack_inputs(nesting, subject.inputs)
+    if donate == "all":
+        inputs = tuple(jnp.copy(leaf) for leaf in inputs)
+    before = root.donated(state, inputs)
+    places = walk(subject.roots(state)).places
+    output, error = run(program, state, inputs)
+    found = walk(subject.roots(state)).tracers
+    # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
+    leaks = tuple(leak(each, guards.culprit(each) or outermost(nesting)) for each in found)
+    dropped = () if found else tuple(leak(each, report.layer) for report in guards.reports for each in report.found)
+    after = {} if found or error else leaves_after(subject, state)
+    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if memories and not error and not found else ()
+    outputs = jax.tree.leaves(output) if not error else []
+    if found:
+        places.restore()
+        # The caches of jax compare static attributes: a tracer among them makes every later call raise.
+        jax.clear_caches()
+    return Observation(
+        nesting=nesting,
+        state=state,
+        output=None if error else un_nest(nesting, output),
+        error=error,
+        leaks=leaks,
+        dropped=dropped,
+        mutated=tuple(guards.mutated),
+        memory=memories[0] if memories else None,
+        parameters=root.parameters(state),
+        moves=moves,
+        reused=frozenset(pointer for array in outputs for pointer in read_leaf("", array).pointers),
+    )
+
+
+def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=UNUSABLE)
+            return jax.block_until_ready(program(state, *inputs)), None
+    except Exception as error:  # the user's code may raise anything
+        return None, error
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The jit of the outermost layer: donates, keeps unused parameters, and shows what it compiled.
+
+    ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and
+    flat parameter numbers line up with leaves.
+    """
+
+    subject: Subject
+    profile: Profile | None
+    nesting: Nesting
+    donate: str
+    on_compiled: Callable[[Any], None]
+
+    @property
+    def style(self) -> str | None:
+        """Style of the outermost layer if that is a jit."""
+        layers = self.nesting.layers
+        return layers[0].style if layers and layers[0].transform == "jit" else None
+
+    def jit(self, wrapper: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
+        state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
+        donated = (0,) if state_arguments and self.donate != "none" else ()
+        if self.donate == "all":
+            donated += tuple(range(state_arguments, state_arguments + len(self.subject.inputs)))
+        options = {"donate_argnums": donated} if donated else {}
+        program: Callable[..., Any] = compat.staged(wrapper, f, self.on_compiled, keep_unused=True, **options)
+        return program
+
+    def donated(self, state: Any, inputs: tuple[Any, ...]) -> list[Leaf]:
+        """The leaves that the root donates, before it does."""
+        leaves: list[Leaf] = []
+        if self.style is None or self.donate == "none" or self.profile is None:
+            return leaves
+        if self.style in ("argument", "functional"):
+            every = self.style == "argument"
+            leaves = [
+                read_leaf(self.subject.path(path), value)
+                for path, value in compat.raw_leaves(state)
+                if every or path in self.profile.changed
+            ]
+        if self.donate == "all":
+            leaves += [read_leaf(name, value) for name, value in zip(self.subject.input_names, inputs, strict=False)]
+        return leaves
+
+    def parameters(self, state: Any) -> tuple[str, ...]:
+        """Names of the program's flat state parameters, in order."""
+        if self.style not in ("argument", "functional") or self.profile is None:
+            return ()
+        paths = [path for path, _ in self.profile.state_leaves]
+        if self.style == "functional":
+            paths.sort(key=lambda path: path not in self.profile.changed)
+        return tuple(self.subject.path(path) for path in paths)
+
+
+def leaves_after(subject: Subject, state: Any) -> dict[str, Leaf]:
+    return {(name := subject.path(path)): read_leaf(name, value) for path, value in compat.raw_leaves(state)}
+
+
+def outermost(nesting: Nesting) -> Layer | None:
+    return nesting.layers[0] if nesting.layers else None
+
+
+def leak(found: Found, layer: Layer | None) -> Leak:
+    tracer = found.tracer
+    return Leak(
+        path=found.path,
+        holder=found.holder,
+        kind=compat.tracer_kind(tracer),
+        type=describe(tracer.aval),
+        line=compat.tracer_line(tracer),
+        layer=layer,
+    )

@@ -1,0 +1,313 @@
+"""The pytest plugin: options, marker, fixture, and hooks that delegate. PYTEST_DONT_REWRITE
+
+At load this imports pytest and the standard library only; jax, flax and hypothesis come with the first marked test.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import shlex
+import unittest
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_nnxcheck import settings as table
+from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.api import Wrapped
+    from pytest_nnxcheck.examples import Run
+
+FIXTURE = "nnx_wrap"
+TITLE = "nnx invariants"
+_given = pytest.StashKey[Mapping[str, Any]]()
+_settings = pytest.StashKey[Settings]()
+_unreported = pytest.StashKey[dict[str, "Run"]]()
+
+
+# --- options and configuration -------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the table."""
+    group = parser.getgroup("nnxcheck", "NNX invariant checks")
+    for name, option in OPTIONS.items():
+        # The default is None, or an ini value would never be read.
+        group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, metavar=option.metavar, help=option.help)
+        if option.everywhere:
+            parser.addini(f"nnx_{name}", option.help, type=_ini_type(option.kind), default=None)
+
+
+def _ini_type(kind: str) -> Any:
+    """The ini type that also takes the native value of a TOML file, where this pytest has one."""
+    if kind == "list":
+        return "args"
+    if pytest.version_tuple >= (9, 2):
+        return str | int
+    return "int" if kind == "number" and pytest.version_tuple >= (8, 4) else "string"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker; read command line and ini file, so that a bad value stops the run before it starts."""
+    config.addinivalue_line("markers", table.marker_line())
+    config.stash[_unreported] = {}
+    try:
+        config.stash[_given] = {**_from_ini(config), **_from_command_line(config)}
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _from_command_line(config: pytest.Config) -> dict[str, Any]:
+    return table.parse_given(_typed(config), lambda name: f"option {table.flag(name)}")
+
+
+def _typed(config: pytest.Config) -> dict[str, str]:
+    """The options as they were typed."""
+    values = {name: config.getoption(f"nnx_{name}") for name in OPTIONS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _from_ini(config: pytest.Config) -> dict[str, Any]:
+    values = {name: _ini(config, name) for name in table.marker_names()}
+    return table.parse_given({n: v for n, v in values.items() if v is not None}, lambda name: _ini_origin(config, name))
+
+
+def _ini(config: pytest.Config, name: str) -> Any:
+    try:
+        return config.getini(f"nnx_{name}")
+    except (ValueError, TypeError, pytest.UsageError) as error:
+        raise SettingError(f"{_ini_origin(config, name)}: {error}") from None
+
+
+def _ini_origin(config: pytest.Config, name: str) -> str:
+    return f"ini option nnx_{name}" + (f" ({config.inipath.name})" if config.inipath else "")
+
+
+# --- collection ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> Generator[None, Any, Any]:
+    """Resolve the settings of marked tests, and refuse what cannot work, as a collection error."""
+    made = yield
+    for node in made if isinstance(made, list) else [made]:
+        if isinstance(node, pytest.Function):
+            _prepare(node, collector.CollectError)
+        elif isinstance(node, pytest.Class) and isinstance(obj, type) and issubclass(obj, unittest.TestCase):
+            _refuse_test_case(node, collector.CollectError)
+    return made
+
+
+def _prepare(item: pytest.Function, error: type[Exception]) -> None:
+    if item.get_closest_marker(MARKER) is None:
+        if FIXTURE in item.fixturenames and FIXTURE in inspect.signature(item.function).parameters:
+            raise error(f"{_where(item)}: {item.name} uses {FIXTURE} but is not marked, add @pytest.mark.{MARKER}")
+        return
+    try:
+        item.stash[_settings] = _resolve(item)
+    except SettingError as bad:
+        raise error(str(bad)) from None
+    # The test becomes one of hypothesis, so it must be selected by ``-m hypothesis`` too.
+    if item.config.pluginmanager.hasplugin("hypothesispytest"):
+        item.add_marker("hypothesis")
+
+
+def _resolve(item: pytest.Function) -> Settings:
+    """The settings of a marked test: marker over command line over ini file. Raises `SettingError`."""
+    _refuse_unworkable(item)
+    return table.merge(item.config.stash[_given], *reversed([*_from_markers(item)]))
+
+
+def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
+    """What each marker gives, the nearest first."""
+    for node, mark in item.iter_markers_with_node(MARKER):
+        origin = f"{MARKER} marker at {_where(node)}"
+        if mark.args:
+            shown = ", ".join(map(repr, mark.args))
+            raise SettingError(f"{origin}: {shown} has no name, write keyword arguments such as memory_budget='2x'")
+        if "nesting" in mark.kwargs:
+            raise SettingError(
+                f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}"
+            )
+        yield table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+
+
+def _same(origin: str, _name: str) -> str:
+    return origin
+
+
+def _where(node: Any) -> str:
+    """``file:line`` of a test or class, the file of a module."""
+    path, line, _ = node.reportinfo() if isinstance(node, pytest.Function | pytest.Class) else (node.path, None, "")
+    file = os.path.relpath(path, node.config.rootpath)
+    return file if line is None else f"{file}:{line + 1}"
+
+
+def _refuse_unworkable(item: pytest.Function) -> None:
+    body = getattr(getattr(item.function, "hypothesis", None), "inner_test", item.function)
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise SettingError(
+            f"{_where(item)}: {item.name} is async, and {MARKER} cannot await it for each nesting: write a plain function,"
+            " with asyncio.run(...) inside where it is needed"
+        )
+    if FIXTURE not in item.fixturenames:
+        raise SettingError(
+            f"{_where(item)}: {item.name} is marked {MARKER} but does not use {FIXTURE}, so nothing would be checked: take"
+            f" {FIXTURE} as an argument and wrap the module, or take the marker off"
+        )
+
+
+def _refuse_test_case(node: pytest.Class, error: type[Exception]) -> None:
+    cls = node.obj
+    marks = [mark.name for name in dir(cls) for mark in _own_marks(inspect.getattr_static(cls, name))]
+    if MARKER in marks or node.get_closest_marker(MARKER) is not None:
+        raise error(
+            f"{_where(node)}: {cls.__name__} is a unittest.TestCase, which takes no fixtures as arguments, so {MARKER} cannot"
+            f" run its tests: write a plain class or function that takes {FIXTURE}"
+        )
+
+
+def _own_marks(attribute: object) -> list[Any]:
+    marks = getattr(attribute, "pytestmark", [])
+    return marks if isinstance(marks, list) else []
+
+
+# --- the run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
+    """Wrap a module, a bound method or a function of modules, to run under the nestings of a marked test."""
+    from pytest_nnxcheck.api import wrap
+
+    return wrap
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Run a marked test as a hypothesis test over nestings, outside of hypothesis' own wrapper of this hook."""
+    __tracebackhide__ = True
+    if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is None:
+        return (yield)
+    return (yield from _checked(item))
+
+
+def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
+    __tracebackhide__ = True
+    original = item.obj
+    run, item.obj = _build(item)
+    item.config.stash[_unreported][item.nodeid] = run
+    result, raised = None, None
+    try:
+        result = yield
+    except BaseException as error:
+        raised = error
+    finally:
+        item.obj = original
+        _keep_properties(item, run)
+    final = _conclude(item, run, raised)
+    if final is not None:
+        raise final.with_traceback(final.__traceback__)
+    return result
+
+
+def _build(item: pytest.Function) -> tuple[Run, Any]:
+    from pytest_nnxcheck import examples
+
+    try:
+        # A marker that was added after the collection of the item has not been read yet.
+        settings = item.stash.get(_settings, None) or _resolve(item)
+    except SettingError as error:
+        pytest.fail(str(error), pytrace=False)
+    options = shlex.join(
+        part for name, value in _typed(item.config).items() if name != "nesting" for part in (table.flag(name), value)
+    )
+
+    def run_of(remember: bool) -> Run:
+        return examples.Run(settings, test_id=item.nodeid, options=options, remember=remember)
+
+    built, run = examples.build(item.obj, run_of, item.fixturenames)
+    return run, built
+
+
+def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> BaseException | None:
+    from pytest_nnxcheck import failures
+
+    own_given = hasattr(item.function, "hypothesis")
+    final = None if raised is None else failures.conclude(raised, run, own_given=own_given)
+    run.forget()
+    if raised is None and (problem := run.finish()):
+        return pytest.fail.Exception(problem, pytrace=False)
+    return final
+
+
+def _keep_properties(item: pytest.Item, run: Run) -> None:
+    """Ours are taken off first: a rerun would carry them twice."""
+    from pytest_nnxcheck import report
+
+    others = [pair for pair in item.user_properties if not str(pair[0]).startswith("nnx_")]
+    item.user_properties[:] = [*others, *report.properties(run.report())]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Take the class name off our first line, so that the short summary says which invariant broke."""
+    report = yield
+    if report.when == "call" and item.get_closest_marker(MARKER) is not None:
+        item.config.stash[_unreported].pop(item.nodeid, None)
+        _strip(report.longrepr)
+    return report
+
+
+def _strip(longrepr: Any) -> None:
+    crash = getattr(longrepr, "reprcrash", None)
+    match = re.match(r"pytest_nnxcheck\.verdicts\.\w+: (?=nnx )", crash.message if crash else "")
+    if crash is None or match is None:
+        return
+    # One line of the short summary: what broke, without the test that the line names anyway.
+    head, newline, rest = crash.message[match.end() :].partition("\n")
+    crash.message = head.partition("  ")[0] + newline + rest
+    for part in getattr(longrepr, "chain", None) or [(longrepr.reprtraceback,)]:
+        for entry in part[0].reprentries:
+            lines = getattr(entry, "lines", [])
+            lines[:] = [line.replace(match[0], "", 1) if line.startswith("E ") else line for line in lines]
+
+
+# --- the summary ---------------------------------------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """One line for each marked test, on the controller; after Ctrl-C also for the test that it stopped."""
+    lines = dict(_summaries(terminalreporter, config))
+    if lines:
+        terminalreporter.section(TITLE)
+        for nodeid in sorted(lines):
+            terminalreporter.write_line(lines[nodeid])
+
+
+def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[str, str]]:
+    from pytest_nnxcheck import report
+
+    for kind, reports in terminalreporter.stats.items():
+        for test in reports:
+            found = dict(getattr(test, "user_properties", ()))
+            if kind != "rerun" and getattr(test, "when", "") == "call" and "nnx_nestings" in found:
+                yield test.nodeid, _line(test.nodeid, found, config)
+    for nodeid, run in config.stash[_unreported].items():
+        yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)
+
+
+def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:
+    from pytest_nnxcheck import report
+
+    text = f"{nodeid}  {report.summary_of(found)}"
+    if notes := found.get("nnx_notes"):
+        text += f"\n    {notes}" if config.get_verbosity() > 0 else "; see -v for what was left out"
+    return text

@@ -1,0 +1,90 @@
+"""What one abstract evaluation of the un-nested call tells: output shapes, and what the call does to the state.
+
+Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, once for each kind of call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck import compat, dataflow
+from pytest_nnxcheck.subject import Path, Subject, copy
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Facts of the un-nested call; sizes in bytes, of one call."""
+
+    out: tuple[jax.ShapeDtypeStruct, ...]
+    changed: frozenset[Path]
+    added: tuple[Path, ...]
+    constants: tuple[str, ...]
+    constant_bytes: int
+    inner_donations: int
+    state_leaves: tuple[tuple[Path, str], ...]
+    state_bytes: int
+    changed_bytes: int
+    input_bytes: int
+    output_bytes: int
+
+
+UNKNOWN = Profile((), frozenset(), (), (), 0, 0, (), 0, 0, 0, 0)
+"""The profile of a call that cannot be evaluated: enough for a plain jit."""
+
+
+def profile(subject: Subject) -> Profile:
+    """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
+    graphdef, before = nnx.split(copy(subject.state))
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        return subject.program(module, *inputs), nnx.state(module)
+
+    closed, (out, after) = jax.make_jaxpr(pure, return_shape=True)(before, *subject.inputs)
+    sources = dataflow.sources(compat.open_jaxpr(closed))[len(out) :]
+    known = {key: number for number, (key, _) in enumerate(numbered(before))}
+    moved = [(key[0], leaf) for (key, leaf), source in zip(numbered(after), sources, strict=True) if known.get(key) != source]
+    paths = {path for path, _ in known}
+    captured = dataflow.constants(closed)
+    return Profile(
+        out=out,
+        changed=frozenset(path for path, _ in moved if path in paths),
+        added=tuple(sorted({path for path, _ in moved if path not in paths}, key=str)),
+        constants=tuple(describe(const) for const in sorted(captured, key=nbytes, reverse=True)),
+        constant_bytes=sum(map(nbytes, captured)),
+        inner_donations=dataflow.inner_donations(closed),
+        state_leaves=tuple((path, describe(leaf)) for path, leaf in compat.flat_state(before)),
+        state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),
+        changed_bytes=sum(nbytes(leaf) for path, leaf in moved if path in paths),
+        input_bytes=sum(map(nbytes, subject.inputs)),
+        output_bytes=sum(map(nbytes, out)),
+    )
+
+
+def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:
+    """The leaves of a state, told apart where one Variable holds several arrays."""
+    seen: Counter[Path] = Counter()
+    for path, leaf in compat.flat_state(state):
+        yield (path, seen[path]), leaf
+        seen[path] += 1
+
+
+def nbytes(array: Any) -> int:
+    """Bytes of an array or its abstract twin, key arrays included; 0 for a Python number."""
+    if not hasattr(array, "shape"):
+        return 0
+    return math.prod(array.shape) * array.dtype.itemsize
+
+
+def describe(array: Any) -> str:
+    """``float32[8,64]``"""
+    if not hasattr(array, "shape"):
+        return type(array).__name__
+    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"

@@ -1,0 +1,166 @@
+"""The program of a nesting: the subject with its layers around it, and a guard around every layer.
+
+A guard blames the layer that leaked. On entry it keeps the identities of the traces that are alive; right after its layer
+returned or raised, a tracer of any other trace belongs to a trace that has ended. (Using a tracer to see whether it is dead does
+not work inside an outer trace on jax >= 0.5.) Guards read and bind no primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytest_nnxcheck import compat, transforms
+from pytest_nnxcheck.nesting import CALL_FIRST, Layer, Nesting
+from pytest_nnxcheck.profile import Profile
+from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.transforms import LENGTH, Plan, Program
+from pytest_nnxcheck.walk import Found, walk
+
+STACKED = frozenset({"scan", "vmap", CALL_FIRST})
+"""Layers whose inputs and outputs have a leading axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What a guard found right after its layer: tracers of traces that have ended."""
+
+    layer: Layer
+    found: tuple[Found, ...]
+    traces: frozenset[int]
+
+
+@dataclass(slots=True)
+class Guards:
+    """The guards of one run of a program; reports come from the innermost layer outwards."""
+
+    subject: Subject
+    live: list[dict[int, Any]] = field(default_factory=lambda: [{}])
+    reports: list[Blame] = field(default_factory=list)
+    mutated: list[tuple[Layer, str]] = field(default_factory=list)
+
+    def around(self, layer: Layer, program: Program) -> Program:
+        """Run the program of a layer, then look for what it left."""
+
+        def guarded(state: Any, *inputs: Any) -> Any:
+            outer = self.live[-1]
+            self.live.append({**outer, **self.traces_of(state, inputs)})
+            try:
+                return program(state, *inputs)
+            finally:
+                alive = self.live.pop()
+                self.look(layer, state, alive)
+
+        return guarded
+
+    def traces_of(self, state: Any, inputs: Any) -> dict[int, Any]:
+        """Identities of the traces whose tracers arrive, with the traces themselves so that no id is used again."""
+        arriving = [*inputs, *(value for _, value in compat.raw_leaves(state))]
+        traces = [compat.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if compat.is_tracer(leaf)]
+        return {id(trace): trace for trace in traces}
+
+    def look(self, layer: Layer, state: Any, alive: dict[int, Any]) -> None:
+        dead = [found for found in walk(self.subject.roots(state)).tracers if id(compat.trace_identity(found.tracer)) not in alive]
+        if dead:
+            traces = frozenset(id(compat.trace_identity(found.tracer)) for found in dead)
+            self.reports.append(Blame(layer, tuple(dead), traces))
+
+    @contextmanager
+    def unchanged(self, layer: Layer, state: Any) -> Iterator[None]:
+        """Note the leaves of the state that an ``eval_shape`` put there, and the places it added or took away."""
+        before = snapshot(state)
+        yield
+        after = snapshot(state)
+        for path in sorted(before.keys() | after.keys(), key=str):
+            if before.get(path) is not after.get(path):
+                self.mutated.append((layer, self.subject.path(path)))
+
+    def culprit(self, found: Found) -> Layer | None:
+        """The innermost layer that left this tracer, or one of its trace."""
+        trace = id(compat.trace_identity(found.tracer))
+        return next((report.layer for report in self.reports if trace in report.traces), None)
+
+
+def snapshot(state: Any) -> dict[Any, Any]:
+    """The array objects of the state by path: identity tells whether anything was put in their place."""
+    return {key: value for key, value in compat.raw_leaves(state)}
+
+
+def compose(subject: Subject, profile: Profile, nesting: Nesting, guards: Guards, jit: Callable[..., Any]) -> Program:
+    """The program of a nesting. ``jit`` applies the jit of the outermost layer."""
+    program: Program = subject.program
+    inner: tuple[Layer, ...] = ()
+    for index, layer in reversed(list(enumerate(nesting.layers))):
+        plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit)
+        program = guards.around(layer, layer_function(layer)(program, plan))
+        inner = (layer, *inner)
+    return program
+
+
+def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:
+    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    function: Callable[[Program, Plan], Program] = getattr(transforms, name)
+    return function
+
+
+def plain_jit(wrapper: Callable[..., Any], f: Program) -> Program:
+    jitted: Program = wrapper(f)
+    return jitted
+
+
+def make_plan(
+    subject: Subject, profile: Profile, layer: Layer, inner: tuple[Layer, ...], guards: Guards, jit: Callable[..., Any]
+) -> Plan:
+    axes = sum(each.transform in STACKED for each in inner)
+    shapes = output_shapes(inner, profile.out)
+
+    def element(leaf: Any) -> Any:
+        return leaf[(0,) * axes]
+
+    return Plan(
+        changed=lambda path, value: tuple(path) in profile.changed,
+        subject=subject.program,
+        element=element,
+        empty=lambda: jax.tree.map(compat.zeros, shapes),
+        jit=jit,
+        unchanged=lambda state: guards.unchanged(layer, state),
+    )
+
+
+def output_shapes(layers: tuple[Layer, ...], out: Any) -> Any:
+    """The abstract output of a program: every scan and vmap adds a leading axis, ``call_first`` makes a pair."""
+    shapes = out
+    for layer in reversed(layers):
+        if layer.transform == CALL_FIRST:
+            shapes = (out, shapes)
+        elif layer.transform in STACKED:
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((LENGTH, *leaf.shape), leaf.dtype), shapes)
+    return shapes
+
+
+def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs of the program: one leading axis of length 2 for every layer that takes one."""
+    for layer in nesting.layers:
+        if layer.transform in STACKED:
+            inputs = tuple(jnp.stack([leaf] * LENGTH) for leaf in inputs)
+    return inputs
+
+
+def un_nest(nesting: Nesting, out: Any) -> Any:
+    """The un-nested output: the first element of every axis (the call on the state as it was handed in)."""
+    for layer in nesting.layers:
+        if layer.transform == CALL_FIRST:
+            out = out[1]
+        elif layer.transform in STACKED:
+            out = jax.tree.map(lambda leaf: leaf[0], out)
+    return out
+
+
+def factor(nesting: Nesting) -> int:
+    """s of the expected peak: the product of the nesting's axes."""
+    return LENGTH ** sum(layer.transform in STACKED for layer in nesting.layers)

@@ -1,0 +1,199 @@
+"""The text that people read: the message of a failure, and one line a test in the terminal summary.
+
+The text is an interface: it is tested. Nothing here imports pytest, hypothesis, jax or flax.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pytest_nnxcheck.nesting import UN_NESTED, Nesting
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.verdicts import Outcome, Violation
+
+BROKEN = "nnx invariant broken"
+REFUSED = "nnx nesting rejected by flax"
+NOTHING = "nnx nothing was checked"
+_LABEL = 12
+_VERDICTS = {"violated": "violated", "failed": "failed", "held": "held", "rejected": "rejected by flax"}
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one check found: an outcome for each nesting, in the order in which they ran.
+
+    ``notes`` says what was left out and why, ``test_id`` and ``options`` are pytest's, for the replay line;
+    ``str(report)`` is the text of a failure, or one line if all is well.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    settings: Settings
+    notes: tuple[str, ...] = ()
+    test_id: str = ""
+    options: str = ""
+
+    @property
+    def broken(self) -> tuple[Outcome, ...]:
+        """The outcomes that violate an invariant, the smallest nesting first."""
+        return _by_plainness(self.outcomes, "violated")
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What the smallest broken nesting violates; empty if every invariant held."""
+        return self.broken[0].violations if self.broken else ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked, nothing was violated, and no nesting raised."""
+        judged = [outcome.verdict for outcome in self.outcomes if outcome.verdict != "rejected"]
+        refused = len(judged) < len(self.outcomes)
+        strict = refused and self.settings.on_rejection == "fail"
+        return not (strict or nothing_checked(self.outcomes)) and all(verdict == "held" for verdict in judged)
+
+    def __str__(self) -> str:
+        worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
+        return message(self, worst) if worst else f"{summary(self)}"
+
+
+def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
+    return tuple(sorted((o for o in outcomes if o.verdict == verdict), key=lambda outcome: outcome.nesting.plainness))
+
+
+def message(report: Report, outcome: Outcome) -> str:
+    """The text for one broken, failed or rejected nesting, with what the others did."""
+    head = headline(outcome)
+    lines = [f"{head:<50} {report.test_id}".rstrip()]
+    return "\n".join([*lines, *(_row(*row) for row in _rows(report, outcome))])
+
+
+def headline(outcome: Outcome) -> str:
+    """The first line: the invariant that broke, or what else is the matter."""
+    if outcome.violations:
+        return f"{BROKEN}: {outcome.violations[0].invariant}"
+    return f"nnx nesting failed: {outcome.nesting}" if outcome.verdict == "failed" else f"{REFUSED}: {outcome.nesting}"
+
+
+def _row(label: str, text: str) -> str:
+    first, *rest = text.splitlines() or [""]
+    return "\n".join(
+        [f"  {label:<{_LABEL - 1}} {first}".rstrip(), *(f"  {'':<{_LABEL}}{line}".rstrip() for line in rest)]
+    )
+
+
+def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
+    yield "nesting", f"{outcome.nesting!s:<38} {tried(report)}"
+    if outcome.reason:
+        yield outcome.verdict, outcome.reason
+    for violation in outcome.violations:
+        yield violation.invariant, violation.summary
+        yield from violation.details
+        if violation.hint:
+            yield "hint", violation.hint
+    yield from (("note", note) for note in outcome.notes)
+    yield from (("also broken", text) for text in _also_broken(report, outcome))
+    yield from (("also failed", f"{o.nesting}: {o.reason}") for o in _other_failures(report, outcome))
+    yield "replay", replay(report, outcome.nesting)
+
+
+def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
+    """One line for each invariant that only other nestings broke, with the smallest of them."""
+    told = {violation.invariant for violation in shown.violations}
+    for invariant in report.settings.invariants:
+        nestings = [o.nesting for o in report.broken if any(v.invariant == invariant for v in o.violations)]
+        if nestings and invariant not in told:
+            more = f", and {len(nestings) - 1} more" if nestings[1:] else ""
+            yield f"{invariant}, smallest: {nestings[0]}{more}"
+
+
+def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:
+    """The smallest nesting of each further exception; its reason starts with the type."""
+    kinds = {shown.reason.partition(":")[0]: shown} if shown.verdict == "failed" else {}
+    for outcome in _by_plainness(report.outcomes, "failed"):
+        kinds.setdefault(outcome.reason.partition(":")[0], outcome)
+    return [outcome for outcome in kinds.values() if outcome is not shown]
+
+
+def tried(report: Report) -> str:
+    """``smallest of 41 tried; 1 violated, 31 held, 9 rejected by flax``."""
+    if report.settings.nesting is not None:
+        return "replayed, no other was tried"
+    return f"smallest of {len(report.outcomes)} tried; {counts(Counter(o.verdict for o in report.outcomes))}"
+
+
+def counts(of: Mapping[str, int]) -> str:
+    """``1 violated, 31 held``: the verdicts that occur, the worst first."""
+    return ", ".join(f"{of[verdict]} {word}" for verdict, word in _VERDICTS.items() if of.get(verdict))
+
+
+def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
+    """The note on the user's exception: it names the nesting, which nothing else in the traceback does."""
+    rows = [("nesting", f"{outcome.nesting!s:<38} {UN_NESTED}, the same test body passed")]
+    if own:
+        rows.append(("", "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"))
+    rows.append(("replay", replay(report, outcome.nesting)))
+    return "\n".join(_row(*row) for row in rows)
+
+
+def replay(report: Report, nesting: Nesting) -> str:
+    """What runs this nesting and no other."""
+    if not report.test_id:
+        return f"check(..., nesting={str(nesting)!r})"
+    options = f"{report.options} " if report.options else ""
+    return f"pytest {shlex.quote(report.test_id)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
+
+
+def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
+    """Whether flax rejected every nesting that is one."""
+    verdicts = {outcome.verdict for outcome in outcomes if outcome.nesting.layers}
+    return verdicts == {"rejected"}
+
+
+def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The outcome whose peak is the largest part of its budget, or just the largest."""
+    known = [outcome for outcome in outcomes if outcome.peak is not None]
+    return max(known, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
+
+
+def format_bytes(size: int) -> str:
+    """``1.5 MiB``; whole bytes below 1 KiB."""
+    if size < 1024:
+        return f"{size} B"
+    value, unit = float(size), "B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007
+        value /= 1024
+        if value < 1023.95:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def properties(report: Report) -> list[tuple[str, str | int]]:
+    """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
+    verdicts = Counter(outcome.verdict for outcome in report.outcomes)
+    pairs: list[tuple[str, str | int]] = [("nnx_nestings", len(report.outcomes))]
+    pairs += [(f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected")]
+    worst = worst_peak(report.outcomes)
+    if worst is not None and worst.peak is not None:
+        pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
+        pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
+    return pairs + ([("nnx_notes", "; ".join(report.notes))] if report.notes else [])
+
+
+def summary(report: Report) -> str:
+    """One line: nestings run, their verdicts, the worst peak against its budget."""
+    return summary_of(dict(properties(report)))
+
+
+def summary_of(found: Mapping[str, str | int]) -> str:
+    """The same from the flat pairs of a test report."""
+    verdicts = {verdict: int(found.get(f"nnx_{verdict}", 0)) for verdict in _VERDICTS}
+    total = int(found["nnx_nestings"])
+    text = f"{total} nesting{'s' * (total != 1)}: {counts(verdicts) or 'none finished'}"
+    if "nnx_peak" in found:
+        bound = f" of {format_bytes(int(found['nnx_budget']))}" if "nnx_budget" in found else ""
+        text += f"; worst peak {format_bytes(int(found['nnx_peak']))}{bound} ({found['nnx_peak_nesting']})"
+    return text

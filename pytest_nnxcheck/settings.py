@@ -1,0 +1,258 @@
+"""The one table of settings: names, defaults, help, parsing and precedence.
+
+The marker's signature, the ``--nnx-*`` options, the ``nnx_*`` ini names and the table of the README all come from the
+fields of `Settings`. Nothing here imports pytest, hypothesis, jax or flax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from typing import Any, Literal
+
+from pytest_nnxcheck.nesting import LAYER_NAMES, STYLES, TRANSFORMS, Nesting, NestingError, one_of
+from pytest_nnxcheck.verdicts import INVARIANTS, CheckError
+
+MARKER = "nnx_invariants"
+UNITS = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
+_BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?", re.ASCII)
+_BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multiple of the expected peak such as '2x'"
+
+
+class SettingError(CheckError, ValueError):
+    """A setting that cannot be read; the text names the source, the value and what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The memory bound on the peak: ``bytes`` a device, or ``factor``, a multiple of the expected peak.
+
+    Exactly one of the two is set, and ``Budget.parse(str(budget)) == budget``.
+    """
+
+    bytes: int | None = None
+    factor: float | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> Budget:
+        """Read a whole number of bytes, a size such as ``512MiB`` (KB=1000, KiB=1024) or a multiple such as ``2x``.
+
+        Raises `SettingError`.
+        """
+        if isinstance(value, cls):
+            return value
+        text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        match = _BUDGET.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None or match["unit"] == "iB":
+            raise SettingError(f"memory_budget={value!r} is not a size, {_BUDGET_ADVICE}")
+        budget = cls._of(Decimal(match["number"]), match["unit"] or "B")
+        if not (budget.bytes or budget.factor) or budget.factor == float("inf"):
+            raise SettingError(f"memory_budget={value!r} is out of range, {_BUDGET_ADVICE}")
+        return budget
+
+    @classmethod
+    def _of(cls, number: Decimal, unit: str) -> Budget:
+        return cls(factor=float(number)) if unit == "x" else cls(bytes=int(number * UNITS[unit]))
+
+    def __str__(self) -> str:
+        if self.factor is not None:
+            return f"{Decimal(repr(self.factor)).normalize():f}x"
+        size = self.bytes or 0
+        unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if size and size % UNITS[unit] == 0), "B")
+        return f"{size // UNITS[unit]}{unit}"
+
+
+def _words(kind: str, valid: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
+    """A parser of ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``valid``."""
+
+    def parse(value: object) -> tuple[str, ...]:
+        parts = [value] if isinstance(value, str) else value
+        parts = list(parts) if isinstance(parts, Iterable) else [None]
+        if not all(isinstance(part, str) for part in parts):
+            raise SettingError(f"{kind}s={value!r} is not a list of words, write some of {', '.join(valid)}")
+        words = [word for part in parts for word in re.split(r"[,\s]+", part) if word]
+        if not words:
+            raise SettingError(f"{kind}s={value!r} is empty, write some of {', '.join(valid)}")
+        chosen = {one_of(kind, word, valid) for word in words}
+        # The order of the tuple is the order in which hypothesis shrinks: always the plainest first.
+        return tuple(word for word in valid if word in chosen)
+
+    return parse
+
+
+def _choice(name: str, valid: tuple[str, ...]) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str):
+            raise SettingError(f"{name}={value!r} is not a word, write one of {', '.join(valid)}")
+        return one_of(name, value.strip(), valid)
+
+    return parse
+
+
+def _whole(name: str, minimum: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
+        if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < minimum:
+            raise SettingError(f"{name}={value!r} is not a whole number of at least {minimum}")
+        return int(text)
+
+    return parse
+
+
+def _nesting(value: object) -> Nesting:
+    if isinstance(value, Nesting):
+        return value
+    if not isinstance(value, str):
+        raise SettingError(f"nesting={value!r} is not a nesting, write layers such as 'jit > scan[closure]'")
+    return Nesting.parse(value)
+
+
+def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
+    return lambda value: None if value is None else parse(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How one setting is read and shown; ``kind`` is what an ini file may hold natively."""
+
+    parse: Callable[[object], Any]
+    metavar: str
+    help: str
+    kind: Literal["list", "number", "text"]
+    everywhere: bool = True
+
+
+def _option(default: Any, parse: Callable[[object], Any], metavar: str, help: str, kind: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(parse, metavar, help, kind, **more)})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to check, under which nestings, and within which bounds."""
+
+    invariants: tuple[str, ...] = _option(
+        INVARIANTS, _words("invariant", INVARIANTS), "LIST", f"what must hold: {', '.join(INVARIANTS)}", "list"
+    )
+    transforms: tuple[str, ...] = _option(
+        TRANSFORMS,
+        _words("transform", LAYER_NAMES),
+        "LIST",
+        f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; call_first only where it is named",
+        "list",
+    )
+    styles: tuple[str, ...] = _option(
+        STYLES, _words("style", STYLES), "LIST", f"how a layer gets the module: {', '.join(STYLES)}", "list"
+    )
+    max_depth: int = _option(3, _whole("max_depth", 1), "N", "layers of the deepest nesting, 1 or more", "number")
+    max_examples: int = _option(
+        20,
+        _whole("max_examples", 0),
+        "N",
+        "nestings that hypothesis draws after the sweep; 0 runs the sweep alone",
+        "number",
+    )
+    sweep: str = _option(
+        "pairs",
+        _choice("sweep", ("pairs", "singles", "probes")),
+        "HOW_MUCH",
+        "what always runs first: pairs (every single layer, every ordered pair of argument layers), singles (every"
+        " single layer) or probes (the un-nested call and one try of each closure style)",
+        "text",
+    )
+    memory_budget: Budget | None = _option(
+        None,
+        _optional(Budget.parse),
+        "SIZE",
+        "bound on the peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
+        " without one, the default rule",
+        "text",
+    )
+    donate: str = _option(
+        "state",
+        _choice("donate", ("state", "all", "none")),
+        "WHAT",
+        "what the outermost jit donates: state, all or none",
+        "text",
+    )
+    on_rejection: str = _option(
+        "report",
+        _choice("on_rejection", ("report", "fail")),
+        "WHAT",
+        "a nesting that flax refuses: report (shown, not failed) or fail",
+        "text",
+    )
+    nesting: Nesting | None = _option(
+        None,
+        _optional(_nesting),
+        "NESTING",
+        "run this nesting and no other: 'jit > scan[closure]'",
+        "text",
+        everywhere=False,
+    )
+
+
+OPTIONS: dict[str, Option] = {entry.name: entry.metadata["option"] for entry in fields(Settings)}
+DEFAULTS = Settings()
+
+
+def parse_given(
+    values: Mapping[str, object], origin: Callable[[str], str], valid: Iterable[str] = OPTIONS
+) -> dict[str, Any]:
+    """Read the settings that one source gives; ``origin(name)`` words the source for an error.
+
+    Raises `SettingError` that starts with the origin.
+    """
+    parsed = {}
+    for name, value in values.items():
+        try:
+            one_of("setting", name, valid)
+            parsed[name] = OPTIONS[name].parse(value)
+        except (NestingError, SettingError) as error:
+            raise SettingError(f"{origin(name)}: {error}") from None
+    return parsed
+
+
+def merge(*sources: Mapping[str, Any]) -> Settings:
+    """Settings from parsed sources, the weakest first: a later one wins field by field."""
+    return Settings(**{name: value for source in sources for name, value in source.items()})
+
+
+def marker_names() -> tuple[str, ...]:
+    """The settings that a marker and an ini file may give."""
+    return tuple(name for name, option in OPTIONS.items() if option.everywhere)
+
+
+def show(value: object) -> str:
+    """A setting's value as one writes it on the command line."""
+    return ",".join(value) if isinstance(value, tuple) else str(value).lower() if value is None else str(value)
+
+
+def marker_line() -> str:
+    """The line of ``pytest --markers``."""
+    arguments = ", ".join(f"{name}={getattr(DEFAULTS, name)!r}" for name in marker_names())
+    return (
+        f"{MARKER}(*, {arguments}): run the test under generated nestings of jax transforms and assert, for every"
+        " module wrapped by the nnx_wrap fixture, that no tracer remains, that the peak of memory stays within its"
+        " bound, and that donated buffers are kept."
+    )
+
+
+def settings_table_markdown() -> str:
+    """The table of the README."""
+    rows = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
+    for name, option in OPTIONS.items():
+        ini = f"`nnx_{name}`" if option.everywhere else "-"
+        line = f"`{flag(name)} {option.metavar}`"
+        rows.append(f"| `{name}` | `{show(getattr(DEFAULTS, name))}` | {line} | {ini} | {option.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def flag(name: str) -> str:
+    """The command line option of a setting."""
+    return f"--nnx-{name.replace('_', '-')}"

@@ -1,0 +1,86 @@
+"""What a check says: violations, the outcome of one nesting, and the exceptions that carry them.
+
+Pure data: nothing here imports jax, flax, hypothesis or pytest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_nnxcheck.nesting import Nesting
+
+Verdict = Literal["held", "violated", "rejected", "failed"]
+INVARIANTS = ("tracers", "memory", "donation")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken invariant.
+
+    ``summary`` is one line, ``details`` are (label, text) rows of the message, ``hint`` says what to change
+    and is empty where no advice is certain to be right.
+    """
+
+    invariant: str
+    summary: str
+    details: tuple[tuple[str, str], ...] = ()
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one nesting did: the verdict, its violations, and the peak against its budget (bytes a device).
+
+    ``reason`` says why a nesting was rejected or failed; ``notes`` are facts that are reported but not judged.
+    """
+
+    nesting: Nesting
+    verdict: Verdict
+    violations: tuple[Violation, ...] = ()
+    reason: str = ""
+    peak: int | None = None
+    budget: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+class InvariantViolation(AssertionError):
+    """A nesting broke an invariant; ``outcome`` holds the violations as data."""
+
+    def __init__(self, message: str, outcome: Outcome) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class TracerResidue(InvariantViolation):
+    """A tracer remained in the state, or anywhere reachable from the module, after the nesting."""
+
+
+class MemoryBudgetExceeded(InvariantViolation):
+    """The peak memory of the compiled program passed its bound, or the program copies its state."""
+
+
+class DonationLost(InvariantViolation):
+    """A donated buffer was not reused for the new value of its leaf."""
+
+
+class NestingRejected(BaseException):
+    """Flax refused the nesting and left the state clean.
+
+    Not an ``Exception``: a test body's own ``except Exception`` must not swallow it.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+class CheckError(Exception):
+    """The check cannot be made as it was asked for; the text says what to write instead."""
+
+
+ERRORS: dict[str, type[InvariantViolation]] = {
+    "tracers": TracerResidue,
+    "memory": MemoryBudgetExceeded,
+    "donation": DonationLost,
+}

@@ -1,0 +1,50 @@
+"""Heavy modules are imported before any inner run of pytester: what a run imports first, it drops at its end.
+
+A second import of jax aborts the interpreter, one of hypothesis leaves two of each of its classes.
+"""
+
+import sys
+from pathlib import Path
+
+import flax.nnx  # noqa: F401
+import hypothesis.strategies  # noqa: F401
+import jax  # noqa: F401
+import pytest
+
+from pytest_nnxcheck import api, plugin  # noqa: F401
+
+TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS))
+
+
+@pytest.fixture
+def inner_args(request: pytest.FixtureRequest) -> list[str]:
+    """What an inner run needs to load the plugin: nothing where the package is installed."""
+    installed = request.config.pluginmanager.hasplugin("nnxcheck")
+    return [] if installed else ["-p", plugin.__name__]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch):
+    """The engine of fake_engine.py in place of the real one, for checks made in this process."""
+    import fake_engine
+
+    monkeypatch.setitem(sys.modules, "pytest_nnxcheck.check", sys.modules.get("pytest_nnxcheck.check"))
+    fake_engine.install()
+    return fake_engine
+
+
+@pytest.fixture
+def run_inner(pytester: pytest.Pytester, inner_args: list[str], monkeypatch: pytest.MonkeyPatch):
+    """Run a suite with the fake engine: ``run_inner(source, *args, subprocess=False, conftest="")``."""
+
+    def run(source: str, *args: str, subprocess: bool = False, conftest: str = "") -> pytest.RunResult:
+        head = f"import sys\nsys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]\nimport fake_engine\nfake_engine.install()\n"
+        pytester.makeconftest(head + conftest)
+        imports = "import pytest\nfrom fake_engine import RUNS, Model, has\nmarked = pytest.mark.nnx_invariants\n"
+        pytester.makepyfile(test_inner=imports + source)
+        monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
+        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        return start(*inner_args, *args)
+
+    return run

@@ -1,0 +1,94 @@
+"""A stand-in for the module that runs one call: verdicts by rule, in no time, so that the rooms around it can be tested."""
+
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.verdicts import CheckError, Outcome, Violation
+
+NEVER = lambda nesting: False  # noqa: E731
+RUNS: list[str] = []
+"""Every nesting that ran, as text, in order."""
+
+
+def has(*words: str) -> Callable[[Nesting], bool]:
+    """Whether all the layers occur, in this order, in a nesting."""
+
+    def rule(nesting: Nesting) -> bool:
+        layers = iter(map(str, nesting.layers))
+        return all(word in layers for word in words)
+
+    return rule
+
+
+@dataclass
+class Model:
+    """A subject that breaks by rule."""
+
+    tracers: Callable[[Nesting], bool] = NEVER
+    memory: Callable[[Nesting], bool] = NEVER
+    donation: Callable[[Nesting], bool] = NEVER
+    rejected: Callable[[Nesting], bool] = NEVER
+    failed: Callable[[Nesting], bool] = NEVER
+    adds_state: bool = False
+    bad: str = ""
+    calls: list[Nesting] = field(default_factory=list)
+
+    def __call__(self, x):
+        return x
+
+
+class Session:
+    def __init__(self) -> None:
+        self.adds_state = False
+        self.begun = self.ended = 0
+
+    def begin_example(self) -> None:
+        self.begun += 1
+
+    def end_example(self) -> None:
+        self.ended += 1
+        assert self.begun == self.ended
+
+
+@dataclass(frozen=True)
+class Call:
+    output: object
+    outcome: Outcome
+    error: BaseException | None
+
+
+def violation(invariant: str) -> Violation:
+    rows = (("leaked", "model.kernel   Param float32[3,32,32]"),)
+    return Violation(invariant, f"{invariant} is broken", rows, "do it otherwise")
+
+
+def check_call(subject, args, kwargs, *, nesting, settings, session):
+    model = subject if isinstance(subject, Model) else getattr(subject, "model", Model())
+    RUNS.append(str(nesting))
+    model.calls.append(nesting)
+    session.adds_state = session.adds_state or model.adds_state
+    if model.bad:
+        raise CheckError(model.bad)
+    peak, budget = (1000 * (len(nesting) + 1), 8000) if str(nesting).startswith("jit") else (None, None)
+    if model.rejected(nesting):
+        return Call(None, Outcome(nesting, "rejected", reason="TraceContextError: other trace level"), None)
+    try:
+        output = subject(*args, **kwargs)
+        if model.failed(nesting):
+            raise TypeError("scan body must return a carry")
+    except Exception as error:  # noqa: BLE001
+        return Call(None, Outcome(nesting, "failed", reason=f"{type(error).__name__}: {error}"), error)
+    names = [name for name in settings.invariants if getattr(model, name)(nesting)]
+    broken = tuple(violation(name) for name in names)
+    return Call(output, Outcome(nesting, "violated" if broken else "held", broken, peak=peak, budget=budget), None)
+
+
+def install() -> None:
+    """Take the place of the real module; pytester's snapshot of the modules, or the end of the process, puts it back."""
+    module = types.ModuleType("pytest_nnxcheck.check")
+    module.Session, module.Call, module.check_call = Session, Call, check_call
+    sys.modules["pytest_nnxcheck.check"] = module
+    RUNS.clear()

@@ -1,0 +1,393 @@
+"""Known leak patterns, each with a healthy twin that computes the same and keeps no tracer.
+
+Every leaky module runs eagerly, and holds a tracer once it was called under `nnx.jit` on flax 0.12. Where a leak
+lives outside the module (a class, a default, a cache) the factory clears it, so that every case starts clean.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from healthy import BATCH, WIDTH, Case, assign, node_dict, node_list, numbers, rngs
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Factories of a leaky case and of its healthy twin, and the text that the path of the leak contains.
+
+    ``since`` is the first version of flax on which the call leaks under `nnx.jit`: before, flax 0.10.7 hands the value
+    back as state and 0.10.2 refuses the call. ``raises`` is what the leaky call ends with under any trace.
+    """
+
+    leaky: Callable[[], Case]
+    healthy: Callable[[], Case]
+    path: str
+    since: tuple[int, ...] = (0, 10)
+    raises: type[Exception] | None = None
+
+
+def case(module: type[nnx.Module]) -> Case:
+    """A fresh case ``[3, width] -> [3, width]`` of a module class that takes rngs alone."""
+    return Case(module(rngs()), (numbers(BATCH),))
+
+
+class Layer(nnx.Module):
+    """What all these modules have in common: one linear layer."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+
+def blank() -> nnx.BatchStat[jax.Array]:
+    """Where a healthy twin keeps an output."""
+    return nnx.BatchStat(jnp.zeros(BATCH))
+
+
+# An attribute that was None
+
+
+class KeepsLast(Layer):
+    """Keeps its last output in a field that was `None`."""
+
+    last: jax.Array | None = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.last = y
+        return y
+
+
+class KeepsLastSetInInit(Layer):
+    """The same with the `None` written in the constructor: flax 0.12 refuses the eager call, and leaks under jit."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.last: jax.Array | None = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.last = y
+        return y
+
+
+class KeepsLastInVariable(Layer):
+    """Keeps its last output in a Variable."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.last = blank()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        assign(self.last, y)
+        return y
+
+
+# A plain list
+
+
+class LogsToList(Layer):
+    """Appends its output to a plain list."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.log: list[jax.Array] = []
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.log.append(y)
+        return y
+
+
+class LogsToVariables(Layer):
+    """Writes its output into the one Variable of a list."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.log = node_list([blank()])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        assign(self.log[0], y)
+        return y
+
+
+# A dict
+
+
+class DebugsToDict(Layer):
+    """Keeps its output in a plain dict."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.debug: dict[str, jax.Array] = {}
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.debug["pre"] = y
+        return nnx.relu(y)
+
+
+class DebugsToVariables(Layer):
+    """Keeps its output in the one Variable of a dict."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.debug = node_dict({"pre": blank()})
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        assign(self.debug["pre"], y)
+        return nnx.relu(y)
+
+
+# A closure cell
+
+
+def make_remembering_norm() -> Callable[[jax.Array], jax.Array]:
+    """A normalization that remembers its last scale in a cell."""
+    scale: jax.Array | None = None
+
+    def norm(x: jax.Array) -> jax.Array:
+        nonlocal scale
+        scale = jnp.sqrt(jnp.mean(x**2))
+        return x / scale
+
+    return norm
+
+
+def make_norm() -> Callable[[jax.Array], jax.Array]:
+    """A normalization whose cell holds a number."""
+    epsilon = 1e-6
+
+    def norm(x: jax.Array) -> jax.Array:
+        return x / jnp.sqrt(jnp.mean(x**2) + epsilon)
+
+    return norm
+
+
+class ClosureNorm(Layer):
+    """A layer with a normalization that is a function."""
+
+    def __init__(self, rngs: nnx.Rngs, norm: Callable[[jax.Array], jax.Array]) -> None:
+        super().__init__(rngs)
+        self.norm = norm
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(self.linear(x))
+
+
+# A class attribute
+
+
+class TracksLargest(Layer):
+    """Keeps its largest output in an attribute of the class."""
+
+    largest: ClassVar[jax.Array | None] = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        TracksLargest.largest = jnp.max(y)
+        return y
+
+
+class TracksLargestInVariable(Layer):
+    """Keeps its largest output in a Variable; the class holds a name."""
+
+    largest_name: ClassVar[str] = "largest"
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.largest = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        assign(getattr(self, self.largest_name), jnp.max(y))
+        return y
+
+
+def tracks_largest() -> Case:
+    TracksLargest.largest = None
+    return case(TracksLargest)
+
+
+# A default argument
+
+
+class Memoizes(Layer):
+    """Keeps a mask by length in a mutable default."""
+
+    def __call__(self, x: jax.Array, memo: dict[int, jax.Array] = {}) -> jax.Array:  # noqa: B006 - the leak itself
+        if len(x) not in memo:
+            memo[len(x)] = jnp.tril(jnp.ones((len(x), len(x))))
+        return memo[len(x)] @ self.linear(x)
+
+
+class MemoizesNumbers(Layer):
+    """Keeps a number by length in a mutable default."""
+
+    def __call__(self, x: jax.Array, memo: dict[int, float] = {}) -> jax.Array:  # noqa: B006 - twin of the leak
+        memo.setdefault(len(x), len(x) ** -0.5)
+        return memo[len(x)] * self.linear(x)
+
+
+def memoizes(module: type[Layer]) -> Case:
+    (memo,) = module.__call__.__defaults__ or ({},)
+    memo.clear()
+    return case(module)
+
+
+# A cached function
+
+
+@functools.lru_cache
+def positions(length: int) -> jax.Array:
+    """A table of positions as a jax array: computed under a trace, the cache keeps a tracer."""
+    return jnp.sin(jnp.arange(length, dtype=jnp.float32))
+
+
+@functools.lru_cache
+def host_positions(length: int) -> np.ndarray[Any, Any]:
+    """The same table by NumPy, which no trace can reach."""
+    return np.sin(np.arange(length, dtype=np.float32))
+
+
+class AddsPositions(Layer):
+    """Adds the cached table."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.linear(x) + positions(x.shape[-1])
+
+
+class AddsHostPositions(Layer):
+    """Adds the table that was cached on the host."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.linear(x) + host_positions(x.shape[-1])
+
+
+def adds_positions() -> Case:
+    positions.cache_clear()
+    return case(AddsPositions)
+
+
+def adds_host_positions() -> Case:
+    host_positions.cache_clear()
+    return case(AddsHostPositions)
+
+
+# Metadata of a Variable
+
+
+class AnnotatesKernel(Layer):
+    """Renews its kernel with the norm as metadata."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.linear.kernel[...]
+        self.linear.kernel = nnx.Param(kernel, norm=jnp.linalg.norm(kernel))
+        return self.linear(x)
+
+
+class KeepsKernelNorm(Layer):
+    """Renews its kernel with a text as metadata, and keeps the norm in a Variable."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.linear.kernel = nnx.Param(self.linear.kernel[...], unit="none")
+        self.norm = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        assign(self.norm, jnp.linalg.norm(self.linear.kernel[...]))
+        return self.linear(x)
+
+
+# Kept by a call that raises afterwards
+
+
+class ChecksRange(Layer):
+    """Keeps its output for the message, then asks for its value, which no trace can give."""
+
+    seen: ClassVar[list[jax.Array]] = []
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        ChecksRange.seen.append(y)
+        if jnp.max(jnp.abs(y)) > 1e6:
+            raise ValueError("out of range")
+        return y
+
+
+class ChecksShape(Layer):
+    """Keeps the shape for the message and checks that."""
+
+    seen: ClassVar[list[tuple[int, ...]]] = []
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        ChecksShape.seen[:] = [y.shape]
+        if y.shape[-1] != WIDTH:
+            raise ValueError("wrong width")
+        return y
+
+
+def checks_range() -> Case:
+    ChecksRange.seen.clear()
+    return case(ChecksRange)
+
+
+# A caught exception
+
+
+class KeepsErrors(Layer):
+    """Catches the error of a concrete branch and keeps it: its frames hold the tracers of the call."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.errors: list[Exception] = []
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        try:
+            return self.linear(x) if x.max() > 0 else x
+        except jax.errors.TracerBoolConversionError as error:
+            self.errors.append(error)
+            return self.linear(x)
+
+
+class DropsErrors(Layer):
+    """Catches the same error and forgets it."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        try:
+            return self.linear(x) if x.max() > 0 else x
+        except jax.errors.TracerBoolConversionError:
+            return self.linear(x)
+
+
+LEAKY: dict[str, Twins] = {
+    "none_attribute": Twins(lambda: case(KeepsLast), lambda: case(KeepsLastInVariable), ".last", (0, 12)),
+    "plain_list": Twins(lambda: case(LogsToList), lambda: case(LogsToVariables), ".log[0]", (0, 12)),
+    "dict": Twins(lambda: case(DebugsToDict), lambda: case(DebugsToVariables), ".debug['pre']", (0, 12)),
+    "closure_cell": Twins(
+        lambda: Case(ClosureNorm(rngs(), make_remembering_norm()), (numbers(BATCH),)),
+        lambda: Case(ClosureNorm(rngs(), make_norm()), (numbers(BATCH),)),
+        "scale (closure of make_remembering_norm",
+    ),
+    "class_attribute": Twins(tracks_largest, lambda: case(TracksLargestInVariable), "TracksLargest.largest"),
+    "default_argument": Twins(
+        lambda: memoizes(Memoizes), lambda: memoizes(MemoizesNumbers), "memo[3] (default of Memoizes.__call__)"
+    ),
+    "cached_function": Twins(adds_positions, adds_host_positions, "positions.cache[8]"),
+    "variable_metadata": Twins(lambda: case(AnnotatesKernel), lambda: case(KeepsKernelNorm), ".linear.kernel.norm"),
+    "raises_afterwards": Twins(
+        checks_range, lambda: case(ChecksShape), "ChecksRange.seen[0]", raises=jax.errors.TracerBoolConversionError
+    ),
+    "caught_exception": Twins(lambda: case(KeepsErrors), lambda: case(DropsErrors), "errors[0]"),
+}
+"""Name of the place -> the twins."""

@@ -1,0 +1,272 @@
+"""The machinery of examples outside pytest: `check` and `assert_invariants`, with the engine of fake_engine.py."""
+
+import dataclasses
+import inspect
+
+import hypothesis
+import pytest
+from fake_engine import RUNS, Model, has
+from flax import nnx
+from hypothesis import strategies as st
+
+import pytest_nnxcheck
+from pytest_nnxcheck.api import Wrapped, assert_invariants, check, wrap
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
+
+pytestmark = pytest.mark.usefixtures("fake")
+UN_NESTED = has()
+
+
+def verdicts(report):
+    return {str(outcome.nesting): outcome.verdict for outcome in report.outcomes}
+
+
+def test_a_healthy_subject_holds_everywhere():
+    report = check(Model(), 1)
+    assert report.ok
+    assert set(verdicts(report).values()) == {"held"}
+    assert RUNS[0] == "un-nested"
+    assert {"jit > call_first", "while_loop > scan", "remat[functional]"} < set(RUNS)
+    assert str(report).startswith(f"{len(RUNS)} nestings: {len(RUNS)} held; worst peak ")
+
+
+def test_no_nesting_runs_twice():
+    check(Model(tracers=has("scan", "jit", "vmap")), 1, max_examples=60)
+    assert len(RUNS) == len(set(RUNS))
+
+
+def test_the_same_check_gives_the_same_report():
+    first, second = (
+        check(Model(tracers=has("scan", "vmap", "jit")), 1),
+        check(Model(tracers=has("scan", "vmap", "jit")), 1),
+    )
+    assert verdicts(first) == verdicts(second)
+    assert str(first) == str(second)
+
+
+def test_drawn_nestings_have_as_many_as_max_depth_layers():
+    check(Model(), 1, max_depth=5, sweep="singles", max_examples=40)
+    assert max(len(Nesting.parse(text)) for text in RUNS) == 5
+
+
+@pytest.mark.parametrize(
+    "settings, runs",
+    [
+        ({"max_examples": 0}, 62),
+        ({"max_examples": 0, "sweep": "singles"}, 25),
+        ({"max_examples": 0, "sweep": "probes"}, 3),
+        ({"max_depth": 1}, 25),
+    ],
+)
+def test_the_sweep_alone(settings, runs):
+    check(Model(), 1, **settings)
+    assert len(RUNS) == runs
+
+
+def test_the_plainest_violation_of_the_sweep_is_reported():
+    report = check(Model(tracers=has("scan"), memory=has("jit", "scan")), 1)
+    assert str(report.broken[0].nesting) == "scan"
+    assert [violation.invariant for violation in report.violations] == ["tracers"]
+    assert "also broken memory, smallest: jit > scan\n" in str(report)
+    assert not report.ok
+
+
+def test_invariants_broken_together_are_shown_together():
+    text = str(check(Model(tracers=has("scan"), memory=has("scan")), 1, sweep="singles", max_examples=0))
+    assert text.splitlines() == [
+        "nnx invariant broken: tracers",
+        "  nesting     scan                                   smallest of 25 tried; 1 violated, 24 held",
+        "  tracers     tracers is broken",
+        "  leaked      model.kernel   Param float32[3,32,32]",
+        "  hint        do it otherwise",
+        "  memory      memory is broken",
+        "  leaked      model.kernel   Param float32[3,32,32]",
+        "  hint        do it otherwise",
+        "  replay      check(..., nesting='scan')",
+    ]
+
+
+def test_a_drawn_violation_shrinks_to_the_smallest():
+    report = check(Model(tracers=lambda nesting: len(nesting) == 3), 1)
+    assert str(report.broken[0].nesting) == "jit > jit > jit"
+
+
+@pytest.mark.parametrize("name", ["tracers", "memory", "donation"])
+def test_assert_invariants_raises_the_type_of_the_invariant(name):
+    with pytest.raises(InvariantViolation) as caught:
+        assert_invariants(Model(**{name: has("jit")}), 1)
+    assert (
+        type(caught.value).__name__
+        == {"tracers": "TracerResidue", "memory": "MemoryBudgetExceeded", "donation": "DonationLost"}[name]
+    )
+    assert str(caught.value) == str(check(Model(**{name: has("jit")}), 1))
+    assert str(caught.value.outcome.nesting) == "jit"
+
+
+def test_assert_invariants_is_quiet_on_a_healthy_subject():
+    assert_invariants(Model(), 1)
+
+
+def test_an_unchecked_invariant_cannot_break():
+    assert check(Model(tracers=has("jit")), 1, invariants="memory").ok
+
+
+def test_a_refused_closure_style_is_probed_once_and_drawn_no_more():
+    report = check(Model(rejected=lambda nesting: "[closure]" in str(nesting)), 1, max_examples=50)
+    assert [text for text in RUNS if "[closure]" in text] == ["eval_shape[closure]"]
+    assert sum(outcome.verdict == "rejected" for outcome in report.outcomes) == 6
+    assert any("[jax_closure]" in text for text in RUNS[25:])
+    assert report.notes == (
+        "closure refused by flax (eval_shape[closure]: TraceContextError: other trace level), drawn no more",
+    )
+    assert report.ok
+
+
+def test_a_rejection_can_be_made_a_failure():
+    report = check(Model(rejected=has("eval_shape[closure]")), 1, on_rejection="fail")
+    assert not report.ok
+    with pytest.raises(InvariantViolation, match=r"nnx nesting rejected by flax: eval_shape\[closure\]"):
+        assert_invariants(Model(rejected=has("eval_shape[closure]")), 1, on_rejection="fail")
+
+
+def test_a_call_that_adds_state_is_never_put_into_an_argument_loop():
+    report = check(Model(adds_state=True), 1, max_examples=50)
+    for text in RUNS:
+        assert not {"scan", "vmap", "while_loop"} & set(text.split(" > ")), text
+    assert any("scan[functional]" in text for text in RUNS)
+    assert report.notes == ("the call adds state, which no loop can carry: argument scan, vmap, while_loop left out",)
+
+
+def test_every_nesting_rejected_is_an_error():
+    with pytest.raises(
+        CheckError, match="nnx nothing was checked: flax rejected every nesting .TraceContextError: other trace level."
+    ):
+        check(Model(rejected=lambda nesting: len(nesting) > 0), 1, styles="closure")
+
+
+def test_one_nesting_alone():
+    report = check(Model(tracers=has("scan")), 1, nesting="jit > scan[argument]")
+    assert RUNS == ["jit > scan"]
+    assert "jit > scan                             replayed, no other was tried" in str(report)
+    assert verdicts(check(Model(), 1, nesting="un-nested")) == {"un-nested": "held"}
+
+
+def test_a_rejected_replay_is_an_error():
+    with pytest.raises(CheckError, match="flax rejected every nesting"):
+        check(Model(rejected=has("jit[closure]")), 1, nesting="jit[closure]")
+
+
+def test_an_un_nested_failure_is_the_users_own_and_ends_the_check():
+    with pytest.raises(TypeError, match="carry") as caught:
+        check(Model(failed=UN_NESTED), 1)
+    assert RUNS == ["un-nested"]
+    assert not getattr(caught.value, "__notes__", [])
+
+
+def test_a_nested_failure_is_reported_and_raised():
+    model = Model(failed=has("scan"))
+    report = check(model, 1)
+    assert verdicts(report)["scan"] == "failed"
+    assert str(report).startswith("nnx nesting failed: scan\n")
+    with pytest.raises(TypeError, match="carry") as caught:
+        assert_invariants(model, 1)
+    assert "replay      check(..., nesting='scan')" in caught.value.__notes__[0]
+    assert len(caught.value.__notes__) == 1
+
+
+def test_a_violation_is_shown_before_a_failure():
+    text = str(check(Model(failed=has("jit"), tracers=has("scan", "scan")), 1))
+    assert text.startswith("nnx invariant broken: tracers\n  nesting     scan > scan ")
+    assert "  also failed jit: TypeError: scan body must return a carry\n" in text
+
+
+def test_bad_use_is_raised_at_once():
+    with pytest.raises(CheckError, match="kernel already holds a tracer"):
+        check(Model(bad="kernel already holds a tracer"), 1)
+    assert RUNS == ["un-nested"]
+
+
+def test_keyword_arguments_of_the_subject():
+    def subject(x, *, scale):
+        return x * scale
+
+    assert check(subject, 1, kwargs={"scale": 2}, sweep="probes").ok
+    with pytest.raises(CheckError, match=r"check\(\.\.\., scale=\.\.\.\): unknown setting 'scale'"):
+        check(subject, 1, scale=2)
+
+
+def test_bad_settings_name_their_source():
+    with pytest.raises(
+        CheckError, match=r"check\(\.\.\., memory_budget=\.\.\.\): memory_budget='5MBfoo' is not a size"
+    ):
+        check(Model(), 1, memory_budget="5MBfoo")
+
+
+@pytest.mark.parametrize("subject", [3, None, "model", [Model()]], ids=repr)
+def test_a_subject_that_cannot_be_called(subject):
+    with pytest.raises(CheckError, match=f"nnx_wrap got {type(subject).__name__} .* cannot be called"):
+        check(subject, 1)
+
+
+def test_a_wrapped_object_is_the_subject_in_all_but_the_call():
+    module = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    wrapped = wrap(module)
+    assert wrapped.kernel is module.kernel
+    assert wrapped.out_features == 3
+    wrapped.out_features = 4
+    assert module.out_features == 4
+    assert inspect.signature(wrapped) == inspect.signature(module)
+    assert repr(wrapped) == "nnx_wrap(Linear)"
+    assert wrap(wrapped).__wrapped__ is module
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = wrapped.no_such
+
+
+def test_a_wrapped_function_keeps_its_name_and_its_text():
+    def train_step(model, batch):
+        """One step."""
+
+    wrapped = wrap(train_step)
+    assert (wrapped.__name__, wrapped.__doc__) == ("train_step", "One step.")
+    assert list(inspect.signature(wrapped).parameters) == ["model", "batch"]
+    assert isinstance(wrapped, Wrapped)
+
+
+def test_a_wrapped_object_called_outside_of_a_test_says_what_to_do():
+    with pytest.raises(CheckError, match="called outside of a test with @pytest.mark.nnx_invariants"):
+        wrap(Model())(1)
+
+
+def test_a_wrapped_argument_is_unwrapped():
+    inner = Model()
+
+    def step(model, x):
+        assert model is inner
+        return x
+
+    assert check(step, wrap(inner), 1, sweep="probes").ok
+
+
+def test_check_inside_a_test_of_hypothesis():
+    @hypothesis.settings(suppress_health_check=list(hypothesis.HealthCheck), max_examples=3)
+    @hypothesis.given(st.integers())
+    def property_test(x):
+        assert check(Model(), x, sweep="probes", max_examples=2).ok
+
+    property_test()
+
+
+def test_public_names_are_lazy_and_complete():
+    assert set(pytest_nnxcheck.__all__) <= set(dir(pytest_nnxcheck))
+    assert pytest_nnxcheck.check is check
+    assert pytest_nnxcheck.TracerResidue is TracerResidue
+    assert pytest_nnxcheck.MemoryBudgetExceeded is MemoryBudgetExceeded
+    with pytest.raises(AttributeError, match="no attribute 'chek'"):
+        _ = pytest_nnxcheck.chek
+
+
+def test_a_report_cannot_be_changed():
+    report = check(Model(), 1, sweep="probes", max_examples=0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.outcomes = ()

@@ -1,0 +1,75 @@
+"""Layers and nestings as text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck.nesting import CALL_FIRST, STYLES, TRANSFORMS, Layer, Nesting, NestingError
+
+layers = st.builds(Layer, st.sampled_from(TRANSFORMS), st.sampled_from(STYLES)) | st.just(Layer(CALL_FIRST))
+any_nesting = st.lists(layers, max_size=5).map(lambda drawn: Nesting(tuple(drawn)))
+
+
+@given(any_nesting)
+def test_text_round_trips(nesting):
+    assert Nesting.parse(str(nesting)) == nesting
+    assert eval(repr(nesting)) == nesting
+
+
+@pytest.mark.parametrize(
+    "text, canonical",
+    [
+        ("un-nested", "un-nested"),
+        (" jit ", "jit"),
+        ("jit>scan[ closure ]", "jit > scan[closure]"),
+        ("jit[argument] > remat", "jit > remat"),
+        ("jit > call_first > scan[jax_closure]", "jit > call_first > scan[jax_closure]"),
+    ],
+)
+def test_spellings(text, canonical):
+    assert str(Nesting.parse(text)) == canonical
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "an empty nesting, write 'un-nested' or layers such as 'jit > scan[closure]'"),
+        ("jit >", "'' is not a layer"),
+        ("jit scan", "'jit scan' is not a layer"),
+        ("scan[closure", "is not a layer"),
+        ("scan]closure[", "is not a layer"),
+        ("scna", "unknown transform 'scna', did you mean 'scan'?"),
+        ("zzz", "unknown transform 'zzz', write one of jit, remat,"),
+        ("jit > scan[closur]", "unknown style 'closur', did you mean 'closure'?"),
+        ("scan[]", "unknown style ''"),
+        ("call_first[functional]", "call_first has no styles, write 'call_first'"),
+    ],
+)
+def test_bad_text_says_what_to_write(text, message):
+    with pytest.raises(NestingError) as caught:
+        Nesting.parse(text)
+    assert message in str(caught.value)
+
+
+def test_plainness_orders_by_layers_then_styles_then_transforms():
+    texts = [
+        "un-nested",
+        "jit",
+        "scan",
+        "jit[functional]",
+        "jit > jit",
+        "jit > scan",
+        "scan > jit",
+        "jit > jit[closure]",
+        "jit > jit > jit",
+    ]
+    nestings = [Nesting.parse(text) for text in texts]
+    assert sorted(reversed(nestings), key=lambda nesting: nesting.plainness) == nestings
+
+
+@given(any_nesting, st.data())
+def test_taking_a_layer_away_is_plainer(nesting, data):
+    if nesting.layers:
+        index = data.draw(st.integers(0, len(nesting) - 1))
+        fewer = Nesting(nesting.layers[:index] + nesting.layers[index + 1 :])
+        assert fewer.plainness < nesting.plainness

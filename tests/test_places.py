@@ -1,0 +1,299 @@
+"""`Places.restore` puts every mutable place back, in place, by identity, and without running the user's code."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import sys
+import threading
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import pytest_nnxcheck.places
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.walk import walk
+
+
+class Box:
+    """A plain Python object."""
+
+
+class Slotted:
+    __slots__ = ("first", "second")
+
+
+class Quiet(list):
+    """A list whose own methods must not be called."""
+
+    def refuse(self, *_: Any) -> Any:
+        raise AssertionError("user code ran")
+
+    append = extend = clear = __setitem__ = __iter__ = __eq__ = refuse
+
+
+def places(value: object) -> Any:
+    return walk([("value", value)]).places
+
+
+CONTAINERS = {
+    "list": ([1, 2], lambda value: value.append(3)),
+    "list that was reordered": ([1, 2], list.reverse),
+    "dict": ({"a": 1}, lambda value: value.update(b=2)),
+    "dict that lost a key": ({"a": 1, "b": 2}, lambda value: value.pop("a")),
+    "dict that was reordered": ({"a": 1, "b": 2}, lambda value: value.update(a=value.pop("a"))),
+    "ordered dict": (collections.OrderedDict(a=1, b=2), lambda value: value.move_to_end("a")),
+    "defaultdict": (collections.defaultdict(list, a=[]), lambda value: value["b"]),
+    "set": ({1, 2}, lambda value: value.add(3)),
+    "deque": (collections.deque([1, 2], maxlen=2), lambda value: value.append(3)),
+    "quiet list": (Quiet((1, 2)), lambda value: list.append(value, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_containers_are_refilled_in_place(name: str) -> None:
+    value, spoil = CONTAINERS[name]
+    kept = places(value)
+    content = list.__repr__(value) if isinstance(value, list) else repr(value)
+    spoil(value)
+    assert (list.__repr__(value) if isinstance(value, list) else repr(value)) != content
+    assert kept.restore() == ()
+    assert (list.__repr__(value) if isinstance(value, list) else repr(value)) == content
+
+
+def test_the_old_objects_come_back_and_not_copies() -> None:
+    first, value = Box(), Box()
+    value.items = [first]
+    items = value.items
+    kept = places(value)
+    value.items = [Box()]
+    items.clear()
+    kept.restore()
+    assert value.items is items
+    assert items[0] is first
+
+
+def test_attributes_slots_and_namespaces() -> None:
+    box, slotted, space = Box(), Slotted(), types.SimpleNamespace(a=1)
+    slotted.first, box.old = 1, 0
+    kept = places([box, slotted, space])
+    box.new, slotted.first, slotted.second, space.a = 1, 2, 3, 4
+    del box.old
+    assert kept.restore() == ()
+    assert vars(box) == {"old": 0}
+    assert slotted.first == 1
+    assert not hasattr(slotted, "second")
+    assert space.a == 1
+
+
+def test_attributes_of_a_frozen_object() -> None:
+    class Frozen(Box):
+        def __setattr__(self, *_: Any) -> None:
+            raise AssertionError("user code ran")
+
+    value = Frozen()
+    kept = places(value)
+    vars(value)["last"] = 1
+    kept.restore()
+    assert vars(value) == {}
+
+
+def test_class_attributes() -> None:
+    class Net:
+        largest = None
+        gone = 1
+
+    kept = places(Net)
+    Net.largest, Net.added = 1, 2
+    del Net.gone
+    assert kept.restore() == ()
+    assert (Net.largest, Net.gone, hasattr(Net, "added")) == (None, 1, False)
+
+
+def test_defaults_and_attributes_of_a_function() -> None:
+    def act(x: Any = 1, *, y: Any = [2]) -> Any:  # noqa: B006  # the place under test
+        return x, y
+
+    kept = places(act)
+    act.__kwdefaults__["y"].append(3)
+    act.__defaults__, act.__kwdefaults__, act.memo = (4,), None, 5
+    assert kept.restore() == ()
+    assert act() == (1, [2])
+    assert not hasattr(act, "memo")
+
+
+def test_closure_cells_full_and_empty() -> None:
+    def make() -> Any:
+        scale = 1
+
+        def set_both(value: Any) -> None:
+            nonlocal scale, late
+            scale = late = value
+
+        def read() -> Any:
+            return scale, late  # noqa: F821  # empty until set_both
+
+        late = 0
+        del late
+        return set_both, read
+
+    set_both, read = make()
+    kept = places(read)
+    set_both(2)
+    assert read() == (2, 2)
+    assert kept.restore() == ()
+    with pytest.raises(NameError):
+        read()
+    set_both(3)
+    kept.restore()
+    cells = dict(zip(read.__code__.co_freevars, read.__closure__, strict=True))
+    assert cells["scale"].cell_contents == 1
+
+
+SCALE: Any = None
+
+
+def set_globals(value: Any) -> None:
+    global SCALE, ADDED  # noqa: PLW0603  # the place under test
+    SCALE = ADDED = value
+
+
+def test_globals_that_the_code_names() -> None:
+    kept = places(set_globals)
+    unrelated = globals().setdefault("_unrelated", Box())
+    set_globals(3)
+    assert kept.restore() == ()
+    assert SCALE is None
+    assert "ADDED" not in globals()
+    assert globals()["_unrelated"] is unrelated
+
+
+def test_an_import_stays(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_module.py").write_text("X = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def load() -> Any:
+        global late_module  # noqa: PLW0603  # a lazy import, as users write it
+        import late_module  # type: ignore[import-not-found]  # written above
+
+        return late_module
+
+    kept = places(load)
+    load()
+    kept.restore()
+    assert globals()["late_module"] is sys.modules["late_module"]
+
+
+def test_caches_are_cleared_where_they_changed() -> None:
+    @functools.lru_cache
+    def rotary(n: int) -> Any:
+        return [n]
+
+    @functools.cache
+    def config(n: int) -> Any:
+        return [n]
+
+    first, same = rotary(1), config(1)
+    kept = places([rotary, config])
+    rotary(2)
+    assert kept.restore() == ()
+    assert rotary.cache_info().currsize == 0
+    assert rotary(1) is not first
+    assert config(1) is same
+
+
+SETTING: contextvars.ContextVar[Any] = contextvars.ContextVar("SETTING")
+UNSET: contextvars.ContextVar[Any] = contextvars.ContextVar("UNSET")
+
+
+def test_context_variables_and_thread_locals() -> None:
+    def spoil() -> None:
+        local, value = threading.local(), Box()
+        local.items = [value]
+        SETTING.set(value)
+        kept = places([SETTING, UNSET, local])
+        SETTING.set(1)
+        UNSET.set(1)
+        local.items, local.new = [], 1
+        assert kept.restore() == ()
+        assert SETTING.get() is value
+        assert UNSET.get() is None
+        assert vars(local)["items"][0] is value
+        assert "new" not in vars(local)
+
+    contextvars.copy_context().run(spoil)
+
+
+def test_object_arrays() -> None:
+    value = np.array([None, "a"], dtype=object)
+    kept = places(value)
+    value[:] = 1
+    assert kept.restore() == ()
+    assert value.tolist() == [None, "a"]
+
+
+def test_variables_value_and_metadata() -> None:
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jnp.zeros(2), norm="old")
+
+    model = Net()
+    raw, metadata = compat.variable_value(model.w), dict(compat.variable_metadata(model.w))
+    kept = places(model)
+    compat.set_variable_value(model.w, jnp.ones(2))
+    # flax replaces the dict of the metadata, an old one kept elsewhere would not help.
+    compat.set_variable_metadata(model.w, {"norm": "new", "extra": 1})
+    assert compat.variable_metadata(model.w)["norm"] == "new"
+    assert kept.restore() == ()
+    assert compat.variable_value(model.w) is raw
+    assert compat.variable_metadata(model.w) == metadata
+
+
+def test_state_that_a_jit_changed() -> None:
+    layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    kept = places(layer)
+    nnx.jit(lambda layer, x: layer(x))(layer, jnp.arange(6.0).reshape(2, 3))
+    assert compat.variable_value(layer.mean).any()
+    assert kept.restore() == ()
+    assert not compat.variable_value(layer.mean).any()
+    assert layer(jnp.ones((2, 3))).shape == (2, 3)
+
+
+def test_restore_twice_and_untouched_places() -> None:
+    value = {"a": [1, {2}], "b": Box()}
+    kept = places(value)
+    before = repr(value)
+    assert kept.restore() == kept.restore() == ()
+    assert repr(value) == before
+    assert len(kept) >= 4
+
+
+def test_a_place_that_cannot_be_put_back_is_named_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise TypeError("immutable")
+
+    monkeypatch.setattr(pytest_nnxcheck.places, "_refill_list", refuse)
+    value: dict[str, Any] = {"frozen": [], "other": {}}
+    kept = places(value)
+    value["other"]["new"] = 1
+    assert kept.restore() == ("value['frozen']",)
+    assert value["other"] == {}
+
+
+def test_restoring_runs_no_jax_operation() -> None:
+    box = Box()
+
+    def spoil(x: Any) -> Any:
+        box.last = x * 2
+        kept.restore()
+        return x
+
+    kept = places(box)
+    assert len(jax.make_jaxpr(spoil)(1.0).eqns) == 1
+    assert not hasattr(box, "last")

@@ -1,0 +1,239 @@
+"""What is refused at collection, and where settings come from: marker, command line, ini file."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_nnxcheck import settings as table
+
+BAD_MARKERS = {
+    "@marked(memory_buget='2x')": "unknown setting 'memory_buget', did you mean 'memory_budget'?",
+    "@marked(transforms='jit,scna')": "unknown transform 'scna', did you mean 'scan'?",
+    "@marked(styles=['closur'])": "unknown style 'closur', did you mean 'closure'?",
+    "@marked(memory_budget='5MBfoo')": "memory_budget='5MBfoo' is not a size, write bytes such as '512MiB'",
+    "@marked(memory_budget=-1)": "memory_budget=-1 is not a size",
+    "@marked(memory_budget='0x')": "memory_budget='0x' is out of range",
+    "@marked(memory_budget=float('nan'))": "memory_budget=nan is not a size",
+    "@marked(max_depth=0)": "max_depth=0 is not a whole number of at least 1",
+    "@marked('tracers')": "'tracers' has no name, write keyword arguments such as memory_budget='2x'",
+    "@marked(nesting='jit')": "nesting='jit' is for the command line, --nnx-nesting",
+}
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_bad_marker_is_a_collection_error_with_file_and_line(run_inner, workers):
+    result = run_inner("\n@marked(max_depth=0)\ndef test_x(nnx_wrap): pass\n", workers, subprocess=True)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["nnx_invariants marker at test_inner.py:5: max_depth=0 is not a whole number of at least 1"]
+    )
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("marker, message", BAD_MARKERS.items())
+def test_bad_markers(run_inner, marker, message):
+    result = run_inner(f"{marker}\ndef test_x(nnx_wrap): pass\n")
+    result.assert_outcomes(errors=1)
+    assert f"nnx_invariants marker at test_inner.py:4: {message}" in result.stdout.str()
+
+
+def test_a_bad_marker_on_a_class_or_a_module_names_that_place(run_inner):
+    result = run_inner("\n\n@marked(max_depth=0)\nclass TestX:\n    def test_x(self, nnx_wrap): pass\n")
+    result.stdout.fnmatch_lines(["nnx_invariants marker at test_inner.py:6: *"])
+    result = run_inner("pytestmark = [marked(max_depth=0)]\ndef test_x(nnx_wrap): pass\n")
+    result.stdout.fnmatch_lines(["nnx_invariants marker at test_inner.py: max_depth=0 *"])
+
+
+def test_the_marker_without_the_fixture(run_inner):
+    result = run_inner("@marked\ndef test_x(tmp_path): pass\n")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["test_inner.py:4: test_x is marked nnx_invariants but does not use nnx_wrap, so nothing *"]
+    )
+
+
+def test_the_fixture_without_the_marker(run_inner):
+    result = run_inner("def test_x(nnx_wrap): pass\n")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["test_inner.py:4: test_x uses nnx_wrap but is not marked, add @pytest.mark.nnx_invariants"]
+    )
+
+
+def test_the_fixture_may_come_through_another_one(run_inner):
+    source = """
+@pytest.fixture(scope="module")
+def model(nnx_wrap):
+    return nnx_wrap(Model())
+
+@marked
+def test_x(model):
+    assert model(1) == 1
+
+def test_plain(): pass
+"""
+    run_inner(source).assert_outcomes(passed=2)
+
+
+def test_a_marker_that_a_conftest_adds_later_counts(run_inner):
+    source = (
+        "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model):\n    assert model(1) == 1\n"
+    )
+    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    for item in items: item.add_marker(pytest.mark.nnx_invariants(%s))\n"
+    run_inner(source, conftest=mark % "").assert_outcomes(passed=1)
+    result = run_inner(source, conftest=mark % "max_depth=0")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["nnx_invariants marker at test_inner.py:6: max_depth=0 is not *"])
+
+
+@pytest.mark.parametrize("body", ["async def test_x(nnx_wrap): pass", "async def test_x(nnx_wrap): yield"])
+def test_async_tests_are_refused(run_inner, body):
+    result = run_inner(f"@marked\n{body}\n")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["test_inner.py:4: test_x is async, and nnx_invariants cannot await it for each nesting: *"]
+    )
+
+
+@pytest.mark.parametrize("where", ["class", "method", "module"])
+def test_unittest_test_cases_are_refused(run_inner, where):
+    marks = {name: "@marked" if name == where else "" for name in ("class", "method")}
+    module = "pytestmark = marked" if where == "module" else ""
+    source = f"import unittest\n{module}\n{marks['class']}\nclass X(unittest.TestCase):\n    {marks['method']}\n    def test_x(self): pass\n"
+    result = run_inner(source)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["test_inner.py:*: X is a unittest.TestCase, which takes no fixtures as arguments, *"])
+
+
+def test_an_unmarked_test_case_is_left_alone(run_inner):
+    run_inner("import unittest\nclass X(unittest.TestCase):\n    def test_x(self): pass\n").assert_outcomes(passed=1)
+
+
+SHOW = """
+@marked{marker}
+def test_x(nnx_wrap, request):
+    from pytest_nnxcheck.plugin import _settings
+    print("SETTINGS", request.node.stash[_settings])
+    nnx_wrap(Model())(1)
+"""
+VALUES = {  # setting: (marker, command line, ini, how each reads)
+    "invariants": ("'tracers'", "memory", "donation", ["('tracers',)", "('memory',)", "('donation',)"]),
+    "transforms": ("'jit'", "scan,vmap", "remat scan", ["('jit',)", "('scan', 'vmap')", "('remat', 'scan')"]),
+    "styles": (
+        "'argument'",
+        "functional",
+        "argument,functional",
+        ["('argument',)", "('functional',)", "('argument', 'functional')"],
+    ),
+    "max_depth": ("1", "2", "4", ["1", "2", "4"]),
+    "max_examples": ("0", "1", "2", ["0", "1", "2"]),
+    "sweep": ("'pairs'", "singles", "probes", ["'pairs'", "'singles'", "'probes'"]),
+    "memory_budget": ("'2x'", "1KiB", "3x", ["factor=2.0", "bytes=1024", "factor=3.0"]),
+    "donate": ("'state'", "all", "none", ["'state'", "'all'", "'none'"]),
+    "on_rejection": ("'report'", "fail", "report", ["'report'", "'fail'", "'report'"]),
+}
+
+
+def test_every_setting_has_a_row_here():
+    assert tuple(VALUES) == table.marker_names()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_marker_over_command_line_over_ini(run_inner, pytester, name):
+    marker, option, ini, shown = VALUES[name]
+    args = (f"{table.flag(name)}={option}", "-s")
+    pytester.makeini(f"[pytest]\nnnx_{name} = {ini}\n")
+    for source, given, value in (
+        (SHOW.format(marker=f"({name}={marker})"), args, shown[0]),
+        (SHOW.format(marker=""), args, shown[1]),
+        (SHOW.format(marker=""), args[1:], shown[2]),
+    ):
+        result = run_inner(source, *given)
+        result.assert_outcomes(passed=1)
+        line = next(line for line in result.outlines if "SETTINGS" in line)
+        assert f"{name}={value}" in line.replace("Budget(bytes=None, ", "").replace("Budget(", "")
+
+
+def test_the_nearest_marker_wins_field_by_field(run_inner):
+    source = """
+pytestmark = marked(max_depth=1, max_examples=1, sweep="probes")
+@marked(max_depth=2, max_examples=2)
+class TestX:
+    @marked(max_depth=3)
+    def test_x(self, nnx_wrap, request):
+        from pytest_nnxcheck.plugin import _settings
+        s = request.node.stash[_settings]
+        assert (s.max_depth, s.max_examples, s.sweep, s.donate) == (3, 2, "probes", "state")
+        nnx_wrap(Model())(1)
+"""
+    run_inner(source).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        (
+            "--nnx-memory-budget=5MBfoo",
+            "option --nnx-memory-budget: memory_budget='5MBfoo' is not a size, write bytes such as '512MiB'*",
+        ),
+        ("--nnx-nesting=jit > scna", "option --nnx-nesting: unknown transform 'scna', did you mean 'scan'?"),
+        ("--override-ini=nnx_max_depth=zero", "ini option nnx_max_depth*zero*"),
+        ("--override-ini=nnx_styles=closur", "ini option nnx_styles*: unknown style 'closur', did you mean 'closure'?"),
+    ],
+)
+def test_a_bad_option_stops_the_run_before_it_starts(run_inner, option, message, workers):
+    result = run_inner("def test_x(): pass\n", option, workers, subprocess=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
+    assert "Traceback" not in result.stderr.str()
+
+
+TOML = '[tool.pytest.ini_options]\nnnx_max_depth = 2\nnnx_transforms = ["jit", "scan"]\nnnx_memory_budget = "2x"\n'
+NATIVE = '[tool.pytest]\nnnx_max_depth = 2\nnnx_transforms = ["jit", "scan"]\nnnx_memory_budget = "2x"\n'
+NUMBER = "[tool.pytest]\nnnx_max_depth = 2\nnnx_transforms = ['jit', 'scan']\nnnx_memory_budget = 1024\n"
+SINCE = [(TOML, (8, 0)), (NATIVE, (9, 0)), (NUMBER, (9, 2))]
+
+
+@pytest.mark.parametrize("text, since", SINCE, ids=["ini_options", "native", "number"])
+def test_values_of_a_toml_file(run_inner, pytester, text, since):
+    if pytest.version_tuple < since:
+        pytest.skip(f"pytest {since} reads this")
+    pytester.makepyprojecttoml(text)
+    result = run_inner(SHOW.format(marker=""), "-s")
+    result.stdout.fnmatch_lines(["*SETTINGS*transforms=('jit', 'scan')*max_depth=2*"])
+    result.stdout.fnmatch_lines(
+        ["*memory_budget=Budget(bytes=1024*" if "1024" in text else "*memory_budget=Budget(*factor=2.0*"]
+    )
+
+
+def test_help_and_markers_come_from_the_table(run_inner):
+    shown = run_inner("", "--help").stdout.str()
+    for name in table.OPTIONS:
+        assert table.flag(name) in shown
+    for name in table.marker_names():
+        assert f"nnx_{name} (" in shown
+    result = run_inner("", "--markers")
+    assert f"@pytest.mark.{table.marker_line()}" in result.stdout.str()
+
+
+LOAD = "import pytest_nnxcheck.plugin, sys; {}; print(*sorted({{'jax', 'flax', 'hypothesis'}} & set(sys.modules)))"
+
+
+def loaded(statement):
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD.format(statement)], cwd=root, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_loading_the_plugin_imports_nothing_heavy():
+    assert loaded("pass") == []
+
+
+def test_the_test_above_can_fail():
+    assert "hypothesis" in loaded("import pytest_nnxcheck.api")

@@ -1,0 +1,214 @@
+"""The table of settings: parsing, precedence between parsed sources, the texts made from it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import settings as table
+from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Nesting
+from pytest_nnxcheck.settings import DEFAULTS, OPTIONS, Budget, SettingError, Settings
+from pytest_nnxcheck.verdicts import CheckError
+
+
+def parse(name, value):
+    return table.parse_given({name: value}, lambda name: "here")[name]
+
+
+def text_of(name, value):
+    with pytest.raises(SettingError) as caught:
+        parse(name, value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value, size",
+    [
+        ("1", 1),
+        ("512B", 512),
+        ("1KB", 1000),
+        ("1KiB", 1024),
+        ("512MiB", 512 * 1024**2),
+        ("512 MiB", 512 * 1024**2),
+        (" 1.5GB ", 1_500_000_000),
+        ("2TiB", 2 * 1024**4),
+        (1048576, 1048576),
+    ],
+)
+def test_budget_in_bytes(value, size):
+    assert parse("memory_budget", value) == Budget(bytes=size)
+
+
+@pytest.mark.parametrize("value, factor", [("2x", 2.0), ("1.25x", 1.25), ("0.5x", 0.5), ("2 x", 2.0)])
+def test_budget_as_multiple_of_the_expected_peak(value, factor):
+    assert parse("memory_budget", value) == Budget(factor=factor)
+
+
+BAD_BUDGETS = [
+    *["", "-1", "0", "0x", "0MiB", "0.0x", "x", "5MBfoo", "foo5MB", "5 5MB", "1e3", "nan", "inf", "infx", "-2x", "5mb"],
+    *[
+        "5iB",
+        "0.1B",
+        "1_000",
+        "٣MB",
+        "2x\n2x",
+        "9" * 400 + "x",
+        -1,
+        0,
+        True,
+        False,
+        1.5,
+        float("nan"),
+        float("inf"),
+        [1],
+        b"1",
+    ],
+]
+
+
+@pytest.mark.parametrize("value", BAD_BUDGETS, ids=repr)
+def test_bad_budget_names_the_value_and_what_to_write(value):
+    text = text_of("memory_budget", value)
+    assert text.startswith(f"here: memory_budget={value!r} is ")
+    assert "'512MiB'" in text
+    assert "'2x'" in text
+
+
+@given(st.builds(Budget, bytes=st.integers(1, 10**18)) | st.builds(Budget, factor=st.floats(1e-6, 1e15)))
+def test_budget_text_round_trips(budget):
+    assert Budget.parse(str(budget)) == budget
+
+
+@given(st.text(alphabet="0123456789.xKMGTiB +-en", max_size=12))
+def test_any_text_is_a_positive_budget_or_a_setting_error(text):
+    try:
+        budget = Budget.parse(text)
+    except SettingError:
+        return
+    assert (budget.bytes is None) != (budget.factor is None)
+    assert (budget.bytes or budget.factor) > 0
+
+
+def test_budget_text_is_short():
+    assert [str(Budget.parse(text)) for text in ("1024MiB", "1500KB", "2.0x", "0.25x")] == [
+        "1GiB",
+        "1500000B",
+        "2x",
+        "0.25x",
+    ]
+
+
+@pytest.mark.parametrize(
+    "value", ["scan,jit", "scan, jit", "scan jit", ["scan", "jit"], ("jit", "scan"), ["jit,scan"], {"jit", "scan"}]
+)
+def test_lists_come_in_many_spellings_and_are_kept_plainest_first(value):
+    assert parse("transforms", value) == ("jit", "scan")
+
+
+def test_lists_of_words_are_checked():
+    assert "unknown transform 'scna', did you mean 'scan'?" in text_of("transforms", "jit,scna")
+    assert "unknown style 'jax_closur', did you mean 'jax_closure'?" in text_of("styles", ["jax_closur"])
+    assert "unknown invariant 'tracer', did you mean 'tracers'?" in text_of("invariants", "tracer")
+    assert "transforms='' is empty, write some of jit," in text_of("transforms", "")
+    assert "styles=3 is not a list of words" in text_of("styles", 3)
+    assert "invariants=None is not a list of words" in text_of("invariants", None)
+    assert "styles=[1] is not a list of words" in text_of("styles", [1])
+
+
+def test_call_first_is_a_transform_only_where_it_is_named():
+    assert "call_first" not in DEFAULTS.transforms
+    assert parse("transforms", "jit,call_first") == ("jit", "call_first")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("max_depth", 0),
+        ("max_depth", "0"),
+        ("max_depth", True),
+        ("max_depth", 2.0),
+        ("max_depth", "two"),
+        ("max_examples", -1),
+        ("max_examples", "1.0"),
+        ("max_examples", None),
+    ],
+)
+def test_bad_numbers(name, value):
+    assert f"{name}={value!r} is not a whole number of at least" in text_of(name, value)
+
+
+def test_numbers():
+    assert (parse("max_depth", "4"), parse("max_examples", 0)) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "name, word, near", [("sweep", "pair", "pairs"), ("donate", "stat", "state"), ("on_rejection", "reports", "report")]
+)
+def test_choices(name, word, near):
+    assert parse(name, near) == near
+    assert f"unknown {name} {word!r}, did you mean {near!r}?" in text_of(name, word)
+    assert f"{name}=None is not a word" in text_of(name, None)
+
+
+def test_nesting():
+    assert parse("nesting", "jit > scan[closure]") == Nesting.parse("jit > scan[closure]")
+    assert parse("nesting", Nesting()) == Nesting()
+    assert "unknown transform 'jitt', did you mean 'jit'?" in text_of("nesting", "jitt > scan")
+    assert "an empty nesting" in text_of("nesting", "")
+    assert "nesting=3 is not a nesting" in text_of("nesting", 3)
+
+
+def test_unknown_setting_names_the_nearest():
+    assert text_of("memory_buget", 1) == "here: unknown setting 'memory_buget', did you mean 'memory_budget'?"
+
+
+def test_setting_errors_are_check_errors():
+    assert issubclass(SettingError, CheckError)
+
+
+@given(st.data())
+def test_each_field_comes_from_the_last_source_that_gives_it(data):
+    fields = st.fixed_dictionaries(
+        {},
+        optional={
+            "max_depth": st.integers(1, 9),
+            "max_examples": st.integers(0, 99),
+            "sweep": st.sampled_from(["pairs", "singles", "probes"]),
+            "memory_budget": st.none() | st.just(Budget(factor=2.0)),
+        },
+    )
+    sources = data.draw(st.lists(fields, max_size=4))
+    merged = table.merge(*sources)
+    for name in OPTIONS:
+        given_by = [source[name] for source in sources if name in source]
+        assert getattr(merged, name) == (given_by or [getattr(DEFAULTS, name)])[-1]
+
+
+def test_defaults():
+    assert DEFAULTS == Settings(
+        ("tracers", "memory", "donation"), TRANSFORMS, STYLES, 3, 20, "pairs", None, "state", "report", None
+    )
+
+
+def test_every_default_can_be_read_back_from_its_text():
+    for name in OPTIONS:
+        value = getattr(DEFAULTS, name)
+        if value is not None:
+            assert parse(name, table.show(value)) == value
+
+
+def test_the_table_has_a_row_a_setting():
+    lines = table.settings_table_markdown().splitlines()
+    assert len(lines) == len(OPTIONS) + 2
+    assert all(line.count(" | ") == 4 for line in lines[2:])
+    assert (
+        "| `max_depth` | `3` | `--nnx-max-depth N` | `nnx_max_depth` | layers of the deepest nesting, 1 or more |"
+        in lines
+    )
+    assert "`--nnx-nesting NESTING` | - |" in lines[-1]
+
+
+def test_the_marker_line_has_every_setting_but_the_replay():
+    line = table.marker_line()
+    assert line.startswith("nnx_invariants(*, invariants=('tracers', 'memory', 'donation'), ")
+    assert all(f" {name}=" in line for name in table.marker_names())
+    assert "nesting=" not in line

@@ -1,0 +1,147 @@
+"""The sweep and the strategy: what is run, what is never drawn, what a failure shrinks to."""
+
+import pytest
+from hypothesis import HealthCheck, find, given, settings
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import strategies
+from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.settings import DEFAULTS, merge
+from pytest_nnxcheck.strategies import STATE_BOUND, Exclusions
+
+quiet = settings(database=None, derandomize=True, max_examples=2000, suppress_health_check=list(HealthCheck))
+some = st.builds(
+    merge,
+    st.fixed_dictionaries(
+        {
+            "transforms": st.lists(st.sampled_from([*TRANSFORMS, "call_first"]), min_size=1, unique=True).map(tuple),
+            "styles": st.lists(st.sampled_from(STYLES), min_size=1, unique=True).map(tuple),
+            "max_depth": st.integers(1, 4),
+        }
+    ),
+)
+known = st.builds(Exclusions, st.frozensets(st.sampled_from(STYLES[2:])), st.booleans(), st.integers(-1, 1))
+
+
+def texts(nestings):
+    return [str(nesting) for nesting in nestings]
+
+
+def test_the_default_sweep():
+    swept = texts(strategies.sweep(DEFAULTS))
+    assert swept[:2] == ["eval_shape[closure]", "eval_shape[jax_closure]"]
+    assert swept[2:8] == ["jit", "remat", "scan", "vmap", "while_loop", "eval_shape"]
+    assert len(swept[: swept.index("jit > call_first")]) == 24
+    pairs = swept[swept.index("jit > call_first") + 1 :]
+    assert pairs == [f"{outer} > {inner}" for outer in TRANSFORMS for inner in TRANSFORMS]
+    assert len(set(swept)) == len(swept)
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"sweep": "probes"}, ["eval_shape[closure]", "eval_shape[jax_closure]"]),
+        ({"sweep": "singles", "styles": ("argument",), "transforms": ("jit", "scan")}, ["jit", "scan"]),
+        ({"sweep": "probes", "styles": ("closure",), "transforms": ("jit", "scan")}, ["jit[closure]"]),
+        ({"styles": ("functional",), "transforms": ("scan",)}, ["scan[functional]"]),
+        ({"styles": ("functional",), "transforms": ("jit",)}, ["jit[functional]", "jit > call_first"]),
+        ({"transforms": ("jit",), "styles": ("argument",), "max_depth": 1}, ["jit"]),
+        ({"transforms": ("call_first",)}, ["call_first", "call_first > call_first"]),
+        (
+            {"transforms": ("scan", "call_first"), "styles": ("argument",)},
+            ["scan", "call_first", "scan > scan", "scan > call_first", "call_first > scan", "call_first > call_first"],
+        ),
+    ],
+)
+def test_sweep_follows_the_settings(given, expected):
+    assert texts(strategies.sweep(merge(given))) == expected
+
+
+@given(some, known, st.data())
+def test_what_is_drawn_can_work(chosen, exclusions, data):
+    nesting = data.draw(strategies.nestings(chosen, lambda: exclusions))
+    assert len(nesting) <= chosen.max_depth
+    for index, layer in enumerate(nesting.layers):
+        captured = any(outer.captures for outer in nesting.layers[:index])
+        assert layer.transform in chosen.transforms or chosen.transforms == ("call_first",)
+        assert layer.style not in exclusions.refused
+        assert layer.style in chosen.styles or layer.transform == "call_first"
+        assert layer.transform == "call_first" or not (captured and layer.style == "argument")
+        assert not (exclusions.adds_state and layer.style == "argument" and layer.transform in STATE_BOUND)
+
+
+def test_exclusions_are_asked_when_a_nesting_is_drawn():
+    asked = []
+    strategy = strategies.nestings(DEFAULTS, lambda: asked.append(1) or Exclusions(swept=1))
+    assert not asked
+    assert len(find(strategy, lambda nesting: True, settings=quiet)) == 2
+    assert asked
+
+
+@pytest.mark.parametrize(
+    "exclusions, text, made",
+    [
+        (Exclusions(), "scan[closure] > jit", "scan[closure] > jit[functional]"),
+        (Exclusions(), "scan[closure] > call_first > jit", "scan[closure] > call_first > jit[functional]"),
+        (Exclusions(), "jit > scan[jax_closure]", "jit > scan[jax_closure]"),
+        (Exclusions(adds_state=True), "jit > scan > vmap[closure]", "jit > scan[functional] > vmap[closure]"),
+    ],
+)
+def test_layers_that_cannot_work_become_functional(exclusions, text, made):
+    assert str(strategies.workable(Nesting.parse(text), DEFAULTS, exclusions)) == made
+
+
+def test_without_functional_they_capture_too_or_are_left_out():
+    plain = merge({"styles": ("argument", "closure")})
+    assert (
+        str(strategies.workable(Nesting.parse("scan[closure] > jit"), plain, Exclusions()))
+        == "scan[closure] > jit[closure]"
+    )
+    assert str(strategies.workable(Nesting.parse("jit > scan"), plain, Exclusions(adds_state=True))) == "jit"
+
+
+def subsequence(*words):
+    def rule(nesting):
+        layers = iter(nesting.layers)
+        return all(any(word == layer.transform for layer in layers) for word in words)
+
+    return rule
+
+
+def simpler(nesting):
+    """The nesting without one of its layers, or with one layer in a plainer style."""
+    for index, layer in enumerate(nesting.layers):
+        outer, inner = nesting.layers[:index], nesting.layers[index + 1 :]
+        yield Nesting(outer + inner)
+        for style in STYLES[: STYLES.index(layer.style)]:
+            yield Nesting((*outer, Layer(layer.transform, style), *inner))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        subsequence("vmap", "scan"),
+        subsequence("while_loop"),
+        lambda nesting: any(layer.captures for layer in nesting.layers),
+        lambda nesting: Layer("scan", "jax_closure") in nesting.layers,
+        lambda nesting: len(nesting) == 3,
+        lambda nesting: "functional" in str(nesting) and "remat" in str(nesting),
+        lambda nesting: sum(layer.captures for layer in nesting.layers) > 1,
+    ],
+)
+def test_shrinks_until_no_layer_can_go_and_no_style_be_plainer(rule):
+    found = find(strategies.nestings(DEFAULTS, lambda: Exclusions(swept=1)), rule, settings=quiet)
+    assert [str(other) for other in simpler(found) if len(other) > 1 and rule(other)] == []
+
+
+def test_nothing_is_drawn_where_every_style_is_refused():
+    closures = merge({"styles": ("closure",)})
+    refused = Exclusions(frozenset({"closure"}), swept=1)
+    assert find(strategies.nestings(closures, lambda: refused), lambda nesting: True, settings=quiet) == Nesting()
+
+
+def test_draws_any():
+    assert strategies.draws_any(DEFAULTS)
+    assert not strategies.draws_any(merge({"max_examples": 0}))
+    assert not strategies.draws_any(merge({"max_depth": 1}))
+    assert strategies.draws_any(merge({"max_depth": 1, "sweep": "probes"}))
