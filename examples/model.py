@@ -30,25 +30,23 @@ class Decoder(nnx.Module):
     def __init__(self, *, vocabulary: int = 32, width: int = 16, heads: int = 2, rngs: nnx.Rngs) -> None:
         self.width = width
         self.embed = nnx.Embed(vocabulary, width, rngs=rngs)
-        self.first = Block(width, heads, rngs=rngs)
-        self.second = Block(width, heads, rngs=rngs)
+        self.block = Block(width, heads, rngs=rngs)
         self.head = nnx.Linear(width, vocabulary, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Ids (batch, length) to logits (batch, length, vocabulary); no token sees a later one."""
         mask = nnx.make_causal_mask(tokens)
-        return self.head(self.second(self.first(self.embed(tokens), mask), mask))
+        return self.head(self.block(self.embed(tokens), mask))
 
     def start_decoding(self, batch: int, length: int) -> None:
-        """Switch to evaluation, one token a call, with empty KV caches for `length` tokens."""
+        """Switch to evaluation, one token a call, with an empty KV cache for `length` tokens."""
         self.eval()
-        for block in (self.first, self.second):
-            block.attention.decode = True
-            block.attention.init_cache((batch, length, self.width))
+        self.block.attention.decode = True
+        self.block.attention.init_cache((batch, length, self.width))
 
     def decode(self, token: jax.Array) -> jax.Array:
-        """The next token's logits (batch, vocabulary) after one more token (batch,); the caches move on."""
-        return self.head(self.second(self.first(self.embed(token[:, None]))))[:, 0]
+        """The next token's logits (batch, vocabulary) after one more token (batch,); the cache moves on."""
+        return self.head(self.block(self.embed(token[:, None])))[:, 0]
 
 
 def train_step(model: Decoder, tokens: jax.Array) -> jax.Array:

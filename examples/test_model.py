@@ -22,7 +22,7 @@ def test_training_forward(nnx_wrap: Wrap) -> None:
     assert model(TOKENS).shape == (2, 6, 32)
 
 
-@pytest.mark.nnx_invariants(memory_budget="2x")
+@pytest.mark.nnx_invariants(memory_budget="1MiB")
 def test_evaluation_forward(nnx_wrap: Wrap) -> None:
     decoder = Decoder(rngs=nnx.Rngs(0))
     decoder.eval()
@@ -39,9 +39,9 @@ def test_decoding(nnx_wrap: Wrap) -> None:
     assert logits.shape == (2, 32)
 
 
-@pytest.mark.nnx_invariants
+@pytest.mark.nnx_invariants(sweep="singles", max_examples=5)
 def test_train_step(nnx_wrap: Wrap) -> None:
-    """A function over a module: all of its parameters are donated, and each must keep its buffer."""
+    """A function of a module: each parameter is donated and must keep its buffer. Fewer nestings, as each compiles a gradient."""
     decoder = Decoder(rngs=nnx.Rngs(0))
     loss = nnx_wrap(train_step)(decoder, TOKENS)
     assert loss > 0

@@ -1,6 +1,7 @@
-"""Check Flax NNX models under generated nestings of jax transforms. PYTEST_DONT_REWRITE
+"""Check Flax NNX models under generated nestings of jax transforms.
 
 The names are imported when they are asked for: loading the pytest plugin must not import jax, flax or hypothesis.
+PYTEST_DONT_REWRITE: the plugin imports this package before pytest could rewrite its assertions.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ def _library_directories() -> tuple[tuple[str, ...], str]:
     return tuple(packages), standard
 
 
-def _is_library_file(file: str) -> bool:
+def is_library_file(file: str) -> bool:
     """Whether a frame's file is nobody's line: a library's, or generated. Installed packages may be the user's."""
     packages, standard = _library_directories()
     return file.startswith(("<", *packages)) or (file.startswith(standard) and "site-packages" not in file)
@@ -278,7 +278,7 @@ def _is_library_file(file: str) -> bool:
 def _user_line(traceback: Any) -> str:
     """The innermost frame of a jax traceback that is not a library's."""
     for frame in traceback.frames if traceback is not None else ():
-        if not _is_library_file(frame.file_name):
+        if not is_library_file(frame.file_name):
             return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return ""
 
@@ -341,7 +341,7 @@ def is_refusal(error: BaseException | None) -> bool:
 class HypothesisTest:
     """A test as hypothesis sees it: the innermost body, its strategies, explicit examples, and settings.
 
-    ``drawn`` is ``None`` where the test has no ``@given``. ``attributes`` is what a copy of the test must carry for
+    ``drawn`` is ``None`` where the test has no ``@given``, ``seeded`` says that it has a ``@seed``. ``attributes`` is what a copy of the test must carry for
     ``@seed`` and ``@reproduce_failure`` to keep working.
     """
 
@@ -349,6 +349,7 @@ class HypothesisTest:
     drawn: dict[str, Any] | None
     examples: tuple[Any, ...]
     settings: Any
+    seeded: bool
     attributes: dict[str, Any]
 
 
@@ -367,5 +368,20 @@ def hypothesis_test(test: Callable[..., Any]) -> HypothesisTest:
         # hypothesis runs them from the last to the first: decorators apply from the bottom up.
         examples=tuple(reversed(getattr(test, "hypothesis_explicit_examples", ()))),
         settings=getattr(test, "_hypothesis_internal_use_settings", None),
+        seeded=getattr(test, "_hypothesis_internal_use_seed", None) is not None,
         attributes={name: value for name, value in vars(test).items() if name not in own},
     )
+
+
+def scan_cure(remat: bool) -> str:
+    """How to keep a scan over layers from writing its parameters back, on the installed flax: each cure is tested.
+
+    Flax 0.12 has ``graph_updates=False``; from 0.10.7 on `nnx.scan` itself copies nothing; in 0.10.2 it copies whatever it scans over.
+    """
+    import flax
+
+    version = tuple(int(part) for part in flax.__version__.split(".")[:2])
+    functional = "jax.lax.scan over the state of nnx.split, with nnx.merge in its body"
+    if remat and version >= (0, 12):
+        return "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out"
+    return f"scan with {functional}" + (" under jax.checkpoint" if remat else "") + ": parameters go in and never come out"

@@ -14,10 +14,8 @@ from pytest_nnxcheck import compat
 Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
 
-CALLS = frozenset(
-    {"pjit", "jit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
-    | {"custom_vjp_call_jaxpr", "custom_lin"}
-)
+REMATS = frozenset({"remat", "remat2", "checkpoint"})
+CALLS = REMATS | {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name"})
 
 
@@ -97,6 +95,18 @@ def inner_donations(closed: Any) -> int:
         for jaxpr in all_jaxprs(closed)
         for eqn in compat.open_jaxpr(jaxpr).eqns
         if eqn.primitive.name in CALLS
+    )
+
+
+def remat_in_scan(closed: Any) -> bool:
+    """Whether the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
+    return any(
+        inner.primitive.name in REMATS
+        for jaxpr in all_jaxprs(closed)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
+        if eqn.primitive.name == "scan"
+        for body in all_jaxprs(eqn.params["jaxpr"])
+        for inner in compat.open_jaxpr(body).eqns
     )
 
 

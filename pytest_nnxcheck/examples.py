@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import ERRORS, CheckError, InvariantViolation, NestingRejected, Outcome
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.check import Call, Session
+    from pytest_nnxcheck.call import Call, Session
 
 ARGUMENT = "nnx_nesting"
 """The name under which hypothesis passes the nesting: no fixture of a user is called so."""
@@ -108,7 +107,10 @@ class Run:
         finally:
             _active.reset(token)
             self.session.end_example()
-        # A body may swallow the exception, in its own ``pytest.raises(Exception)`` say: the violation stays.
+        if active.error is not None:
+            # The body expected the exception: under this nesting as without any, it is what the test asks for.
+            self.outcomes[nesting] = replace(self.outcomes[nesting], verdict="held", reason="", notes=())
+        # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
         return active.violation
 
     def _note_failure(self, active: Active, error: BaseException) -> None:
@@ -117,9 +119,10 @@ class Run:
         reason = one_line(error)
         known = self.outcomes.get(active.nesting, Outcome(active.nesting, "held"))
         self.record(Outcome(active.nesting, "failed", reason=reason, peak=known.peak, budget=known.budget))
-        if active.nesting.layers:
-            own = error is not active.error
-            error.add_note(report.failed_note(self.report(), self.outcomes[active.nesting], own=own))
+        told = self.outcomes[active.nesting]
+        note = report.failed_note(self.report(), told, own=error is not active.error)
+        if note:
+            error.add_note(note)
 
     def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
         """Run one example of hypothesis: a drawn nesting, or the sweep."""
@@ -147,7 +150,8 @@ class Run:
         __tracebackhide__ = True
         if case.amount != "replay":
             un_nested = self._error(Nesting(), body)
-            if un_nested is not None and not isinstance(un_nested, InvariantViolation):
+            # With a cause, the violation comes of a call that raises un-nested: nothing more to learn from it either.
+            if un_nested is not None and not (isinstance(un_nested, InvariantViolation) and un_nested.__cause__ is None):
                 raise un_nested.with_traceback(un_nested.__traceback__)
             yield un_nested
             if not self.outcomes:
@@ -253,11 +257,7 @@ def active() -> Active | None:
 
 def engine() -> Any:
     """The module that runs one call. Late, since it imports jax."""
-    package = sys.modules["pytest_nnxcheck"]
-    module = importlib.import_module("pytest_nnxcheck.check")
-    # Importing a submodule binds its name in the package, where ``check`` is the public function.
-    vars(package).pop("check", None)
-    return module
+    return importlib.import_module("pytest_nnxcheck.call")
 
 
 def build(
@@ -272,7 +272,7 @@ def build(
     run = run_of(parts.drawn is None)
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
-    built = _settings(parts, run.settings, swept=bool(explicit))(inner)
+    built = _settings(parts, run.settings, swept=bool(explicit), seeded=seeded)(inner)
     built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: _strategy(run)})(built)
     for example in reversed(explicit):
         built = example(built)
@@ -302,8 +302,10 @@ def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
     return strategies.nestings(run.settings, lambda: run.exclusions)
 
 
-def _settings(parts: compat.HypothesisTest, settings: Settings, *, swept: bool) -> hypothesis.settings:
+def _settings(parts: compat.HypothesisTest, settings: Settings, *, swept: bool, seeded: bool) -> hypothesis.settings:
     """The user's hypothesis settings, for examples that compile.
+
+    The same commit gives the same verdicts: without a seed, and without a ``@given`` of the user, the draws repeat.
 
     No deadline: the first call compiles. No explain phase: it runs a failing example about 40 times more.
     """
@@ -313,6 +315,8 @@ def _settings(parts: compat.HypothesisTest, settings: Settings, *, swept: bool) 
     if parts.drawn is None:
         # Nothing of the user's is drawn: the health checks and the blob would be about our strategy.
         changed |= {"print_blob": False, "suppress_health_check": list(HealthCheck)}
+        if not seeded and not parts.seeded:
+            changed |= {"derandomize": True, "database": None}
         draws = settings.nesting is None and strategies.draws_any(settings)
         phases = [Phase.explicit, *(phase for phase in phases if draws and phase is not Phase.explicit)]
     elif settings.nesting is None and swept and settings.max_examples == 0:

@@ -1,14 +1,20 @@
-"""What an exception of the user's code has to do with its transforms: the loop, what it captured, the way out."""
+"""What a failure has to do with the transforms inside the user's own call: which loop, what it captured, the way out.
+
+The call is made once more on a fresh copy, watched: an exception that leaves a trace holds no user frame on some versions, and a
+silent leak raises none.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import traceback
+import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 from unittest import mock
 
+import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
@@ -18,7 +24,8 @@ from pytest_nnxcheck.observe import Leak, Observation, leak
 from pytest_nnxcheck.subject import Subject, copy
 from pytest_nnxcheck.walk import walk
 
-LOOPS = (*TRANSFORMS, "fori_loop", "cond", "switch", "grad", "value_and_grad", "checkpoint")
+CALLED = (*TRANSFORMS, "fori_loop", "cond", "switch", "grad", "value_and_grad", "checkpoint")
+SHOWN = 4
 
 
 def first_line(error: BaseException) -> str:
@@ -29,54 +36,79 @@ def first_line(error: BaseException) -> str:
 
 
 def causes(subject: Subject, error: BaseException, found: Observation | None) -> tuple[str, ...]:
-    """Notes for the user's exception: tracers that it left, and the transform that captured a module."""
-    texts = []
+    """Notes for the user's exception: the tracers that are left, and the transform that captured a module."""
+    if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
+        return ()
     leaks = (found.leaks or found.dropped) if found else ()
-    if not leaks and compat.is_tracer_error(error):
-        leaks = inside(subject)
-    for leak in leaks[:4]:
-        texts.append(f"tracer left in {leak.path}: {leak.type}" + (f", created at {leak.line}" if leak.line else ""))
-    if compat.is_refusal(error) or compat.is_tracer_error(error):
-        texts += captured(error)
-    return tuple(texts)
+    leaks = leaks or merged_inside(subject)
+    texts = [f"tracer left in {each.path}: {each.type}" + (f", created at {each.line}" if each.line else "") for each in leaks]
+    return (*texts[:SHOWN], *captured(subject))
 
 
-def inside(subject: Subject) -> tuple[Leak, ...]:
-    """Tracers left in modules that the call itself merged: it is made once more, and what `nnx.merge` returns is kept."""
+def captured(subject: Subject) -> tuple[str, ...]:
+    """The transforms that the call applies to a function which captured a graph node: where, what, and the form that works."""
+    texts: dict[str, None] = {}
+    running: list[FrameType] = []
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_name.removesuffix("_wrapper")
+        if event == "return" and running and frame is running[-1]:
+            running.pop()
+        # What a transform captures inside another one that captured is the outer one's doing.
+        if event != "call" or running or name not in CALLED or not library(frame):
+            return
+        caller = user_caller(frame)
+        nodes = captured_nodes(frame) if caller else []
+        if caller and nodes:
+            running.append(frame)
+            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+            texts[f"{name} at {where} captured {', '.join(nodes)}; {way_out(name)}"] = None
+
+    rehearse(subject, lambda: profiled(watch))
+    return tuple(texts)[:SHOWN]
+
+
+def merged_inside(subject: Subject) -> tuple[Leak, ...]:
+    """Tracers left in the modules that the call itself merged: what `nnx.merge` returns is kept, and looked at afterwards."""
     merged: list[tuple[str, Any]] = []
     merge = nnx.merge
 
     def keep(*args: Any, **kwargs: Any) -> Any:
-        caller = inspect.currentframe()
-        user = caller.f_back if caller else None
+        frame = inspect.currentframe()
+        user = frame.f_back if frame else None
         where = f"{user.f_code.co_filename}:{user.f_lineno}" if user else "an unknown line"
         node = merge(*args, **kwargs)
         merged.append((f"{type(node).__name__} (merged at {where})", node))
         return node
 
+    return rehearse(subject, lambda: mock.patch.object(nnx, "merge", keep), merged)
+
+
+def rehearse(
+    subject: Subject, watching: Callable[[], contextlib.AbstractContextManager[Any]], kept: list[tuple[str, Any]] | None = None
+) -> tuple[Leak, ...]:
+    """Make the call once more on a copy, undo what it leaves, and give the tracers in what was kept of it."""
     state = copy(subject.state)
     places = walk(subject.roots(state)).places
-    with mock.patch.object(nnx, "merge", keep), contextlib.suppress(Exception):
-        # Without its jit: a function that was traced before is not traced again.
-        subject.program_of(inspect.unwrap(subject.function))(state, *subject.inputs)
-    leaks = tuple(leak(each, None) for each in walk(merged).tracers)
+    # Without its jit: a function that was traced before would not be traced again.
+    program = subject.program_of(inspect.unwrap(subject.function))
+    with contextlib.suppress(Exception), watching():
+        program(state, *subject.inputs)
+    leaks = tuple(leak(each, None) for each in walk(kept or ()).tracers)
     places.restore()
+    jax.clear_caches()
     return leaks
 
 
-def captured(error: BaseException) -> list[str]:
-    """The transforms on the way to the exception whose function captured a graph node."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    texts = []
-    for (caller, line), (frame, _) in zip(frames, frames[1:], strict=False):
-        name = frame.f_code.co_name.removesuffix("_wrapper")
-        if name not in LOOPS or not library(frame) or library(caller):
-            continue
-        nodes = captured_nodes(frame)
-        if nodes:
-            where = f"{caller.f_code.co_filename}:{line}"
-            texts.append(f"{name} at {where} captured {', '.join(nodes)}; {way_out(name)}")
-    return texts[:2]
+@contextlib.contextmanager
+def profiled(watch: Callable[[FrameType, str, Any], None]) -> Any:
+    """Python's profiling hook, for the time of one call."""
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 def way_out(name: str) -> str:
@@ -87,13 +119,22 @@ def library(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("jax", "flax")
 
 
+def user_caller(frame: FrameType) -> FrameType | None:
+    """The user's frame that called a transform; None where another transform called it."""
+    above = frame.f_back
+    while above is not None and library(above):
+        if above.f_code.co_name.removesuffix("_wrapper") in CALLED:
+            return None
+        above = above.f_back
+    return above
+
+
 def captured_nodes(frame: FrameType) -> list[str]:
     """Names and types of the graph nodes in the closures of the functions that a transform was called with."""
     names: dict[str, None] = {}
     for value in list(frame.f_locals.values()):
         for item in value if isinstance(value, tuple) else (value,):
-            function = inspect.unwrap(item) if callable(item) else item
-            for name, held in closure_of(function).items():
+            for name, held in closure_of(item).items():
                 if compat.is_graph_node(held):
                     names[f"{name} ({type(held).__name__})"] = None
     return list(names)
@@ -108,10 +149,6 @@ def closure_of(function: Any) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     found = {}
     for name, cell in cells:
-        try:
+        with contextlib.suppress(ValueError):
             found[name] = cell.cell_contents
-        except ValueError:
-            continue
     return found
-
-

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pytest_nnxcheck.compat import _is_library_file
+from pytest_nnxcheck.compat import is_library_file
 
 Message = dict[int, list["int | memoryview"]]
 """Field number to the values of that field, in the order of the wire."""
@@ -214,7 +214,7 @@ class Module:
         stack = list(self._stack(number(metadata, 15)))
         if not stack and number(metadata, 4):
             stack = [(text(metadata, 3), number(metadata, 4))]
-        lines = [f"{path}:{line}" for path, line in stack if not _is_library_file(path)]
+        lines = [f"{path}:{line}" for path, line in stack if not is_library_file(path)]
         return lines[0] if lines else ""
 
     def _stack(self, frame: int) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,7 @@
-"""The pytest plugin: options, marker, fixture, and hooks that delegate. PYTEST_DONT_REWRITE
+"""The pytest plugin: options, marker, fixture, and hooks that delegate.
 
 At load this imports pytest and the standard library only; jax, flax and hypothesis come with the first marked test.
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite, and an early import must not warn.
 """
 
 from __future__ import annotations
@@ -92,9 +93,7 @@ def _ini_origin(config: pytest.Config, name: str) -> str:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pycollect_makeitem(
-    collector: pytest.Module | pytest.Class, name: str, obj: object
-) -> Generator[None, Any, Any]:
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, obj: object) -> Generator[None, Any, Any]:
     """Resolve the settings of marked tests, and refuse what cannot work, as a collection error."""
     made = yield
     for node in made if isinstance(made, list) else [made]:
@@ -207,7 +206,7 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
     result, raised = None, None
     try:
         result = yield
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - raised again below, after its message is complete
         raised = error
     finally:
         item.obj = original
@@ -233,7 +232,8 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     def run_of(remember: bool) -> Run:
         return examples.Run(settings, test_id=item.nodeid, options=options, remember=remember)
 
-    built, run = examples.build(item.obj, run_of, item.fixturenames)
+    seeded = item.config.getoption("hypothesis_seed", None) is not None
+    built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)
     return run, built
 
 
@@ -295,10 +295,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[str, str]]:
     from pytest_nnxcheck import report
 
-    for kind, reports in terminalreporter.stats.items():
+    for reports in terminalreporter.stats.values():
         for test in reports:
             found = dict(getattr(test, "user_properties", ()))
-            if kind != "rerun" and getattr(test, "when", "") == "call" and "nnx_nestings" in found:
+            if getattr(test, "when", "") == "call" and "nnx_nestings" in found:
                 yield test.nodeid, _line(test.nodeid, found, config)
     for nodeid, run in config.stash[_unreported].items():
         yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)

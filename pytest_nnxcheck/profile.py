@@ -20,11 +20,16 @@ from pytest_nnxcheck.subject import Path, Subject, copy
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Facts of the un-nested call; sizes in bytes, of one call."""
+    """Facts of the un-nested call; sizes in bytes, of one call.
+
+    ``rewritten`` says that leaves come back through an equation, though with their own value.
+    """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
     changed: frozenset[Path]
     added: tuple[Path, ...]
+    rewritten: bool
+    remat_in_scan: bool
     constants: tuple[str, ...]
     constant_bytes: int
     inner_donations: int
@@ -35,7 +40,7 @@ class Profile:
     output_bytes: int
 
 
-UNKNOWN = Profile((), frozenset(), (), (), 0, 0, (), 0, 0, 0, 0)
+UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0)
 """The profile of a call that cannot be evaluated: enough for a plain jit."""
 
 
@@ -48,15 +53,20 @@ def profile(subject: Subject) -> Profile:
         return subject.program(module, *inputs), nnx.state(module)
 
     closed, (out, after) = jax.make_jaxpr(pure, return_shape=True)(before, *subject.inputs)
-    sources = dataflow.sources(compat.open_jaxpr(closed))[len(out) :]
+    jaxpr = compat.open_jaxpr(closed)
+    sources = dataflow.sources(jaxpr)[len(out) :]
+    handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
     known = {key: number for number, (key, _) in enumerate(numbered(before))}
     moved = [(key[0], leaf) for (key, leaf), source in zip(numbered(after), sources, strict=True) if known.get(key) != source]
+    rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in known}
     captured = dataflow.constants(closed)
     return Profile(
         out=out,
         changed=frozenset(path for path, _ in moved if path in paths),
         added=tuple(sorted({path for path, _ in moved if path not in paths}, key=str)),
+        rewritten=rewritten,
+        remat_in_scan=dataflow.remat_in_scan(closed),
         constants=tuple(describe(const) for const in sorted(captured, key=nbytes, reverse=True)),
         constant_bytes=sum(map(nbytes, captured)),
         inner_donations=dataflow.inner_donations(closed),

@@ -20,6 +20,8 @@ NOTHING = "nnx nothing was checked"
 _LABEL = 12
 _VERDICTS = {"violated": "violated", "failed": "failed", "held": "held", "rejected": "rejected by flax"}
 
+_RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
+
 Row = tuple[str, str]
 
 
@@ -96,7 +98,7 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
             yield "hint", violation.hint
     yield from (("note", note) for note in outcome.notes)
     yield from (("also broken", text) for text in _also_broken(report, outcome))
-    yield from (("also failed", f"{o.nesting}: {o.reason}") for o in _other_failures(report, outcome))
+    yield from (("also failed", f"{o.nesting}: {o.reason:.100}") for o in _other_failures(report, outcome))
     yield "replay", replay(report, outcome.nesting)
 
 
@@ -131,11 +133,16 @@ def counts(of: Mapping[str, int]) -> str:
 
 
 def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
-    """The note on the user's exception: it names the nesting, which nothing else in the traceback does."""
-    rows = [("nesting", f"{outcome.nesting!s:<38} {UN_NESTED}, the same test body passed")]
-    if own:
-        rows.append(("", "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"))
-    rows.append(("replay", replay(report, outcome.nesting)))
+    """The note on the user's exception: its causes, and the nesting, which nothing else in the traceback names.
+
+    ``own`` is whether the test body raised it, not the call. Un-nested, without a known cause, there is nothing to say.
+    """
+    rows = [] if own else [("note", note) for note in outcome.notes]
+    if outcome.nesting.layers:
+        rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {UN_NESTED}, the same test body passed"))
+        if own:
+            rows.append(("", _RANDOM))
+        rows.append(("replay", replay(report, outcome.nesting)))
     return "\n".join(_row(*row) for row in rows)
 
 

@@ -57,7 +57,7 @@ class Budget:
         return budget
 
     @classmethod
-    def _of(cls, number: Decimal, unit: str) -> Budget:
+    def _of(cls, number: Decimal, unit: Any) -> Budget:
         return cls(factor=float(number)) if unit == "x" else cls(bytes=int(number * UNITS[unit]))
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def _words(kind: str, valid: tuple[str, ...]) -> Callable[[object], tuple[str, .
         parts = list(parts) if isinstance(parts, Iterable) else [None]
         if not all(isinstance(part, str) for part in parts):
             raise SettingError(f"{kind}s={value!r} is not a list of words, write some of {', '.join(valid)}")
-        words = [word for part in parts for word in re.split(r"[,\s]+", part) if word]
+        words = [word for part in parts for word in re.split(r"[,\s]+", str(part)) if word]
         if not words:
             raise SettingError(f"{kind}s={value!r} is empty, write some of {', '.join(valid)}")
         chosen = {one_of(kind, word, valid) for word in words}
@@ -128,8 +128,8 @@ class Option:
     everywhere: bool = True
 
 
-def _option(default: Any, parse: Callable[[object], Any], metavar: str, help: str, kind: str, **more: Any) -> Any:
-    return field(default=default, metadata={"option": Option(parse, metavar, help, kind, **more)})  # type: ignore[arg-type]
+def _option(default: Any, parse: Callable[[object], Any], metavar: str, text: str, kind: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(parse, metavar, text, kind, **more)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Settings:
         " single layer) or probes (the un-nested call and one try of each closure style)",
         "text",
     )
-    memory_budget: Budget | None = _option(
+    memory_budget: Budget | None = _option(  # noqa: RUF009 - it makes a field
         None,
         _optional(Budget.parse),
         "SIZE",
@@ -187,7 +187,7 @@ class Settings:
         "a nesting that flax refuses: report (shown, not failed) or fail",
         "text",
     )
-    nesting: Nesting | None = _option(
+    nesting: Nesting | None = _option(  # noqa: RUF009 - it makes a field
         None,
         _optional(_nesting),
         "NESTING",

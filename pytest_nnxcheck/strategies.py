@@ -59,8 +59,8 @@ def pairs(settings: Settings) -> Iterator[Nesting]:
     """
     if settings.max_depth < 2:
         return
-    if "jit" in settings.transforms:
-        yield Nesting((Layer("jit"), Layer(CALL_FIRST)))
+    if "jit" in settings.transforms and not Layer("jit", settings.styles[0]).captures:
+        yield Nesting((Layer("jit", settings.styles[0]), Layer(CALL_FIRST)))
     if "argument" in settings.styles:
         layers = [Layer(transform) for transform in settings.transforms]
         yield from (Nesting((outer, inner)) for outer in layers for inner in layers)

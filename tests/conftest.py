@@ -29,7 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch):
     """The engine of fake_engine.py in place of the real one, for checks made in this process."""
     import fake_engine
 
-    monkeypatch.setitem(sys.modules, "pytest_nnxcheck.check", sys.modules.get("pytest_nnxcheck.check"))
+    monkeypatch.setitem(sys.modules, "pytest_nnxcheck.call", sys.modules.get("pytest_nnxcheck.call"))
     fake_engine.install()
     return fake_engine
 
@@ -45,6 +45,6 @@ def run_inner(pytester: pytest.Pytester, inner_args: list[str], monkeypatch: pyt
         pytester.makepyfile(test_inner=imports + source)
         monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
         start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        return start(*inner_args, *args)
+        return start(*inner_args, "-p", "no:randomly", *args)
 
     return run

@@ -34,6 +34,7 @@ class Model:
     failed: Callable[[Nesting], bool] = NEVER
     adds_state: bool = False
     bad: str = ""
+    causes: tuple[str, ...] = ()
     calls: list[Nesting] = field(default_factory=list)
 
     def __call__(self, x):
@@ -78,9 +79,10 @@ def check_call(subject, args, kwargs, *, nesting, settings, session):
     try:
         output = subject(*args, **kwargs)
         if model.failed(nesting):
-            raise TypeError("scan body must return a carry")
-    except Exception as error:  # noqa: BLE001
-        return Call(None, Outcome(nesting, "failed", reason=f"{type(error).__name__}: {error}"), error)
+            raise TypeError("scan body must return a carry")  # noqa: TRY301
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Call(None, Outcome(nesting, "failed", reason=reason, notes=model.causes), error)
     names = [name for name in settings.invariants if getattr(model, name)(nesting)]
     broken = tuple(violation(name) for name in names)
     return Call(output, Outcome(nesting, "violated" if broken else "held", broken, peak=peak, budget=budget), None)
@@ -88,7 +90,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, session):
 
 def install() -> None:
     """Take the place of the real module; pytester's snapshot of the modules, or the end of the process, puts it back."""
-    module = types.ModuleType("pytest_nnxcheck.check")
+    module = types.ModuleType("pytest_nnxcheck.call")
     module.Session, module.Call, module.check_call = Session, Call, check_call
-    sys.modules["pytest_nnxcheck.check"] = module
+    sys.modules["pytest_nnxcheck.call"] = module
     RUNS.clear()

@@ -24,8 +24,8 @@ P = jnp.ones((64, 128))
 X = jnp.ones((128,))
 
 
-def compile_(function, *args, donate=()):
-    return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*args).compile()
+def compile_(function, *args, donate=(), options=None):
+    return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*args).compile(compiler_options=options)
 
 
 def memory_of(function, *args, donate=()):
@@ -257,6 +257,13 @@ def test_two_parameters_that_change_places_are_no_copies():
     assert state_copies(memory, {0, 1}) == ()
 
 
+def test_optimization_level_zero_gives_the_same_copies():
+    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls=3)
+    (x,) = reports.inputs_scan_over_remat()
+    fast = read(compile_(run, state, x, options={"xla_backend_optimization_level": 0}))
+    assert state_copies(fast, {0}) == state_copies(memory_of(run, state, x), {0})
+
+
 def test_a_part_of_a_parameter_is_named_and_is_not_whole():
     run, state = functional(reports.ScanOverRemat(nnx.Rngs(0), how="functional"))
     memory = memory_of(run, state, *reports.inputs_scan_over_remat())
@@ -329,6 +336,7 @@ NUMBERS = st.integers(0, 2**64 - 1)
 FIELDS = st.tuples(st.integers(1, 2**29 - 1), NUMBERS | st.binary(max_size=200))
 
 
+@settings(deadline=None)
 @given(st.lists(FIELDS, max_size=20))
 def test_fields_are_read_as_they_were_written(written):
     expected = {}
@@ -337,6 +345,7 @@ def test_fields_are_read_as_they_were_written(written):
     assert hlo.fields(b"".join(field(number, value) for number, value in written)) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(NUMBERS), st.lists(NUMBERS))
 def test_repeated_numbers_are_read_packed_or_not(packed, single):
     data = field(7, b"".join(map(encoded, packed))) + b"".join(field(7, value) for value in single)
@@ -348,6 +357,7 @@ def test_fixed_width_numbers_are_stepped_over():
     assert hlo.fields(data)[3] == [4]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 @example(b"\x08")
 @example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
@@ -423,6 +433,7 @@ def test_fields_that_are_not_known_change_nothing(protos):
     assert read(compiled(*(proto + unknown for proto in protos))) == read(compiled(*protos))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_garbage_never_raises(assignment, module):
     assert read(compiled(assignment, module)).arguments == 7

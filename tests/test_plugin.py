@@ -139,8 +139,9 @@ def test_a_swallowed_violation_still_fails(run_inner):
 
 @pytest.mark.parametrize("body", ["pass", "nnx_wrap(Model())", "Model()(3)"])
 def test_a_body_that_checks_nothing_fails(run_inner, body):
-    result = run_inner(f"@marked\ndef test_x(nnx_wrap):\n    {body}\n")
-    result.assert_outcomes(failed=1)
+    source = f"N = []\n@marked\ndef test_x(nnx_wrap):\n    N.append(1)\n    {body}\ndef test_ran():\n    assert len(N) == 1\n"
+    result = run_inner(source)
+    result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["nnx nothing was checked: the test never called an object that nnx_wrap returned"])
 
 
@@ -239,12 +240,14 @@ def test_switched_off(run_inner, inner_args):
     assert "--nnx-" not in result.stdout.str()
 
 
-def test_a_rerun_starts_afresh(run_inner):
+def test_a_rerun_starts_afresh(run_inner, pytester):
     pytest.importorskip("pytest_rerunfailures")
     source = "N = []\n@marked\ndef test_x(nnx_wrap):\n    N.append(1)\n    broken = len(N) < 63\n    nnx_wrap(Model(tracers=lambda n: broken and str(n) == 'jit'))(3)\n"
     result = run_inner(source, "--reruns=2", "--junitxml=out.xml")
     result.stdout.fnmatch_lines(["test_inner.py::test_x  * nestings: * held; *", "*1 passed, 1 rerun*"])
     assert len([line for line in result.outlines if line.startswith("test_inner.py::test_x  ")]) == 1
+    # Once an attempt.
+    assert (pytester.path / "out.xml").read_text().count('name="nnx_nestings"') == 2
 
 
 INTERRUPT = """

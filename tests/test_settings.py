@@ -184,8 +184,9 @@ def test_each_field_comes_from_the_last_source_that_gives_it(data):
 
 
 def test_defaults():
-    assert DEFAULTS == Settings(
-        ("tracers", "memory", "donation"), TRANSFORMS, STYLES, 3, 20, "pairs", None, "state", "report", None
+    assert (
+        Settings(("tracers", "memory", "donation"), TRANSFORMS, STYLES, 3, 20, "pairs", None, "state", "report", None)
+        == DEFAULTS
     )
 
 

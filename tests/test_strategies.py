@@ -44,7 +44,7 @@ def test_the_default_sweep():
         ({"sweep": "singles", "styles": ("argument",), "transforms": ("jit", "scan")}, ["jit", "scan"]),
         ({"sweep": "probes", "styles": ("closure",), "transforms": ("jit", "scan")}, ["jit[closure]"]),
         ({"styles": ("functional",), "transforms": ("scan",)}, ["scan[functional]"]),
-        ({"styles": ("functional",), "transforms": ("jit",)}, ["jit[functional]", "jit > call_first"]),
+        ({"styles": ("functional",), "transforms": ("jit",)}, ["jit[functional]", "jit[functional] > call_first"]),
         ({"transforms": ("jit",), "styles": ("argument",), "max_depth": 1}, ["jit"]),
         ({"transforms": ("call_first",)}, ["call_first", "call_first > call_first"]),
         (

@@ -499,23 +499,34 @@ def test_generator(kept: Keep) -> None:
     check(Boxed(None, put, kept), kept, f"y (line {line} of draws, kept by model.box.content)", "frame")
 
 
-@leaky_and_healthy
-def test_wrapped_functions_and_jit_objects_are_opened(kept: Keep) -> None:
-    last: list[Any] = []
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "jax.jit": jax.jit,
+    "nnx.jit": nnx.jit,
+    "jax.checkpoint": jax.checkpoint,
+    "nnx.remat": nnx.remat,
+    "jax.vmap": jax.vmap,
+    "jax.custom_vjp": jax.custom_vjp,
+    "jax.tree_util.Partial": jax.tree_util.Partial,
+    "functools.wraps": lambda f: functools.wraps(f)(lambda x: f(x)),  # noqa: PLW0108  # the wrapper under test
+}
 
+
+def make_act(last: list[Any], kept: Keep) -> Callable[[Any], Any]:
     def act(x: Any) -> Any:
         last[:] = [kept(x * 2)]
         return x
 
-    class Net(nnx.Module):
-        def __init__(self) -> None:
-            self.act = jax.jit(nnx.jit(jax.checkpoint(functools.partial(act))))
+    return act
 
-        def __call__(self, x: Any) -> Any:
-            return self.act(x)
 
-    path = "last[0] (closure of test_wrapped_functions_and_jit_objects_are_opened.<locals>.act)"
-    check(Net(), kept, path, "list")
+@leaky_and_healthy
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrapped_functions_are_opened(name: str, kept: Keep) -> None:
+    last: list[Any] = []
+    wrapped = WRAPPERS[name](make_act(last, kept))
+    jax.jit(make_act(last, kept))(X)
+    paths = ["last[0] (closure of make_act.<locals>.act)"] if kept is whole else []
+    assert [path for path, _ in found_in(("wrapped", wrapped))] == paths
 
 
 @pytest.mark.parametrize("kind", ["property", "staticmethod", "classmethod", "base class", "metaclass"])
@@ -585,6 +596,22 @@ def test_exception_that_the_module_keeps(kept: Keep) -> None:
 
     line = Net.__call__.__code__.co_firstlineno + 2
     check(Net(), kept, f"x (line {line} of __call__, kept by model.box.errors[0])", "frame")
+
+
+def test_frames_name_a_tracer_only_where_nothing_else_holds_it() -> None:
+    box = Box()
+    box.errors, box.a = [], {"b": {"c": [[None]]}}
+
+    def act(x: Any) -> Any:
+        box.a["b"]["c"][0][0] = x
+        try:
+            float(x)
+        except TypeError as error:
+            box.errors.append(error)
+        return x
+
+    jax.jit(act)(1.0)
+    assert found_in(("box", box)) == [("box.a['b']['c'][0][0]", "list")]
 
 
 def test_arguments_and_causes_of_exceptions_are_opened() -> None:
@@ -696,6 +723,14 @@ def test_libraries_are_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     met = walk([("model", Net())])
     assert met.tracers == ()
     assert met.objects < 100
+
+
+def test_the_marks_that_flax_keeps_are_not_opened() -> None:
+    """They hold traces, live ones too."""
+    layer, marks = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), ("_object__state", "_pytree__state")
+    (mark,) = (name for name in marks if name in vars(layer))
+    vars(layer)[mark] = [tracer_of(jax.jit)]
+    assert found_in(("layer", layer)) == []
 
 
 # --- hostile objects -------------------------------------------------------------------------------------------------------
@@ -828,7 +863,7 @@ def test_trace_identity_tells_a_dead_trace_from_the_live_one() -> None:
     def outer(x: Any) -> Any:
         jax.eval_shape(lambda y: (seen.append(y * 2), y)[1], x)
         seen.append(x * 3)
-        return jax.lax.cond(True, lambda y: y, lambda y: y, x)
+        return x
 
     jax.make_jaxpr(outer)(X)
     inner, live = map(compat.trace_identity, seen)

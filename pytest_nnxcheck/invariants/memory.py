@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.buffers import Buffer, Memory, state_copies
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.profile import Profile
@@ -72,7 +73,7 @@ def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Vi
     if not found:
         return ()
     rows = [("", text) for text in found[1:]]
-    return (Violation("memory", found[0], (*rows, *details(observation, profile, used, limit)), hint(observation, copies)),)
+    return (Violation("memory", found[0], (*rows, *details(observation, profile, used, limit)), hint(observation, profile, copies)),)
 
 
 def captures(observation: Observation) -> bool:
@@ -112,6 +113,10 @@ def describe(observation: Observation, buffer: Buffer) -> str:
     return text + (f"   {buffer.source}" if buffer.source else "   (inserted by XLA, no line)")
 
 
-def hint(observation: Observation, copies: tuple[Buffer, ...]) -> str:
-    """Filled in by the causes that are known; empty where no advice is certain."""
+def hint(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> str:
+    """What to change, where the cause is known: a scan that writes its parameters back, constants that could be arguments."""
+    if copies and profile.rewritten:
+        return compat.scan_cure(profile.remat_in_scan)
+    if captures(observation) and profile.constant_bytes >= FLOOR:
+        return "hand the captured arrays, or the module that holds them, to the function as an argument"
     return ""

@@ -16,6 +16,7 @@ from pytest_nnxcheck.invariants.donation import permuted
 from pytest_nnxcheck.invariants.memory import Bound, bound
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, observe
+from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
 from pytest_nnxcheck.settings import Settings
@@ -46,21 +47,23 @@ class Originals:
 
 @dataclass(slots=True)
 class Session:
-    """What the nestings of one test have in common: profiles of its calls, and the user's objects as they were."""
+    """What the nestings of one test have in common: profiles of its calls, and the places that a call may change.
+
+    Between ``begin_example`` and ``end_example`` the user's objects change as he expects; then they are put back, so that every
+    nesting meets a module of a wider fixture scope, and a cache in its code, in the same state.
+    """
 
     adds_state: bool = False
     profiles: dict[Any, Profile] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
-    touched: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    places: list[Places] = field(default_factory=list)
 
     def begin_example(self) -> None:
-        self.touched.clear()
+        self.places.clear()
 
     def end_example(self) -> None:
-        """Put the state of the user's objects back: a module of a wider fixture scope meets every nesting the same."""
-        for variable, value in self.touched.values():
-            compat.set_variable_value(variable, value)
-        self.touched.clear()
+        while self.places:
+            self.places.pop().restore()
 
     def profile_of(self, subject: Subject) -> Profile:
         """The profile of the call, from the memo where the same call was made before."""
@@ -83,13 +86,13 @@ class Session:
             self.baselines[key] = observe(subject, self.profile_of(subject), BASELINE, donate).memory
         return self.baselines[key]
 
-    def write_back(self, subject: Subject, found: Observation) -> None:
-        """Give the user's objects the values that the call left in its copy."""
-        values = dict(compat.raw_leaves(found.state))
-        for path, variable in compat.variables(subject.state):
-            self.touched.setdefault(id(variable), (variable, compat.variable_value(variable)))
-            if path in values:
-                compat.set_variable_value(variable, values[path])
+
+def write_back(subject: Subject, found: Observation) -> None:
+    """Give the user's objects the values that the call left in its copy."""
+    values = dict(compat.raw_leaves(found.state))
+    for path, variable in compat.variables(subject.state):
+        if path in values:
+            compat.set_variable_value(variable, values[path])
 
 
 def signature(subject: Subject) -> Any:
@@ -109,7 +112,7 @@ def check_call(
 ) -> Call:
     """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
     bound_subject = bind(subject, args, kwargs)
-    originals = look_at_originals(bound_subject)
+    originals = look_at_originals(bound_subject, session)
     if not nesting.layers:
         return un_nested(bound_subject, settings, session)
     try:
@@ -121,7 +124,7 @@ def check_call(
     return conclude(bound_subject, facts, found, violations, limit, session)
 
 
-def look_at_originals(subject: Subject) -> Originals:
+def look_at_originals(subject: Subject, session: Session) -> Originals:
     """Facts of the user's own objects. Raises `CheckError` where they hold tracers or deleted arrays already."""
     seen = walk([*subject.roots(subject.state), *zip(subject.input_names, subject.inputs, strict=False)])
     if seen.tracers:
@@ -136,6 +139,7 @@ def look_at_originals(subject: Subject) -> Originals:
             raise CheckError(f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test")
         if isinstance(array, jax.ShapeDtypeStruct):
             raise CheckError(f"{path} is a jax.ShapeDtypeStruct: build the module with real arrays, the program is run")
+    session.places.append(seen.places)
     views = [(path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray)]
     return Originals(shared_buffers([read_leaf(*leaf) for leaf in leaves]), foreign_views(leaves, views))
 
@@ -143,18 +147,24 @@ def look_at_originals(subject: Subject) -> Originals:
 def un_nested(subject: Subject, settings: Settings, session: Session) -> Call:
     """The call as the user made it, on a copy of the state."""
     found = observe(subject, None, Nesting(), settings.donate)
-    violations = tracers(found) if "tracers" in settings.invariants and found.leaks and found.error is None else ()
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings)
+    violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()
     try:
         session.profile_of(subject)
     except Exception:
         # Python control flow on values, say: the call holds as it is, and the nestings will tell.
         pass
     if not violations:
-        session.write_back(subject, found)
+        write_back(subject, found)
     verdict = Outcome(Nesting(), "violated" if violations else "held", violations)
     return Call(subject.outbox.rebuild(found.output), verdict)
+
+
+def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...]:
+    """Violations of a call that leaks un-nested: a transform inside it is at fault."""
+    causes = tuple(("cause", text) for text in explain.captured(subject))
+    return tuple(replace(each, details=(*each.details, *causes)) for each in tracers(found))
 
 
 def fails_when_traced(subject: Subject, nesting: Nesting, error: Exception, settings: Settings) -> Call:
@@ -219,7 +229,7 @@ def conclude(
     )
     if found.error is not None or found.leaks:
         return Call(None, outcome)
-    session.write_back(subject, found)
+    write_back(subject, found)
     return Call(subject.outbox.rebuild(found.output), outcome)
 
 

@@ -1,0 +1,30 @@
+"""One nesting at a time, as data: what the tests of the engine share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_nnxcheck.call import Call, Session, check_call
+from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.settings import merge, parse_given
+
+SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
+WITHOUT_CLOSURES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES[:2]]
+
+
+def call(subject: Any, *args: Any, nesting: str = "un-nested", session: Session | None = None, **settings: Any) -> Call:
+    """``subject(*args)`` under one nesting; settings as in the marker."""
+    chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
+    return check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
+
+
+def broken(found: Call) -> list[str]:
+    """The invariants that a call broke."""
+    return [violation.invariant for violation in found.outcome.violations]
+
+
+def text(found: Call) -> str:
+    """All that the violations and notes of a call say."""
+    rows = [f"{label} {row}" for violation in found.outcome.violations for label, row in violation.details]
+    heads = [f"{violation.summary} {violation.hint}" for violation in found.outcome.violations]
+    return "\n".join([*heads, *rows, *found.outcome.notes, found.outcome.reason])

@@ -1,0 +1,99 @@
+"""Leaks found: each place where a tracer hides, named by its path, with a healthy twin that holds."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from checking import broken, call, text
+from healthy import FLAX
+from leaky import LEAKY, KeepsLastSetInInit, case
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.call import Session
+
+HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)
+REST = sorted(set(LEAKY) - set(HERE))
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_leak_is_found_and_named(name):
+    leaky = LEAKY[name].leaky()
+    found = call(leaky.subject, *leaky.args, nesting="jit")
+    assert broken(found)[:1] == ["tracers"], text(found)
+    assert LEAKY[name].path in text(found)
+    assert "DynamicJaxprTracer" in text(found)
+    # The frames of a kept exception hold the inputs too, and those come from the line of the transform.
+    assert "leaky.py:" in text(found) or name == "caught_exception"
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_leak_is_undone_before_the_next_nesting(name):
+    session = Session()
+    leaky = LEAKY[name].leaky()
+    found = [call(leaky.subject, *leaky.args, nesting="jit", session=session) for _ in range(3)]
+    assert len({text(each) for each in found}) == 1
+    assert {each.outcome.verdict for each in found} == {"violated"}
+
+
+@pytest.mark.parametrize("name", sorted(LEAKY))
+def test_the_healthy_twin_holds(name):
+    twin = LEAKY[name].healthy()
+    report = check(twin.subject, *twin.args, max_examples=0, styles=("argument", "functional"))
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_check_blames_the_plainest_nesting(name):
+    leaky = LEAKY[name].leaky()
+    report = check(leaky.subject, *leaky.args, sweep="singles", max_examples=0, styles="argument")
+    assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations][0] == "jit"
+
+
+@pytest.mark.parametrize("name", REST)
+def test_where_flax_refuses_or_carries_the_value_nothing_is_said_of_tracers(name):
+    leaky = LEAKY[name].leaky()
+    found = call(leaky.subject, *leaky.args, nesting="jit")
+    assert "tracers" not in broken(found)
+
+
+@pytest.mark.skipif(FLAX < (0, 12), reason="flax 0.12 refuses the eager call, earlier ones do not")
+def test_a_call_that_flax_refuses_eagerly_and_that_leaks_under_jit():
+    leaky = case(KeepsLastSetInInit)
+    found = call(leaky.subject, *leaky.args)
+    assert broken(found) == ["tracers"]
+    assert str(found.outcome.nesting) == "jit"
+    assert "model.last" in text(found)
+    assert "raises ValueError: Cannot assign data value" in text(found)
+
+
+def test_the_layer_that_leaked_is_blamed_not_the_outermost():
+    twins = LEAKY["class_attribute"]
+    for nesting, guilty in {"jit > scan": "scan", "scan > jit": "jit", "vmap > remat > while_loop": "while_loop"}.items():
+        leaky = twins.leaky()
+        found = call(leaky.subject, *leaky.args, nesting=nesting)
+        assert ("left by", guilty) in found.outcome.violations[0].details, text(found)
+
+
+def test_what_eval_shape_puts_into_the_state_is_a_violation():
+    """flax hands no state out of eval_shape, so only a guard's note can say this; here the probe is made to touch it."""
+    from flax import nnx
+
+    from pytest_nnxcheck.invariants.tracers import tracers
+    from pytest_nnxcheck.nesting import Layer, Nesting
+    from pytest_nnxcheck.program import Guards
+    from pytest_nnxcheck.subject import bind
+
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    guards = Guards(bind(model, (jax.numpy.ones((1, 2)),), {}))
+    layer = Layer("eval_shape")
+    with guards.unchanged(layer, model):
+        pass
+    assert guards.mutated == []
+    with guards.unchanged(layer, model):
+        model.kernel = nnx.Param(model.kernel[...] + 1)
+    assert guards.mutated == [(layer, "model.kernel")]
+
+    from pytest_nnxcheck.observe import Observation
+
+    (violation,) = tracers(Observation(Nesting((layer,)), model, mutated=tuple(guards.mutated)))
+    assert violation.summary == "eval_shape changed model.kernel"

@@ -1,0 +1,233 @@
+"""The public reports, found on the versions they were reported on: nothing is told to the check but the model."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import reports
+from checking import broken, call, text
+from flax import nnx
+from healthy import FLAX, HEALTHY
+
+from pytest_nnxcheck import check
+
+JAX = jax.__version_info__[:2]
+OLD_FLAX = FLAX < (0, 10, 7)
+CLOSURE = "eval_shape[closure]"
+COPYING = "jit[functional] > call_first > scan[jax_closure]"
+COMBINATIONS = [(remat, scan) for remat in (False, True) for scan in (False, True)]
+
+
+def rngs() -> nnx.Rngs:
+    return nnx.Rngs(0)
+
+
+# google/flax#4520
+
+
+@pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 leaks in silence, later versions refuse")
+@pytest.mark.parametrize("nesting", [CLOSURE, "eval_shape[jax_closure]"])
+def test_4520_leaves_tracers_in_the_backbone(nesting):
+    found = call(reports.report_4520(rngs()), *reports.inputs_4520(), nesting=nesting)
+    assert broken(found) == ["tracers"]
+    rows = found.outcome.violations[0].details
+    leaked = [row.split()[0] for label, row in rows if label == "leaked"]
+    assert leaked == ["model.backbone.bias", "model.backbone.kernel"]
+    assert ("left by", nesting) in rows
+    assert "reports.py" in text(found)
+
+
+@pytest.mark.skipif(OLD_FLAX, reason="flax 0.10.2 leaks in silence")
+def test_4520_is_rejected_and_leaves_the_state_clean():
+    model = reports.report_4520(rngs())
+    found = call(model, *reports.inputs_4520(), nesting=CLOSURE)
+    assert found.outcome.verdict == "rejected"
+    assert "different trace level" in found.outcome.reason
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(nnx.state(model)))
+
+
+@pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 leaks in silence")
+def test_4520_is_found_by_a_check_that_names_no_nesting():
+    report = check(reports.report_4520(rngs()), *reports.inputs_4520(), sweep="probes", max_examples=0)
+    assert {str(outcome.nesting) for outcome in report.outcomes if outcome.violations} >= {CLOSURE}
+
+
+# google/flax#4871
+
+
+@pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence, later versions refuse")
+@pytest.mark.parametrize("x", [0, 0.0])
+def test_4871_holds_its_parameters_twice_after_a_first_call(x):
+    model = reports.report_4871(rngs())
+    found = call(model, x, nesting=COPYING)
+    assert broken(found) == ["memory"]
+    assert "copy of model.blocks.param" in text(found)
+    assert "the program holds 1.0 more copies of its state" in text(found)
+    assert 1.9 * 8_000_000 < found.outcome.peak < 2.1 * 8_000_000
+
+
+@pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence")
+def test_4871_holds_its_parameters_once_without_a_first_call():
+    found = call(reports.report_4871(rngs()), 0.0, nesting="jit[functional] > scan[jax_closure]")
+    assert found.outcome.verdict == "held"
+    assert found.outcome.peak < 1.01 * 8_000_000
+    assert "scan[jax_closure] left tracers in model.blocks.param" in text(found)
+
+
+@pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 leaks in silence")
+@pytest.mark.parametrize("nesting", ["jit > scan[jax_closure]", "jit > call_first > scan[jax_closure]"])
+def test_4871_blames_the_scan_where_the_state_is_returned(nesting):
+    found = call(reports.report_4871(rngs()), 0.0, nesting=nesting)
+    assert broken(found) == ["tracers"]
+    assert ("left by", "scan[jax_closure]") in found.outcome.violations[0].details
+
+
+@pytest.mark.skipif(OLD_FLAX, reason="flax 0.10.2 copies in silence")
+def test_4871_is_rejected():
+    found = call(reports.report_4871(rngs()), 0.0, nesting=COPYING)
+    assert found.outcome.verdict == "rejected"
+
+
+@pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 leaks in silence")
+def test_4871_own_run_with_an_integer_names_the_path():
+    model = reports.report_4871(rngs())
+    found = call(reports.run_4871(model, call_first=False), nnx.state(model), 0)
+    assert found.outcome.verdict == "failed"
+    assert isinstance(found.error, jax.errors.UnexpectedTracerError)
+    assert "blocks.param" in text(found)
+    assert "captured merged (Report4871)" in text(found)
+
+
+# A scan over nnx.remat, the live form of google/flax#4871
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
+def test_a_scan_over_remat_copies_the_stack_for_every_further_call(nesting):
+    found = call(reports.call_twice, reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), nesting=nesting)
+    assert broken(found) == ["memory"]
+    assert "copy of model.layers.kernel" in text(found)
+    copies = 2.0 if nesting == "jit" else 1.0
+    assert f"holds {copies} more copies of its state" in text(found)
+
+
+@pytest.mark.parametrize("how", reports.cures())
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > call_first", "jit > scan", "jit > vmap"])
+def test_a_cured_scan_holds(nesting, how):
+    found = call(reports.call_twice, reports.ScanOverRemat(rngs(), how), *reports.inputs_scan_over_remat(), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+
+
+def test_the_hint_of_a_scan_over_remat_names_a_cure_that_holds():
+    found = call(reports.call_twice, reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), nesting="jit")
+    named = "graph_updates=False" if FLAX >= (0, 12) else "under jax.checkpoint"
+    assert named in found.outcome.violations[0].hint
+    assert ("no_graph_updates" if FLAX >= (0, 12) else "functional") in reports.cures()
+
+
+def test_one_call_in_the_subject_is_enough_for_the_sweep():
+    report = check(
+        reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), max_examples=0, styles="functional"
+    )
+    assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations] == ["jit[functional] > call_first"]
+
+
+# google/flax#4819
+
+
+@pytest.mark.parametrize("remat, scan", COMBINATIONS)
+def test_4819_decoding_with_the_model_captured(remat, scan):
+    found = call(reports.autoregressive_decode, reports.report_4819(rngs(), remat, scan), *reports.inputs_4819())
+    if not (remat or scan):
+        assert found.outcome.verdict == "held"
+        return
+    # Where flax does not refuse, it leaks: 0.10.2 always, 0.10.7 with remat alone.
+    silent = OLD_FLAX or (FLAX < (0, 12) and not scan)
+    assert found.outcome.verdict == ("violated" if silent else "failed")
+    assert "different trace level" in str(found.error) or silent
+    assert f"while_loop at {reports.__file__}:" in text(found)
+    assert "captured model (Report4819)" in text(found)
+    assert "nnx.while_loop(cond, body, (model, x))" in text(found)
+
+
+@pytest.mark.parametrize("remat, scan", COMBINATIONS)
+def test_4819_the_form_that_the_hint_names_holds(remat, scan):
+    subject = reports.autoregressive_decode_in_carry
+    found = call(subject, reports.report_4819(rngs(), remat, scan), *reports.inputs_4819())
+    assert found.outcome.verdict == "held"
+
+
+@pytest.mark.parametrize("remat, scan", COMBINATIONS)
+def test_4819_the_model_itself_under_while_loop(remat, scan):
+    model, inputs = reports.report_4819(rngs(), remat, scan), reports.inputs_4819()
+    assert call(model, *inputs, nesting="while_loop").outcome.verdict == "held"
+    assert call(model, *inputs, nesting="while_loop[functional]").outcome.verdict == "held"
+    captured = call(model, *inputs, nesting="while_loop[closure]")
+    silent = OLD_FLAX or (FLAX < (0, 12) and not scan)
+    expected = ("violated" if silent else "rejected") if remat or scan else "held"
+    assert captured.outcome.verdict == expected
+
+
+# Donated pointers
+
+
+@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
+def test_a_step_in_place_keeps_its_pointers(n, nesting):
+    found = call(reports.step_in_place, reports.Pair(n), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+
+
+@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+def test_a_step_to_another_dtype_loses_the_buffer(n):
+    found = call(reports.step_other_dtype, reports.Pair(n), nesting="jit")
+    assert broken(found) == ["donation"]
+    assert f"pair.b   float32[{n}]   became bfloat16[{n}]: dtype changed" in text(found)
+    assert "pair.a" not in text(found)
+
+
+@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+def test_a_step_that_drops_an_array_loses_the_buffer(n):
+    found = call(reports.step_drops_one, reports.Pair(n), nesting="jit")
+    assert broken(found) == ["donation"]
+    assert f"pair.b   float32[{n}]   not returned" in text(found)
+
+
+@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+def test_plain_arrays_are_donated_where_asked(n):
+    arrays = (jnp.arange(n, dtype=jnp.float32), jnp.ones(n))
+    assert call(reports.arrays_step, *arrays, nesting="jit", donate="all").outcome.verdict == "held"
+    other = call(reports.arrays_step_other_dtype, *arrays, nesting="jit", donate="all")
+    assert f"b   float32[{n}]   an output is bfloat16[{n}]: dtype changed" in text(other)
+    dropped = call(reports.arrays_step_drops_one, *arrays, nesting="jit", donate="all")
+    assert "not returned" in text(dropped)
+    assert not any(array.is_deleted() for array in arrays)
+
+
+# jax-ml/jax#926
+
+
+@pytest.mark.parametrize("donate, times", [("none", 4.0), ("all", 2.0)])
+def test_926_ten_convolutions(donate, times):
+    (x,) = reports.inputs_926()
+    found = call(reports.ten_convolutions, x, nesting="jit", donate=donate)
+    assert found.outcome.verdict == "held", text(found)
+    assert found.outcome.peak / x.nbytes == pytest.approx(times, abs=0.01)
+
+
+@pytest.mark.parametrize("donate, verdict", [("none", "violated"), ("all", "held")])
+def test_926_against_a_budget_of_three_inputs(donate, verdict):
+    (x,) = reports.inputs_926()
+    found = call(reports.ten_convolutions, x, nesting="jit", donate=donate, memory_budget=3 * x.nbytes)
+    assert found.outcome.verdict == verdict
+
+
+@pytest.mark.parametrize("name", sorted(reports.buffers_926()))
+def test_926_modifiable_buffers_hold_and_keep_their_pointers(name):
+    report = check(reports.buffers_926()[name], jnp.ones((4, 8)), styles="argument", max_examples=3)
+    assert report.ok, report
+    assert sum(outcome.verdict == "held" for outcome in report.outcomes) > 40
+
+
+def test_the_healthy_corpus_is_whole():
+    assert len(HEALTHY) >= 22
