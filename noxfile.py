@@ -89,6 +89,7 @@ def wheel(session: nox.Session) -> None:
     session.install("--quiet", str(built))
     shutil.copytree(HERE / "examples", there / "examples", dirs_exist_ok=True)
     (there / "test_plain.py").write_text("def test_plain():\n    pass\n")
+    (there / "pytest.ini").write_text("[pytest]\n")  # what pytest finds above is not the user's
     session.chdir(there)
     session.run("python", "-c", LIGHT)
     session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", "examples")

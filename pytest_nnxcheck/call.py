@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,8 @@ from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Violation
 from pytest_nnxcheck.walk import walk
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 BASELINE = Nesting((Layer("jit", "functional"),))
 """The un-nested jit: a jit over split and merge returns no state but what the call changes."""
@@ -108,7 +111,13 @@ def signature(subject: Subject) -> Any:
 
 
 def check_call(
-    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, nesting: Nesting, settings: Settings, session: Session
+    subject: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    nesting: Nesting,
+    settings: Settings,
+    session: Session,
 ) -> Call:
     """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
     bound_subject = bind(subject, args, kwargs)
@@ -117,11 +126,11 @@ def check_call(
         return un_nested(bound_subject, settings, session)
     try:
         facts = session.profile_of(bound_subject)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(bound_subject, nesting, error, settings)
     found = observe(bound_subject, facts, nesting, settings.donate)
     violations, limit = judge(bound_subject, facts, found, settings, session, originals)
-    return conclude(bound_subject, facts, found, violations, limit, session)
+    return conclude(bound_subject, facts, found, violations, limit)
 
 
 def look_at_originals(subject: Subject, session: Session) -> Originals:
@@ -130,13 +139,15 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
     if seen.tracers:
         paths = ", ".join(found.path for found in seen.tracers[:3])
         raise CheckError(
-            f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there. "
-            "Build the module inside the test, outside any transform"
+            f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there, or the call is "
+            "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
         )
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
     for path, array in [*leaves, *seen.arrays]:
         if isinstance(array, jax.Array) and array.is_deleted():
-            raise CheckError(f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test")
+            raise CheckError(
+                f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
+            )
         if isinstance(array, jax.ShapeDtypeStruct):
             raise CheckError(f"{path} is a jax.ShapeDtypeStruct: build the module with real arrays, the program is run")
     session.places.append(seen.places)
@@ -150,11 +161,9 @@ def un_nested(subject: Subject, settings: Settings, session: Session) -> Call:
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings)
     violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()
-    try:
+    # Python control flow on values raises here, say: the call holds as it is, and the nestings will tell.
+    with contextlib.suppress(Exception):
         session.profile_of(subject)
-    except Exception:
-        # Python control flow on values, say: the call holds as it is, and the nestings will tell.
-        pass
     if not violations:
         write_back(subject, found)
     verdict = Outcome(Nesting(), "violated" if violations else "held", violations)
@@ -212,7 +221,11 @@ def judge(
 
 
 def conclude(
-    subject: Subject, facts: Profile, found: Observation, violations: tuple[Violation, ...], limit: Bound | None, session: Session
+    subject: Subject,
+    facts: Profile,
+    found: Observation,
+    violations: tuple[Violation, ...],
+    limit: Bound | None,
 ) -> Call:
     """The verdict of a nesting."""
     if found.error is not None and not violations:
@@ -225,7 +238,7 @@ def conclude(
         violations=violations,
         peak=found.memory.peak if found.memory else None,
         budget=limit.budget if limit else None,
-        notes=notes(subject, facts, found),
+        notes=notes(facts, found),
     )
     if found.error is not None or found.leaks:
         return Call(None, outcome)
@@ -239,14 +252,16 @@ def refused(found: Observation) -> bool:
     return captures and compat.is_refusal(found.error) and not found.leaks
 
 
-def notes(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
+def notes(facts: Profile, found: Observation) -> tuple[str, ...]:
     """Facts worth telling that are not judged."""
     texts = []
     if found.dropped and found.error is None:
         leak = found.dropped[0]
         texts.append(f"{leak.layer} left tracers in {leak.path} of the module merged inside; they died with it")
     if facts.inner_donations and any(layer.transform == "jit" for layer in found.nesting.layers):
-        texts.append(f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence")
+        texts.append(
+            f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
+        )
     texts += [f"{path} took another leaf's buffer" for path in permuted(found)]
     return tuple(texts)
 

@@ -13,8 +13,11 @@ import os
 import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 # --- flax: graph nodes ---------------------------------------------------------------------------------------------------
@@ -94,7 +97,9 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
 # --- jax: staging --------------------------------------------------------------------------------------------------------
 
 
-def staged(wrapper: Callable[..., Any], f: Callable[..., Any], on_compiled: Callable[[Any], None], **options: Any) -> Any:
+def staged(
+    wrapper: Callable[..., Any], f: Callable[..., Any], on_compiled: Callable[[Any], None], **options: Any
+) -> Any:
     """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces, lowers and compiles once, shows the compiled program, and runs it.
 
     `nnx.jit` of flax 0.10.2 has no ``trace``; there the `jax.jit` inside it is staged instead. All versions.
@@ -192,7 +197,9 @@ def variable_value(variable: Any) -> Any:
 
 def variable_kind(variable: Any) -> str:
     """The Variable type as the user knows it, such as ``Param``; a VariableState carries it in ``type``. All versions."""
-    described = _read(variable, "type") if any(base.__name__ == "VariableState" for base in type(variable).__mro__) else None
+    described = (
+        _read(variable, "type") if any(base.__name__ == "VariableState" for base in type(variable).__mro__) else None
+    )
     return str((described or type(variable)).__name__)
 
 
@@ -302,12 +309,20 @@ def raw_leaves(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     return [(path, variable_value(variable)) for path, variable in variables(state)]
 
 
+def is_key(array: Any) -> bool:
+    """Whether an array, or its abstract twin, holds PRNG keys. All versions."""
+    import jax
+    import jax.numpy as jnp
+
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
 def zeros(shape: Any) -> Any:
     """An array of zeros for an abstract one; `jnp.zeros` has none for key arrays, which are broadcast from one key. All versions."""
     import jax
     import jax.numpy as jnp
 
-    if jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
+    if is_key(shape):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
         return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=shape.dtype._impl)
     return jnp.zeros(shape.shape, shape.dtype)
@@ -334,7 +349,7 @@ def is_refusal(error: BaseException | None) -> bool:
     if not isinstance(error, ValueError) or "from different trace level" not in str(error):
         return False
     last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return os.path.dirname(nnx.__file__) in last
+    return str(Path(nnx.__file__).parent) in last
 
 
 @dataclass(frozen=True)
@@ -361,10 +376,17 @@ def hypothesis_test(test: Callable[..., Any]) -> HypothesisTest:
     a nesting drawn beside its arguments. Tried on hypothesis 6.100 and 6.170.
     """
     handle = getattr(test, "hypothesis", None)
-    own = ("_hypothesis_internal_settings_applied", "hypothesis_explicit_examples", "hypothesis", "is_hypothesis_test", "__wrapped__", "__wrapped_target")
+    own = (
+        "_hypothesis_internal_settings_applied",
+        "hypothesis_explicit_examples",
+        "hypothesis",
+        "is_hypothesis_test",
+        "__wrapped__",
+        "__wrapped_target",
+    )
     return HypothesisTest(
         body=test if handle is None else handle.inner_test,
-        drawn=None if handle is None else dict(handle._given_kwargs),  # noqa: SLF001
+        drawn=None if handle is None else dict(handle._given_kwargs),
         # hypothesis runs them from the last to the first: decorators apply from the bottom up.
         examples=tuple(reversed(getattr(test, "hypothesis_explicit_examples", ()))),
         settings=getattr(test, "_hypothesis_internal_use_settings", None),
@@ -383,5 +405,18 @@ def scan_cure(remat: bool) -> str:
     version = tuple(int(part) for part in flax.__version__.split(".")[:2])
     functional = "jax.lax.scan over the state of nnx.split, with nnx.merge in its body"
     if remat and version >= (0, 12):
-        return "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out"
-    return f"scan with {functional}" + (" under jax.checkpoint" if remat else "") + ": parameters go in and never come out"
+        return (
+            "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out"
+        )
+    return (
+        f"scan with {functional}" + (" under jax.checkpoint" if remat else "") + ": parameters go in and never come out"
+    )
+
+
+def byte_bounds(array: Any) -> tuple[int, int]:
+    """First and one-past-last address of a NumPy array: `numpy.byte_bounds` moved in NumPy 2. Tried on NumPy 1.26, 2.4, 2.5."""
+    import numpy as np
+
+    module = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
+    start, end = module.byte_bounds(array)
+    return start, end

@@ -15,7 +15,15 @@ Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
 
 REMATS = frozenset({"remat", "remat2", "checkpoint"})
-CALLS = REMATS | {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+CALLS = REMATS | {
+    "pjit",
+    "jit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+}
 COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name"})
 
 
@@ -63,7 +71,9 @@ def of_while(eqn: Any) -> Sources:
 
 def of_cond(eqn: Any) -> Sources:
     branches = [sources(compat.open_jaxpr(branch)) for branch in eqn.params["branches"]]
-    return tuple(each[0] + 1 if each[0] is not None and len(set(each)) == 1 else None for each in zip(*branches, strict=True))
+    return tuple(
+        each[0] + 1 if each[0] is not None and len(set(each)) == 1 else None for each in zip(*branches, strict=True)
+    )
 
 
 RULES: dict[str, Callable[[Any], Sources]] = {"scan": of_scan, "while": of_while, "cond": of_cond}

@@ -151,7 +151,9 @@ class Run:
         if case.amount != "replay":
             un_nested = self._error(Nesting(), body)
             # With a cause, the violation comes of a call that raises un-nested: nothing more to learn from it either.
-            if un_nested is not None and not (isinstance(un_nested, InvariantViolation) and un_nested.__cause__ is None):
+            if un_nested is not None and not (
+                isinstance(un_nested, InvariantViolation) and un_nested.__cause__ is None
+            ):
                 raise un_nested.with_traceback(un_nested.__traceback__)
             yield un_nested
             if not self.outcomes:
@@ -261,11 +263,12 @@ def engine() -> Any:
 
 
 def build(
-    test: Callable[..., Any], run_of: Callable[[bool], Run], passed: Collection[str]
+    test: Callable[..., Any], run_of: Callable[[bool], Run], passed: Collection[str], *, seeded: bool = False
 ) -> tuple[Callable[..., Any], Run]:
     """A hypothesis test that runs ``test`` under generated nestings, and the run that collects what they do.
 
-    ``passed`` names the arguments that pytest passes; ``run_of`` is told whether a nesting is the whole example.
+    ``passed`` names the arguments that pytest passes; ``run_of`` is told whether a nesting is the whole example; ``seeded``
+    says that the command line has a seed of hypothesis, without which a test draws the same nestings every time.
     """
     function = getattr(test, "__func__", test)
     parts = compat.hypothesis_test(function)

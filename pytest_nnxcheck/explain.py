@@ -41,7 +41,10 @@ def causes(subject: Subject, error: BaseException, found: Observation | None) ->
         return ()
     leaks = (found.leaks or found.dropped) if found else ()
     leaks = leaks or merged_inside(subject)
-    texts = [f"tracer left in {each.path}: {each.type}" + (f", created at {each.line}" if each.line else "") for each in leaks]
+    texts = [
+        f"tracer left in {each.path}: {each.type}" + (f", created at {each.line}" if each.line else "")
+        for each in leaks
+    ]
     return (*texts[:SHOWN], *captured(subject))
 
 
@@ -85,7 +88,9 @@ def merged_inside(subject: Subject) -> tuple[Leak, ...]:
 
 
 def rehearse(
-    subject: Subject, watching: Callable[[], contextlib.AbstractContextManager[Any]], kept: list[tuple[str, Any]] | None = None
+    subject: Subject,
+    watching: Callable[[], contextlib.AbstractContextManager[Any]],
+    kept: list[tuple[str, Any]] | None = None,
 ) -> tuple[Leak, ...]:
     """Make the call once more on a copy, undo what it leaves, and give the tracers in what was kept of it."""
     state = copy(subject.state)

@@ -19,6 +19,8 @@ from pytest_nnxcheck.program import Guards, compose, stack_inputs, un_nest
 from pytest_nnxcheck.subject import Subject, copy
 from pytest_nnxcheck.walk import Found, walk
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 UNUSABLE = "Some donated buffers were not usable"
 
 
@@ -87,7 +89,7 @@ def observe(subject: Subject, profile: Profile | None, nesting: Nesting, donate:
         dropped=dropped,
         mutated=tuple(guards.mutated),
         memory=memories[0] if memories else None,
-        parameters=root.parameters(state),
+        parameters=root.parameters(),
         moves=moves,
         reused=frozenset(pointer for array in outputs for pointer in read_leaf("", array).pointers),
     )
@@ -99,7 +101,7 @@ def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tup
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.block_until_ready(program(state, *inputs)), None
-    except Exception as error:  # the user's code may raise anything
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return None, error
 
 
@@ -125,7 +127,7 @@ class Root:
 
     def jit(self, wrapper: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
         state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
-        donated = (0,) if state_arguments and self.donate != "none" else ()
+        donated: tuple[int, ...] = (0,) if state_arguments and self.donate != "none" else ()
         if self.donate == "all":
             donated += tuple(range(state_arguments, state_arguments + len(self.subject.inputs)))
         options = {"donate_argnums": donated} if donated else {}
@@ -138,17 +140,17 @@ class Root:
         if self.style is None or self.donate == "none" or self.profile is None:
             return leaves
         if self.style in ("argument", "functional"):
-            every = self.style == "argument"
+            every, changed = self.style == "argument", self.profile.changed
             leaves = [
                 read_leaf(self.subject.path(path), value)
                 for path, value in compat.raw_leaves(state)
-                if every or path in self.profile.changed
+                if every or path in changed
             ]
         if self.donate == "all":
             leaves += [read_leaf(name, value) for name, value in zip(self.subject.input_names, inputs, strict=False)]
         return leaves
 
-    def parameters(self, state: Any) -> tuple[str, ...]:
+    def parameters(self) -> tuple[str, ...]:
         """Names of the program's flat state parameters, in order."""
         if self.style not in ("argument", "functional") or self.profile is None:
             return ()

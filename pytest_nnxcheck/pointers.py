@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.profile import describe
 
 
@@ -42,7 +43,7 @@ def pointers(array: Any) -> tuple[int, ...]:
     """
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or array.size == 0 or array.is_deleted():
         return ()
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if compat.is_key(array):
         array = jax.random.key_data(array)
     return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
 
@@ -77,11 +78,13 @@ def foreign_views(leaves: Iterable[tuple[str, Any]], arrays: Iterable[tuple[str,
 def byte_ranges(array: Any) -> list[tuple[int, int]]:
     """Half-open address ranges of an array on this host."""
     if isinstance(array, np.ndarray):
-        start, end = np.lib.array_utils.byte_bounds(array)
+        start, end = compat.byte_bounds(array)
         return [(start, end)] if end > start else []
     found = pointers(array)
     if not found or any(device.platform != "cpu" for device in array.devices()):
         return []
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if compat.is_key(array):
         array = jax.random.key_data(array)
-    return [(pointer, pointer + shard.data.nbytes) for pointer, shard in zip(found, array.addressable_shards, strict=True)]
+    return [
+        (pointer, pointer + shard.data.nbytes) for pointer, shard in zip(found, array.addressable_shards, strict=True)
+    ]

@@ -57,7 +57,9 @@ def profile(subject: Subject) -> Profile:
     sources = dataflow.sources(jaxpr)[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
     known = {key: number for number, (key, _) in enumerate(numbered(before))}
-    moved = [(key[0], leaf) for (key, leaf), source in zip(numbered(after), sources, strict=True) if known.get(key) != source]
+    moved = [
+        (key[0], leaf) for (key, leaf), source in zip(numbered(after), sources, strict=True) if known.get(key) != source
+    ]
     rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in known}
     captured = dataflow.constants(closed)
@@ -90,11 +92,11 @@ def nbytes(array: Any) -> int:
     """Bytes of an array or its abstract twin, key arrays included; 0 for a Python number."""
     if not hasattr(array, "shape"):
         return 0
-    return math.prod(array.shape) * array.dtype.itemsize
+    return int(math.prod(array.shape) * array.dtype.itemsize)
 
 
 def describe(array: Any) -> str:
-    """``float32[8,64]``"""
+    """The type of an array: ``float32[8,64]``."""
     if not hasattr(array, "shape"):
         return type(array).__name__
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"

@@ -22,6 +22,8 @@ from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH, Plan, Program
 from pytest_nnxcheck.walk import Found, walk
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 STACKED = frozenset({"scan", "vmap", CALL_FIRST})
 """Layers whose inputs and outputs have a leading axis."""
 
@@ -65,7 +67,11 @@ class Guards:
         return {id(trace): trace for trace in traces}
 
     def look(self, layer: Layer, state: Any, alive: dict[int, Any]) -> None:
-        dead = [found for found in walk(self.subject.roots(state)).tracers if id(compat.trace_identity(found.tracer)) not in alive]
+        dead = [
+            found
+            for found in walk(self.subject.roots(state)).tracers
+            if id(compat.trace_identity(found.tracer)) not in alive
+        ]
         if dead:
             traces = frozenset(id(compat.trace_identity(found.tracer)) for found in dead)
             self.reports.append(Blame(layer, tuple(dead), traces))
@@ -88,7 +94,7 @@ class Guards:
 
 def snapshot(state: Any) -> dict[Any, Any]:
     """The array objects of the state by path: identity tells whether anything was put in their place."""
-    return {key: value for key, value in compat.raw_leaves(state)}
+    return dict(compat.raw_leaves(state))
 
 
 def compose(subject: Subject, profile: Profile, nesting: Nesting, guards: Guards, jit: Callable[..., Any]) -> Program:
@@ -123,7 +129,7 @@ def make_plan(
         return leaf[(0,) * axes]
 
     return Plan(
-        changed=lambda path, value: tuple(path) in profile.changed,
+        changed=lambda path, _: tuple(path) in profile.changed,
         subject=subject.program,
         element=element,
         empty=lambda: jax.tree.map(compat.zeros, shapes),
@@ -162,5 +168,5 @@ def un_nest(nesting: Nesting, out: Any) -> Any:
 
 
 def factor(nesting: Nesting) -> int:
-    """s of the expected peak: the product of the nesting's axes."""
-    return LENGTH ** sum(layer.transform in STACKED for layer in nesting.layers)
+    """The factor s of the expected peak: the product of the nesting's axes."""
+    return int(LENGTH ** sum(layer.transform in STACKED for layer in nesting.layers))

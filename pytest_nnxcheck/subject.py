@@ -20,10 +20,12 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.verdicts import CheckError
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 Path = tuple[Any, ...]
 
 
-class Nodes(nnx.Module):  # type: ignore[misc]  # flax.nnx.Module is untyped on some versions
+class Nodes(nnx.Module):
     """The graph nodes of a subject that has several, or none, as one node; shared Variables stay shared."""
 
     def __init__(self, nodes: Mapping[str, Any]) -> None:
@@ -72,7 +74,11 @@ class Subject:
 
     def roots(self, state: Any) -> list[tuple[str, Any]]:
         """Where the walk over a copy of the state begins: the graph nodes under the user's names, then the code."""
-        nodes = [(name, getattr(state, name)) for name in self.names] if isinstance(state, Nodes) else [(self.names[0], state)]
+        nodes = (
+            [(name, getattr(state, name)) for name in self.names]
+            if isinstance(state, Nodes)
+            else [(self.names[0], state)]
+        )
         return [*nodes, (function_name(self.function), self.function)]
 
 
@@ -248,16 +254,17 @@ def flatten_output(output: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, .
 def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]:
     """The arrays of one leaf of an output, and how to build the leaf from them."""
     if compat.is_graph_node(leaf):
-        if not isinstance(leaf, nnx.Module):
-            leaf_holder, unpack = Nodes({"node": leaf}), lambda merged: merged.node
-        else:
-            leaf_holder, unpack = leaf, lambda merged: merged
-        graphdef, state = nnx.split(leaf_holder)
+        graphdef, state = nnx.split(Nodes({"node": leaf}))
         values, treedef = jax.tree_util.tree_flatten(state)
-        return tuple(values), lambda arrays: unpack(nnx.merge(graphdef, jax.tree_util.tree_unflatten(treedef, arrays)))
+
+        def rebuild(arrays: tuple[Any, ...]) -> Any:
+            holder: Any = nnx.merge(graphdef, jax.tree_util.tree_unflatten(treedef, arrays))
+            return holder.node
+
+        return tuple(values), rebuild
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
         return (jnp.asarray(leaf),), lambda arrays: arrays[0]
-    return (), lambda arrays: leaf
+    return (), lambda _: leaf
 
 
 def copy(state: Any) -> Any:

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 Program = Callable[..., Any]
 """``f(state, *inputs) -> out``: state is a graph node, inputs and out are arrays (out in tuples)."""
 
@@ -45,6 +47,24 @@ class Plan:
     """Notes what ``eval_shape`` does to the state, which must be nothing."""
 
 
+def split(state: Any, plan: Plan) -> tuple[Any, Any, Any]:
+    """The graph of the state, its leaves that the call changes, and the rest."""
+    graphdef, *states = nnx.split(state, plan.changed, ...)
+    changed, rest = states
+    return graphdef, changed, rest
+
+
+def functional(f: Program, graphdef: Any, plan: Plan) -> Callable[..., Any]:
+    """``f`` as a pure function: it returns the state that the call changes, and no other, as a user would write it."""
+
+    def pure(changed: Any, rest: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, changed, rest)
+        out = f(module, *inputs)
+        return nnx.state(module, plan.changed), out
+
+    return pure
+
+
 def rebuild(tree: Any) -> Any:
     """The same arrays in a new tree: flax refuses to mutate one that was captured from outside a loop."""
     return jax.tree.map(lambda leaf: leaf, tree)
@@ -66,13 +86,8 @@ def jit_argument(f: Program, plan: Plan) -> Program:
 
 def jit_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = nnx.split(state, plan.changed, ...)
-
-        def pure(changed: Any, rest: Any, *inputs: Any) -> Any:
-            module = nnx.merge(graphdef, changed, rest)
-            out = f(module, *inputs)
-            return nnx.state(module, plan.changed), out
-
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
         changed, out = plan.jit(jax.jit, pure)(changed, rest, *inputs)
         nnx.update(state, changed)
         return out
@@ -100,13 +115,8 @@ def remat_argument(f: Program, plan: Plan) -> Program:
 
 def remat_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = nnx.split(state, plan.changed, ...)
-
-        def pure(changed: Any, rest: Any, *inputs: Any) -> Any:
-            module = nnx.merge(graphdef, changed, rest)
-            out = f(module, *inputs)
-            return nnx.state(module, plan.changed), out
-
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
         changed, out = jax.checkpoint(pure)(changed, rest, *inputs)
         nnx.update(state, changed)
         return out
@@ -142,12 +152,11 @@ def scan_argument(f: Program, plan: Plan) -> Program:
 
 def scan_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = nnx.split(state, plan.changed, ...)
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
 
         def body(changed: Any, inputs: Any) -> Any:
-            module = nnx.merge(graphdef, changed, rebuild(rest))
-            out = f(module, *inputs)
-            return nnx.state(module, plan.changed), out
+            return pure(changed, rebuild(rest), *inputs)
 
         changed, out = jax.lax.scan(body, changed, inputs, length=LENGTH)
         nnx.update(state, changed)
@@ -179,9 +188,10 @@ def scan_jax_closure(f: Program, plan: Plan) -> Program:
 
 def vmap_argument(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = nnx.split(state, plan.changed, ...)
+        graphdef, changed, rest = split(state, plan)
         module = nnx.merge(graphdef, stack(changed), rest)
-        axes = nnx.StateAxes({plan.changed: 0, ...: None})
+        filters: Any = {plan.changed: 0, ...: None}
+        axes = nnx.StateAxes(filters)
         out = nnx.vmap(f, in_axes=(axes, *(0 for _ in inputs)))(module, *inputs)
         nnx.update(state, first(nnx.state(module, plan.changed)))
         return out
@@ -191,13 +201,8 @@ def vmap_argument(f: Program, plan: Plan) -> Program:
 
 def vmap_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = nnx.split(state, plan.changed, ...)
-
-        def pure(changed: Any, rest: Any, *inputs: Any) -> Any:
-            module = nnx.merge(graphdef, changed, rest)
-            out = f(module, *inputs)
-            return nnx.state(module, plan.changed), out
-
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
         changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(stack(changed), rest, *inputs)
         nnx.update(state, first(changed))
         return out
@@ -233,13 +238,13 @@ def while_loop_argument(f: Program, plan: Plan) -> Program:
 
 def while_loop_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = nnx.split(state, plan.changed, ...)
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
 
         def body(carry: Any) -> Any:
             step, changed, inputs, _ = carry
-            module = nnx.merge(graphdef, changed, rebuild(rest))
-            out = f(module, *inputs)
-            return step + 1, nnx.state(module, plan.changed), inputs, out
+            changed, out = pure(changed, rebuild(rest), *inputs)
+            return step + 1, changed, inputs, out
 
         start = (jnp.int32(0), changed, inputs, plan.empty())
         _, changed, _, out = jax.lax.while_loop(lambda carry: carry[0] < LENGTH, body, start)

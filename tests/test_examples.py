@@ -213,7 +213,7 @@ def test_bad_settings_name_their_source():
         check(Model(), 1, memory_budget="5MBfoo")
 
 
-@pytest.mark.parametrize("subject", [3, None, "model", [Model()]], ids=repr)
+@pytest.mark.parametrize("subject", [3, None, "model", [Model()]], ids=["number", "none", "text", "list"])
 def test_a_subject_that_cannot_be_called(subject):
     with pytest.raises(CheckError, match=rf"nnx_wrap got {type(subject).__name__} .* cannot be called"):
         check(subject, 1)

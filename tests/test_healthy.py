@@ -39,7 +39,9 @@ class Block(nnx.Module):
         return x + self.outer(self.drop(nnx.relu(self.norm(self.inner(x)))))
 
 
-@pytest.mark.parametrize("nesting", [f"jit > {layer}" for layer in WITHOUT_CLOSURES] + ["jit[functional] > scan > vmap > remat"])
+@pytest.mark.parametrize(
+    "nesting", [f"jit > {layer}" for layer in WITHOUT_CLOSURES] + ["jit[functional] > scan > vmap > remat"]
+)
 def test_a_model_above_the_floor_stays_below_1_2_of_its_expected_peak(nesting):
     from healthy import numbers
 

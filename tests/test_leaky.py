@@ -46,7 +46,7 @@ def test_the_healthy_twin_holds(name):
 def test_a_check_blames_the_plainest_nesting(name):
     leaky = LEAKY[name].leaky()
     report = check(leaky.subject, *leaky.args, sweep="singles", max_examples=0, styles="argument")
-    assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations][0] == "jit"
+    assert next(str(outcome.nesting) for outcome in report.outcomes if outcome.violations) == "jit"
 
 
 @pytest.mark.parametrize("name", REST)
@@ -68,7 +68,11 @@ def test_a_call_that_flax_refuses_eagerly_and_that_leaks_under_jit():
 
 def test_the_layer_that_leaked_is_blamed_not_the_outermost():
     twins = LEAKY["class_attribute"]
-    for nesting, guilty in {"jit > scan": "scan", "scan > jit": "jit", "vmap > remat > while_loop": "while_loop"}.items():
+    for nesting, guilty in {
+        "jit > scan": "scan",
+        "scan > jit": "jit",
+        "vmap > remat > while_loop": "while_loop",
+    }.items():
         leaky = twins.leaky()
         found = call(leaky.subject, *leaky.args, nesting=nesting)
         assert ("left by", guilty) in found.outcome.violations[0].details, text(found)

@@ -114,7 +114,9 @@ def test_a_scan_over_remat_copies_the_stack_for_every_further_call(nesting):
 @pytest.mark.parametrize("how", reports.cures())
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > call_first", "jit > scan", "jit > vmap"])
 def test_a_cured_scan_holds(nesting, how):
-    found = call(reports.call_twice, reports.ScanOverRemat(rngs(), how), *reports.inputs_scan_over_remat(), nesting=nesting)
+    found = call(
+        reports.call_twice, reports.ScanOverRemat(rngs(), how), *reports.inputs_scan_over_remat(), nesting=nesting
+    )
     assert found.outcome.verdict == "held", text(found)
 
 
@@ -129,7 +131,9 @@ def test_one_call_in_the_subject_is_enough_for_the_sweep():
     report = check(
         reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), max_examples=0, styles="functional"
     )
-    assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations] == ["jit[functional] > call_first"]
+    assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations] == [
+        "jit[functional] > call_first"
+    ]
 
 
 # google/flax#4819

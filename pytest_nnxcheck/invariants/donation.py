@@ -27,7 +27,11 @@ def donation(
         return ()
     donated = {move.before.path for move in observation.moves}
     rows = [("shared", f"{one} and {two} share a buffer: XLA refuses to donate it twice") for one, two in shared]
-    rows += [("viewed", f"{leaf} is viewed by {holder}: its buffer cannot be reused") for holder, leaf in views if leaf in donated]
+    rows += [
+        ("viewed", f"{leaf} is viewed by {holder}: its buffer cannot be reused")
+        for holder, leaf in views
+        if leaf in donated
+    ]
     for move in observation.moves:
         reason = lost(move, observation, outputs, debug_nans)
         if reason:
@@ -51,7 +55,9 @@ def lost(move: Move, observation: Observation, outputs: tuple[str, ...], debug_n
         return f"sharding changed from {before.sharding} to {after.sharding}"
     if after.pointers == before.pointers or set(after.pointers) <= donated_pointers(observation):
         return ""
-    where = f"pointer {before.pointers[0]:#x} before, {after.pointers[0]:#x} after" if after.pointers else "no buffer after"
+    where = (
+        f"pointer {before.pointers[0]:#x} before, {after.pointers[0]:#x} after" if after.pointers else "no buffer after"
+    )
     return f"{'jax_debug_nans keeps the old value' if debug_nans else 'not reused by XLA'} ({where})"
 
 
@@ -78,7 +84,10 @@ def permuted(observation: Observation) -> list[str]:
     return [
         move.before.path
         for move in observation.moves
-        if move.after and move.after.pointers != move.before.pointers and move.after.pointers and set(move.after.pointers) <= old
+        if move.after
+        and move.after.pointers != move.before.pointers
+        and move.after.pointers
+        and set(move.after.pointers) <= old
     ]
 
 

@@ -50,7 +50,12 @@ def bound(observation: Observation, profile: Profile, baseline: Memory, budget: 
     """The bound of a nesting: the user's budget, else twice the expected peak plus 64 KiB."""
     expected = expected_peak(profile, baseline, factor(observation.nesting))
     if budget is None:
-        return Bound(expected, DEFAULT_FACTOR * expected + FLOOR, f"{DEFAULT_FACTOR}x the expected peak + 64 KiB, the default", True)
+        return Bound(
+            expected,
+            DEFAULT_FACTOR * expected + FLOOR,
+            f"{DEFAULT_FACTOR}x the expected peak + 64 KiB, the default",
+            True,
+        )
     if budget.bytes is not None:
         return Bound(expected, budget.bytes, "memory_budget", False)
     return Bound(expected, round((budget.factor or 0) * expected), f"{budget} the expected peak", False)
@@ -73,7 +78,11 @@ def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Vi
     if not found:
         return ()
     rows = [("", text) for text in found[1:]]
-    return (Violation("memory", found[0], (*rows, *details(observation, profile, used, limit)), hint(observation, profile, copies)),)
+    return (
+        Violation(
+            "memory", found[0], (*rows, *details(observation, profile, used, limit)), hint(observation, profile, copies)
+        ),
+    )
 
 
 def captures(observation: Observation) -> bool:
@@ -88,7 +97,12 @@ def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
 
 
 def details(observation: Observation, profile: Profile, used: Memory, limit: Bound) -> list[tuple[str, str]]:
-    parts = {"arguments": used.arguments, "outputs": used.outputs, "temporaries": used.temporaries, "constants": used.constants}
+    parts = {
+        "arguments": used.arguments,
+        "outputs": used.outputs,
+        "temporaries": used.temporaries,
+        "constants": used.constants,
+    }
     split = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     rows = [
         ("peak", f"{format_bytes(used.peak)} = {split} - aliased {format_bytes(used.aliased)}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.nesting import Layer
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.verdicts import Violation
 
@@ -14,7 +14,7 @@ def tracers(observation: Observation) -> tuple[Violation, ...]:
     """Violations for tracers that outlived their trace, and for a state that ``eval_shape`` touched."""
     leaks = remaining(observation)
     if leaks:
-        return (residue(observation.nesting, leaks),)
+        return (residue(leaks),)
     if observation.mutated:
         return (touched(observation.mutated),)
     return ()
@@ -27,7 +27,7 @@ def remaining(observation: Observation) -> tuple[Leak, ...]:
     return observation.dropped
 
 
-def residue(nesting: Nesting, leaks: tuple[Leak, ...]) -> Violation:
+def residue(leaks: tuple[Leak, ...]) -> Violation:
     details = []
     for leak in leaks[:SHOWN]:
         details.append(("leaked", f"{leak.path}   {leak.holder} {leak.type}   <- {leak.kind}"))

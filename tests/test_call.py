@@ -1,0 +1,272 @@
+"""One call checked: verdicts, bad input, what happens to the user's objects, memory and donation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import FLAX, assign, numbers
+
+from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.verdicts import CheckError
+
+X = jnp.ones((2, 4))
+
+
+def rngs():
+    return nnx.Rngs(0)
+
+
+class Norm(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.BatchNorm(4, rngs=rngs())
+
+    def __call__(self, x):
+        return self.norm(x)
+
+
+# --- verdicts
+
+
+def test_the_users_exception_is_handed_back():
+    def raises(model, x):
+        raise KeyError("mine")
+
+    found = call(raises, nnx.Linear(4, 4, rngs=rngs()), X)
+    assert found.outcome.verdict == "failed"
+    assert isinstance(found.error, KeyError)
+    assert found.outcome.reason == "KeyError: 'mine'"
+
+
+def test_control_flow_on_values_fails_under_every_trace_and_holds_un_nested():
+    def branches(model, x):
+        return model(x) if x.sum() > 0 else x
+
+    model = nnx.Linear(4, 4, rngs=rngs())
+    assert call(branches, model, X).outcome.verdict == "held"
+    found = call(branches, model, X, nesting="jit")
+    assert found.outcome.verdict == "failed"
+    assert isinstance(found.error, jax.errors.TracerBoolConversionError)
+
+
+@pytest.mark.skipif(FLAX < (0, 10, 7), reason="flax 0.10.2 leaks in silence")
+def test_a_refused_closure_is_rejected_and_leaves_the_module_alone():
+    model = Norm()
+    before = np.asarray(model.norm.mean[...])
+    found = call(model, numbers((2, 4)), nesting="scan[closure]")
+    assert found.outcome.verdict == "rejected"
+    assert "from a different trace level" in found.outcome.reason
+    assert np.array_equal(model.norm.mean[...], before)
+
+
+@pytest.mark.skipif(FLAX < (0, 10, 7), reason="flax 0.10.2 leaks in silence")
+def test_a_module_that_captures_itself_fails_and_is_told_where():
+    class Captures(Norm):
+        def __call__(self, x):
+            return jax.lax.scan(lambda carry, x: (carry, self.norm(x)), None, x[None])[1][0]
+
+    found = call(Captures(), X, nesting="jit")
+    assert found.outcome.verdict == "failed"
+    assert f"scan at {__file__}:" in text(found)
+    assert "captured self (Captures)" in text(found)
+
+
+# --- bad input
+
+
+def test_a_module_that_holds_tracers_is_refused():
+    model = nnx.Linear(4, 4, rngs=rngs())
+    kept = []
+    jax.jit(lambda x: kept.append(x) or x)(X)
+    model.extra = kept[0] if FLAX < (0, 12) else nnx.data(kept[0])
+    with pytest.raises(CheckError, match=r"holds tracers before the call, in model.extra: an earlier transform left"):
+        call(model, X, nesting="jit")
+
+
+def test_a_module_with_deleted_arrays_is_refused():
+    model = nnx.Linear(4, 4, rngs=rngs())
+    model.kernel[...].delete()
+    with pytest.raises(CheckError, match=r"model.kernel is deleted before the call: an earlier step donated it"):
+        call(model, X, nesting="jit")
+
+
+def test_a_module_without_values_is_refused():
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=rngs()))
+    with pytest.raises(CheckError, match=r"model\.\w+ is a jax.ShapeDtypeStruct: build the module with real arrays"):
+        call(model, X, nesting="jit")
+
+
+def test_a_call_inside_a_trace_is_refused():
+    with pytest.raises(CheckError, match="call it there, outside of any transform"):
+        jax.jit(lambda x: call(nnx.Linear(4, 4, rngs=rngs()), x, nesting="scan").output)(X)
+
+
+# --- the user's objects
+
+
+def test_the_module_sees_its_state_advance_and_is_put_back_at_the_end():
+    model, x = Norm(), numbers((8, 4))
+    session = Session()
+    before = model.norm.mean[...]
+    session.begin_example()
+    call(model, x, session=session, nesting="jit")
+    first = np.asarray(model.norm.mean[...])
+    call(model, x, session=session, nesting="jit")
+    assert not np.array_equal(first, before)
+    assert not np.array_equal(model.norm.mean[...], first)
+    session.end_example()
+    assert model.norm.mean[...] is before
+
+
+def test_the_users_arrays_are_never_donated():
+    model = nnx.Linear(4, 4, rngs=rngs())
+    kernel, x = model.kernel[...], jnp.ones((2, 4))
+    call(model, x, nesting="jit", donate="all", invariants="tracers")
+    assert not kernel.is_deleted()
+    assert not x.is_deleted()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_call_that_adds_state_is_known():
+    class Sows(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "seen", x)
+            return x
+
+    session = Session()
+    assert call(Sows(), X, session=session).outcome.verdict == "held"
+    assert session.adds_state
+    for nesting in ["jit", "remat", "eval_shape", "scan[functional]", "vmap[functional]", "while_loop[functional]"]:
+        assert call(Sows(), X, nesting=nesting).outcome.verdict == "held", nesting
+
+
+# --- memory
+
+
+def test_a_budget_in_bytes_is_held_against_the_peak():
+    model = nnx.Linear(64, 64, rngs=rngs())
+    x = jnp.ones((8, 64))
+    peak = call(model, x, nesting="jit").outcome.peak
+    assert call(model, x, nesting="jit", memory_budget=peak).outcome.verdict == "held"
+    over = call(model, x, nesting="jit", memory_budget=peak - 1)
+    assert broken(over) == ["memory"]
+    assert "is over the budget of" in text(over)
+    assert "arguments 18.2 KiB" in text(over)
+
+
+def test_a_multiple_is_of_the_expected_peak():
+    model, x = nnx.Linear(64, 64, rngs=rngs()), jnp.ones((8, 64))
+    whole = call(model, x, nesting="jit > scan", memory_budget="1x").outcome
+    double = call(model, x, nesting="jit > scan", memory_budget="2x").outcome
+    assert double.budget == 2 * whole.budget
+    assert call(model, x, nesting="jit > scan", memory_budget="0.5x").outcome.verdict == "violated"
+
+
+def test_memory_is_asserted_only_where_the_outermost_layer_is_jit():
+    model, x = nnx.Linear(64, 64, rngs=rngs()), jnp.ones((8, 64))
+    assert call(model, x, nesting="scan > jit", memory_budget=1).outcome.verdict == "held"
+    assert call(model, x, nesting="jit > scan", memory_budget=1).outcome.verdict == "violated"
+
+
+def test_large_captured_constants_are_a_violation_and_as_an_argument_they_are_none():
+    table = numbers((256, 128))
+
+    def captures(x):
+        return x + table.sum()
+
+    found = call(captures, X, nesting="jit")
+    assert broken(found) == ["memory"]
+    assert "the call captures 128.0 KiB of constants" in text(found)
+    assert "captured float32[256,128]" in text(found)
+    assert call(lambda x, table: x + table.sum(), X, table, nesting="jit").outcome.verdict == "held"
+
+
+def test_a_generated_closure_captures_the_state_by_construction():
+    assert call(nnx.Linear(256, 256, rngs=rngs()), jnp.ones((2, 256)), nesting="jit[closure]").outcome.verdict == "held"
+
+
+# --- donation
+
+
+class Tied(nnx.Module):
+    def __init__(self, *, share):
+        self.weight = nnx.Param(numbers((4, 4)))
+        value = self.weight[...] if share else jnp.copy(self.weight[...])
+        self.average = nnx.BatchStat(value)
+
+    def __call__(self, x):
+        assign(self.average, self.average[...] * 0.9 + self.weight[...] * 0.1)
+        return x @ self.average[...]
+
+
+def test_two_leaves_in_one_buffer_are_named_both():
+    found = call(Tied(share=True), X, nesting="jit")
+    assert broken(found) == ["donation"]
+    assert "model.average and model.weight share a buffer" in text(found)
+    assert "jnp.copy(value)" in text(found)
+    assert call(Tied(share=False), X, nesting="jit").outcome.verdict == "held"
+
+
+def test_a_view_held_by_the_module_is_named():
+    class Log:
+        def __init__(self, initial):
+            self.initial = initial
+
+    viewed = Tied(share=False)
+    viewed.log = Log(np.asarray(viewed.average[...]))
+    found = call(viewed, X, nesting="jit")
+    assert broken(found) == ["donation"]
+    assert "model.average is viewed by model.log.initial" in text(found)
+    copied = Tied(share=False)
+    copied.log = Log(np.array(copied.average[...]))
+    assert call(copied, X, nesting="jit").outcome.verdict == "held"
+
+
+def test_a_swap_is_noted_and_not_judged():
+    class Swaps(nnx.Module):
+        def __init__(self):
+            self.a, self.b = nnx.Param(jnp.ones(8)), nnx.Param(jnp.zeros(8))
+
+        def __call__(self):
+            a, b = self.a[...], self.b[...]
+            assign(self.a, b)
+            assign(self.b, a)
+
+    assert call(Swaps(), nesting="jit").outcome.verdict == "held"
+
+
+def test_a_donation_that_the_outer_jit_drops_is_noted():
+    step = jax.jit(lambda state, x: (state + x.sum(), x * 2), donate_argnums=0)
+
+    def subject(model, x):
+        new, y = step(model.average[...], x)
+        assign(model.average, new)
+        return y
+
+    found = call(subject, Tied(share=False), X, nesting="jit")
+    assert found.outcome.verdict == "held"
+    assert "1 donated operands of a jit inside the call" in text(found)
+
+
+def test_nothing_is_donated_where_the_user_says_none():
+    found = call(Tied(share=True), X, nesting="jit", donate="none")
+    assert found.outcome.verdict == "held", text(found)
+
+
+def test_host_values_have_no_buffer_to_keep():
+    class Host(nnx.Module):
+        def __init__(self):
+            self.scale = nnx.Param(np.ones((4,), np.float32))
+            self.step = nnx.Param(3)
+
+        def __call__(self, x):
+            return (
+                x * self.scale.value * self.step.value
+                if FLAX < (0, 12)
+                else x * self.scale[...] * self.step.get_value()
+            )
+
+    assert call(Host(), X, nesting="jit").outcome.verdict == "held"

@@ -1,0 +1,96 @@
+"""Nestings put together: shapes, the effect on the state, and the guard that blames."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import SINGLES, call, text
+from flax import nnx
+from healthy import assign, numbers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.nesting import LAYER_NAMES, STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.observe import observe
+from pytest_nnxcheck.program import factor, output_shapes, stack_inputs, un_nest
+from pytest_nnxcheck.subject import bind
+
+REPEATS = {"scan": 2, "while_loop": 2, "call_first": 2}
+PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
+
+
+class Counter(nnx.Variable):
+    """Counts calls."""
+
+
+class Counts(nnx.Module):
+    """``[2, 3] -> [2, 3]``; what it returns depends on how often it was called."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.calls = Counter(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        assign(self.calls, self.calls[...] + 1)
+        return {"y": self.linear(x) + self.calls[...], "count": self.calls[...], "name": "counts"}
+
+
+@pytest.mark.parametrize(
+    "nesting", [*PLAIN, "call_first", "jit > scan > vmap", "scan > jit > while_loop", "vmap > call_first"]
+)
+def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting):
+    model, x = Counts(), numbers((2, 3))
+    want = Counts()(x)
+    found = call(model, x, nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    assert found.output["name"] == "counts"
+    assert found.output["y"].shape == (2, 3)
+    calls = int(np.prod([REPEATS.get(layer.transform, 1) for layer in Nesting.parse(nesting).layers]))
+    assert model.calls[...] == (calls if "call_first" not in nesting else 2)
+    if "while_loop" not in nesting and "call_first" not in nesting:
+        np.testing.assert_allclose(found.output["y"], want["y"], rtol=1e-5)
+
+
+@given(st.lists(st.sampled_from(LAYER_NAMES), max_size=4))
+def test_stacked_inputs_and_abstract_outputs_lose_their_axes_again(names):
+    nesting = Nesting(tuple(map(Layer, names)))
+    out = (jax.ShapeDtypeStruct((3,), jnp.float32),)
+    shapes = output_shapes(nesting.layers, out)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes)
+    assert jax.tree.map(np.shape, un_nest(nesting, zeros)) == ((3,),)
+    axes = sum(name in ("scan", "vmap", "call_first") for name in names)
+    assert stack_inputs(nesting, (np.zeros(5),))[0].shape == (2,) * axes + (5,)
+    assert factor(nesting) == 2**axes
+
+
+CACHE = {}
+
+
+class Caches(nnx.Module):
+    """Keeps an activation in a module-level dict: a leak under any transform."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        CACHE["last"] = y = self.linear(x)
+        return y
+
+
+@pytest.mark.parametrize("outer", PLAIN)
+@pytest.mark.parametrize("inner", [layer for layer in PLAIN if not layer.startswith("eval_shape")])
+def test_the_innermost_layer_is_blamed(outer, inner):
+    subject = bind(Caches(), (jnp.ones((2, 3)),), {})
+    found = observe(subject, Session().profile_of(subject), Nesting.parse(f"{outer} > {inner}"), "none")
+    assert [(leak.path, str(leak.layer)) for leak in found.leaks] == [("CACHE['last']", inner)]
+    assert "last" not in CACHE, "put back"
+
+
+@pytest.mark.parametrize("nesting", SINGLES)
+def test_every_layer_takes_a_model_that_changes_nothing(nesting):
+    found = call(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    assert found.output.shape == (2, 3)

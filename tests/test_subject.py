@@ -1,0 +1,160 @@
+"""Calls taken apart and put together again: graph nodes, inputs, names, outputs, fresh copies."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from healthy import node_list
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.subject import Nodes, bind, copy, flatten_output, spell
+from pytest_nnxcheck.verdicts import CheckError
+
+
+class Stack(nnx.Module):
+    def __init__(self):
+        self.layers = node_list(nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in range(2))
+        self.tied = self.layers[0]
+
+    def __call__(self, x, *, scale=1.0):
+        return self.layers[1](self.tied(x)) * scale
+
+    def decode(self, tokens, cache=None):
+        return tokens
+
+
+def forward(model, batch, other=None):
+    return model(batch["x"])
+
+
+def run(subject):
+    arrays = subject.program(subject.state, *subject.inputs)
+    return subject.outbox.rebuild(arrays)
+
+
+def test_a_module_is_its_own_state():
+    subject = bind(Stack(), (jnp.ones((1, 2)),), {"scale": 2.0})
+    assert subject.names == ("model",)
+    assert isinstance(subject.state, Stack)
+    assert subject.input_names == ("x",)
+    assert subject.static == ("scale=2.0",)
+    assert run(subject).shape == (1, 2)
+
+
+def test_paths_read_as_the_user_writes_them():
+    subject = bind(Stack(), (jnp.ones((1, 2)),), {})
+    paths = {subject.path(path) for path, _ in compat.raw_leaves(subject.state)}
+    assert {"model.layers[1].kernel", "model.layers[1].bias"} <= paths
+    assert len(paths) == 4, "the tied layer counts once"
+
+
+def test_a_bound_method_brings_its_module():
+    model = Stack()
+    subject = bind(model.decode, (jnp.arange(3),), {})
+    assert subject.state is model
+    assert run(subject).tolist() == [0, 1, 2]
+
+
+def test_a_function_with_graph_nodes_anywhere_in_its_arguments():
+    first, second = Stack(), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    subject = bind(forward, (first, {"x": jnp.ones((1, 2)), "mask": None}), {"other": [second, first]})
+    assert subject.names == ("model", "other_0")
+    assert isinstance(subject.state, Nodes)
+    assert subject.input_names == ("batch['x']",)
+    assert run(subject).shape == (1, 2)
+
+
+def test_a_partial_is_opened():
+    subject = bind(functools.partial(forward, Stack()), ({"x": jnp.ones((1, 2))},), {})
+    assert subject.names == ("model",)
+
+
+def test_a_function_without_graph_nodes():
+    subject = bind(lambda x: x + 1, (np.arange(3),), {})
+    assert subject.names == ()
+    assert run(subject).tolist() == [1, 2, 3]
+
+
+def test_a_call_without_inputs_gets_one_that_the_subject_never_sees():
+    subject = bind(lambda: jnp.ones(2), (), {})
+    assert len(subject.inputs) == 1
+    assert run(subject).tolist() == [1, 1]
+
+
+def test_rngs_and_variables_are_state():
+    def draw(rngs, scale):
+        return jax.random.normal(rngs.params(), ()) * scale[...]
+
+    subject = bind(draw, (nnx.Rngs(0), nnx.Param(jnp.ones(()))), {})
+    assert subject.names == ("rngs", "scale")
+    assert run(subject).shape == ()
+
+
+@pytest.mark.parametrize("subject", [3, "model", None, jnp.ones(2)])
+def test_what_cannot_be_called_is_refused(subject):
+    with pytest.raises(CheckError, match="not callable: wrap a module with __call__"):
+        bind(subject, (), {})
+
+
+def test_abstract_inputs_are_refused():
+    with pytest.raises(CheckError, match=r"x is a jax.ShapeDtypeStruct: pass an array"):
+        bind(lambda x: x, (jax.ShapeDtypeStruct((2,), jnp.float32),), {})
+
+
+class Pair(NamedTuple):
+    logits: object
+    cache: object
+
+
+LEAVES = st.one_of(
+    st.none(), st.text(max_size=3), st.integers(0, 9), st.booleans(), st.just(np.ones((2, 3), np.float32))
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3) | st.tuples(inner)
+    ),
+)
+
+
+@given(TREES)
+def test_outputs_come_back_as_they_were(output):
+    arrays, rebuild = flatten_output(output)
+    assert all(isinstance(array, jax.Array) for array in arrays)
+    again = rebuild(arrays)
+    assert jax.tree.structure(again) == jax.tree.structure(output)
+    for old, new in zip(jax.tree.leaves(output), jax.tree.leaves(again), strict=True):
+        assert np.array_equal(old, new)
+
+
+def test_outputs_that_hold_graph_nodes():
+    linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    arrays, rebuild = flatten_output(Pair(jnp.ones(2), {"cache": linear, "rngs": nnx.Rngs(1)}))
+    again = rebuild(arrays)
+    assert isinstance(again.cache["cache"], nnx.Linear)
+    assert isinstance(again.cache["rngs"], nnx.Rngs)
+    assert again.cache["cache"].kernel[...].shape == (2, 2)
+
+
+def test_a_copy_shares_no_buffer_with_the_original_and_keeps_ties():
+    model = Stack()
+    twin = copy(model)
+    old, new = compat.raw_leaves(model), compat.raw_leaves(twin)
+    assert [path for path, _ in old] == [path for path, _ in new]
+    assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for (_, a), (_, b) in zip(old, new, strict=True))
+    assert twin.tied is twin.layers[0]
+
+
+@pytest.mark.parametrize(
+    "path, text", [(("a", "b"), "m.a.b"), (("layers", 0), "m.layers[0]"), (("d", "x y"), "m.d['x y']"), ((), "m")]
+)
+def test_spelling_of_paths(path, text):
+    assert spell("m", path) == text
