@@ -157,7 +157,7 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
 
 def un_nested(subject: Subject, settings: Settings, session: Session) -> Call:
     """The call as the user made it, on a copy of the state."""
-    found = observe(subject, None, Nesting(), settings.donate)
+    found = observe(subject, UNKNOWN, Nesting(), settings.donate)
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings)
     violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()

@@ -12,7 +12,6 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -350,49 +349,6 @@ def is_refusal(error: BaseException | None) -> bool:
         return False
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     return str(Path(nnx.__file__).parent) in last
-
-
-@dataclass(frozen=True)
-class HypothesisTest:
-    """A test as hypothesis sees it: the innermost body, its strategies, explicit examples, and settings.
-
-    ``drawn`` is ``None`` where the test has no ``@given``, ``seeded`` says that it has a ``@seed``. ``attributes`` is what a copy of the test must carry for
-    ``@seed`` and ``@reproduce_failure`` to keep working.
-    """
-
-    body: Callable[..., Any]
-    drawn: dict[str, Any] | None
-    examples: tuple[Any, ...]
-    settings: Any
-    seeded: bool
-    attributes: dict[str, Any]
-
-
-def hypothesis_test(test: Callable[..., Any]) -> HypothesisTest:
-    """Take a test function apart into what hypothesis' decorators left on it.
-
-    Only ``hypothesis.inner_test`` is documented. The strategies of ``@given``, the values of ``@example`` and the
-    ``@settings`` of a test have no public reader, and without them a test with its own ``@given`` could not be run with
-    a nesting drawn beside its arguments. Tried on hypothesis 6.100 and 6.170.
-    """
-    handle = getattr(test, "hypothesis", None)
-    own = (
-        "_hypothesis_internal_settings_applied",
-        "hypothesis_explicit_examples",
-        "hypothesis",
-        "is_hypothesis_test",
-        "__wrapped__",
-        "__wrapped_target",
-    )
-    return HypothesisTest(
-        body=test if handle is None else handle.inner_test,
-        drawn=None if handle is None else dict(handle._given_kwargs),
-        # hypothesis runs them from the last to the first: decorators apply from the bottom up.
-        examples=tuple(reversed(getattr(test, "hypothesis_explicit_examples", ()))),
-        settings=getattr(test, "_hypothesis_internal_use_settings", None),
-        seeded=getattr(test, "_hypothesis_internal_use_seed", None) is not None,
-        attributes={name: value for name, value in vars(test).items() if name not in own},
-    )
 
 
 def scan_cure(remat: bool) -> str:

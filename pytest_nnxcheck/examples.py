@@ -15,8 +15,9 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import compat, report, strategies
+from pytest_nnxcheck import report, strategies
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
+from pytest_nnxcheck.given import HypothesisTest, hypothesis_test
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import ERRORS, CheckError, InvariantViolation, NestingRejected, Outcome
@@ -271,7 +272,7 @@ def build(
     says that the command line has a seed of hypothesis, without which a test draws the same nestings every time.
     """
     function = getattr(test, "__func__", test)
-    parts = compat.hypothesis_test(function)
+    parts = hypothesis_test(function)
     run = run_of(parts.drawn is None)
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
@@ -282,7 +283,7 @@ def build(
     return (MethodType(built, test.__self__) if function is not test else built), run  # type: ignore[attr-defined]
 
 
-def _inner(parts: compat.HypothesisTest, run: Run, names: Collection[str], *, bound: bool) -> Callable[..., None]:
+def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bool) -> Callable[..., None]:
     """The body with one more argument, the nesting; what pytest does not pass is left to the body's own defaults."""
 
     def inner(*args: Any, **kwargs: Any) -> None:
@@ -305,7 +306,7 @@ def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
     return strategies.nestings(run.settings, lambda: run.exclusions)
 
 
-def _settings(parts: compat.HypothesisTest, settings: Settings, *, swept: bool, seeded: bool) -> hypothesis.settings:
+def _settings(parts: HypothesisTest, settings: Settings, *, swept: bool, seeded: bool) -> hypothesis.settings:
     """The user's hypothesis settings, for examples that compile.
 
     The same commit gives the same verdicts: without a seed, and without a ``@given`` of the user, the draws repeat.
@@ -329,7 +330,7 @@ def _settings(parts: compat.HypothesisTest, settings: Settings, *, swept: bool, 
     return hypothesis.settings(base, phases=phases, **changed)
 
 
-def _explicit(parts: compat.HypothesisTest, settings: Settings) -> list[hypothesis.example]:
+def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
     full = Sweep(settings.sweep, tuple(strategies.sweep(settings)))
     again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes"))))
@@ -344,7 +345,7 @@ def _explicit(parts: compat.HypothesisTest, settings: Settings) -> list[hypothes
     return [_with_nesting(example, case, parts) for example, case in zip(parts.examples, cases, strict=True)]
 
 
-def _with_nesting(example: Any, case: Sweep, parts: compat.HypothesisTest) -> hypothesis.example:
+def _with_nesting(example: Any, case: Sweep, parts: HypothesisTest) -> hypothesis.example:
     names = [p.name for p in inspect.signature(parts.body).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     values = dict(zip(names[-len(example.args) :], example.args, strict=True)) if example.args else example.kwargs
     made = hypothesis.example(**values, **{ARGUMENT: case})

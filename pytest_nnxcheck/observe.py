@@ -56,13 +56,13 @@ class Observation:
     reused: frozenset[int] = frozenset()
 
 
-def observe(subject: Subject, profile: Profile | None, nesting: Nesting, donate: str) -> Observation:
-    """Run the program of a nesting on a fresh copy of the state. The profile may be missing for the un-nested call only."""
+def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -> Observation:
+    """Run the program of a nesting on a fresh copy of the state."""
     state = copy(subject.state)
     guards = Guards(subject)
     memories: list[Memory] = []
     root = Root(subject, profile, nesting, donate, lambda compiled: memories.append(buffers.read(compiled)))
-    program = subject.program if profile is None else compose(subject, profile, nesting, guards, root.jit)
+    program = compose(subject, profile, nesting, guards, root.jit)
     inputs = stack_inputs(nesting, subject.inputs)
     if donate == "all":
         inputs = tuple(jnp.copy(leaf) for leaf in inputs)
@@ -114,7 +114,7 @@ class Root:
     """
 
     subject: Subject
-    profile: Profile | None
+    profile: Profile
     nesting: Nesting
     donate: str
     on_compiled: Callable[[Any], None]
@@ -137,7 +137,7 @@ class Root:
     def donated(self, state: Any, inputs: tuple[Any, ...]) -> list[Leaf]:
         """The leaves that the root donates, before it does."""
         leaves: list[Leaf] = []
-        if self.style is None or self.donate == "none" or self.profile is None:
+        if self.style is None or self.donate == "none":
             return leaves
         if self.style in ("argument", "functional"):
             every, changed = self.style == "argument", self.profile.changed
@@ -152,7 +152,7 @@ class Root:
 
     def parameters(self) -> tuple[str, ...]:
         """Names of the program's flat state parameters, in order."""
-        if self.style not in ("argument", "functional") or self.profile is None:
+        if self.style not in ("argument", "functional"):
             return ()
         paths = [path for path, _ in self.profile.state_leaves]
         if self.style == "functional":

@@ -59,12 +59,12 @@ def test_slices_that_are_stacked_again_are_the_whole():
 
 
 def test_equal_values_are_computed_all_the_same():
-    assert sources(lambda w: w + 0, W) == (None,)
+    assert sources(lambda w: w * 1, W) == (None,)
 
 
 def test_captured_constants_are_counted_once_and_inside_jits():
     table = np.ones((50, 2), np.float32)
-    closed = jax.make_jaxpr(lambda x: jax.jit(lambda y: y + table.sum() + jnp.asarray(table)[0, 0])(x))(W)
+    closed = jax.make_jaxpr(jax.jit(lambda x: x + table.sum() + jnp.asarray(table)[0, 0]))(W)
     assert [const.shape for const in dataflow.constants(closed)] == [(50, 2)]
 
 
