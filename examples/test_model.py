@@ -22,7 +22,7 @@ def test_training_forward(nnx_wrap: Wrap) -> None:
     assert model(TOKENS).shape == (2, 6, 32)
 
 
-@pytest.mark.nnx_invariants(memory_budget="1MiB")
+@pytest.mark.nnx_invariants(memory_budget="1MiB", sweep="singles", max_examples=5)
 def test_evaluation_forward(nnx_wrap: Wrap) -> None:
     decoder = Decoder(rngs=nnx.Rngs(0))
     decoder.eval()
@@ -39,7 +39,7 @@ def test_decoding(nnx_wrap: Wrap) -> None:
     assert logits.shape == (2, 32)
 
 
-@pytest.mark.nnx_invariants(sweep="singles", max_examples=5)
+@pytest.mark.nnx_invariants(sweep="singles", max_examples=0)
 def test_train_step(nnx_wrap: Wrap) -> None:
     """A function of a module: each parameter is donated and must keep its buffer. Fewer nestings, as each compiles a gradient."""
     decoder = Decoder(rngs=nnx.Rngs(0))

@@ -43,7 +43,7 @@ def test_leaky(nnx_wrap):
 def test_verdicts_repeat(pytester, inner_args):
     pytester.makepyfile(test_models=SUITE)
     runs = {}
-    for options in ["-n0", "-n0 -v", "-n2", "-p no:cacheprovider", "-W error --strict-markers"]:
+    for options in ["-n0", "-n2", "-n0 -p no:cacheprovider -W error --strict-markers"]:
         result = pytester.runpytest_subprocess(*inner_args, "-p", "xdist", *options.split())
         result.assert_outcomes(passed=2, failed=1)
         lines = [line for line in result.outlines if re.match(r"test_models.py::\S+  \d+ nesting", line)]
