@@ -246,8 +246,9 @@ def test_a_rerun_starts_afresh(run_inner, pytester):
     result = run_inner(source, "--reruns=2", "--junitxml=out.xml")
     result.stdout.fnmatch_lines(["test_inner.py::test_x  * nestings: * held; *", "*1 passed, 1 rerun*"])
     assert len([line for line in result.outlines if line.startswith("test_inner.py::test_x  ")]) == 1
-    # Once an attempt.
-    assert (pytester.path / "out.xml").read_text().count('name="nnx_nestings"') == 2
+    # Once an attempt; how many attempts are written is pytest's affair.
+    attempts = (pytester.path / "out.xml").read_text().split("<testcase")[1:]
+    assert {attempt.count('name="nnx_nestings"') for attempt in attempts} == {1}
 
 
 INTERRUPT = """
@@ -275,6 +276,8 @@ def test_ctrl_c_leaves_a_partial_summary(run_inner):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_real_ctrl_c(pytester, inner_args):
     source = "import os, signal, sys\nsys.path[:0] = [%r, %r]\nimport fake_engine\nfake_engine.install()\n"
+    # A background job of a shell starts with the signal ignored.
+    source += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     here = Path(__file__).parent
     pytester.makeconftest(source % (str(here), str(here.parent)))
     pytester.makepyfile(
