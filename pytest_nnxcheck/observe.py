@@ -154,9 +154,9 @@ class Root:
         """Names of the program's flat state parameters, in order."""
         if self.style not in ("argument", "functional"):
             return ()
-        paths = [path for path, _ in self.profile.state_leaves]
+        paths = self.profile.state_paths
         if self.style == "functional":
-            paths.sort(key=lambda path: path not in self.profile.changed)
+            paths = tuple(sorted(paths, key=lambda path: path not in self.profile.changed))
         return tuple(self.subject.path(path) for path in paths)
 
 

@@ -33,7 +33,7 @@ class Profile:
     constants: tuple[str, ...]
     constant_bytes: int
     inner_donations: int
-    state_leaves: tuple[tuple[Path, str], ...]
+    state_paths: tuple[Path, ...]
     state_bytes: int
     changed_bytes: int
     input_bytes: int
@@ -72,7 +72,7 @@ def profile(subject: Subject) -> Profile:
         constants=tuple(describe(const) for const in sorted(captured, key=nbytes, reverse=True)),
         constant_bytes=sum(map(nbytes, captured)),
         inner_donations=dataflow.inner_donations(closed),
-        state_leaves=tuple((path, describe(leaf)) for path, leaf in compat.flat_state(before)),
+        state_paths=tuple(path for path, _ in compat.flat_state(before)),
         state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),
         changed_bytes=sum(nbytes(leaf) for path, leaf in moved if path in paths),
         input_bytes=sum(map(nbytes, subject.inputs)),
