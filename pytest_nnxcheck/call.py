@@ -22,7 +22,7 @@ from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
-from pytest_nnxcheck.verdicts import CheckError, Outcome, Violation
+from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
 from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -229,6 +229,8 @@ def conclude(
 ) -> Call:
     """The verdict of a nesting."""
     if found.error is not None and not violations:
+        if isinstance(found.error, Unfit):
+            return Call(None, Outcome(found.nesting, "rejected", reason=str(found.error)))
         if refused(found):
             return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
         return failed(subject, found.nesting, found.error, found)

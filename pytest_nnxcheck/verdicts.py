@@ -75,6 +75,10 @@ class NestingRejected(BaseException):
         self.outcome = outcome
 
 
+class Unfit(Exception):
+    """A layer cannot take this subject, whatever the subject's own code does; the text is the reason of the rejection."""
+
+
 class CheckError(Exception):
     """The check cannot be made as it was asked for; the text says what to write instead."""
 

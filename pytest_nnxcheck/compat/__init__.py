@@ -1,0 +1,74 @@
+"""The version room: every touch of a name of jax or flax that depends on the version, or that is not public.
+
+Each function says what it is for, why there is no public way, and on which versions it was tried:
+jax 0.4.33 and 0.5.3 with flax 0.10.2, jax 0.6.2 with flax 0.10.7, jax 0.10.2 with flax 0.12.8, jax 0.12 with flax 0.12.12
+("all versions" below). Other rooms write ``compat.name``.
+"""
+
+from __future__ import annotations
+
+from pytest_nnxcheck.compat.nodes import (
+    flat_state,
+    is_graph_node,
+    is_key,
+    is_refusal,
+    is_tracer_error,
+    raw_leaves,
+    scan_cure,
+    variables,
+    zeros,
+)
+from pytest_nnxcheck.compat.programs import (
+    byte_bounds,
+    compiler_options,
+    open_jaxpr,
+    quick_compiles,
+    scan_layout,
+    serialized_buffer_assignment,
+    serialized_hlo_module,
+    staged,
+)
+from pytest_nnxcheck.compat.values import (
+    is_library_file,
+    is_tracer,
+    kind_of,
+    set_variable_metadata,
+    set_variable_value,
+    trace_identity,
+    tracer_kind,
+    tracer_line,
+    variable_kind,
+    variable_metadata,
+    variable_value,
+)
+
+__all__ = [
+    "byte_bounds",
+    "compiler_options",
+    "flat_state",
+    "is_graph_node",
+    "is_key",
+    "is_library_file",
+    "is_refusal",
+    "is_tracer",
+    "is_tracer_error",
+    "kind_of",
+    "open_jaxpr",
+    "quick_compiles",
+    "raw_leaves",
+    "scan_cure",
+    "scan_layout",
+    "serialized_buffer_assignment",
+    "serialized_hlo_module",
+    "set_variable_metadata",
+    "set_variable_value",
+    "staged",
+    "trace_identity",
+    "tracer_kind",
+    "tracer_line",
+    "variable_kind",
+    "variable_metadata",
+    "variable_value",
+    "variables",
+    "zeros",
+]

@@ -1,0 +1,115 @@
+"""Graph nodes and their state: what differs between versions of flax, and how flax refuses a nesting."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from pytest_nnxcheck.compat.values import variable_value
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def is_graph_node(value: object) -> bool:
+    """Whether flax treats the value as a node of a graph: a Module, Rngs, Optimizer, or a Variable.
+
+    `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after. All versions.
+    """
+    from flax import nnx
+
+    return isinstance(value, nnx.Variable) or bool(nnx.graph.is_graph_node(value))
+
+
+def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path of the Variable, array) of every leaf of an `nnx.State`, in the order in which jax flattens it.
+
+    `State.flat_state()` gives a dict or a `FlatState` by version; the key path of jax ends in the Variable's own attribute,
+    which is left out here. All versions.
+    """
+    from jax.tree_util import DictKey, tree_flatten_with_path
+
+    def keys(path: Any) -> tuple[Any, ...]:
+        return tuple(key.key for key in itertools.takewhile(lambda key: isinstance(key, DictKey), path))
+
+    return [(keys(path), leaf) for path, leaf in tree_flatten_with_path(state)[0]]
+
+
+def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, Variable) of every Variable of a graph node. All versions.
+
+    `nnx.iter_graph` of flax 0.10 yields a shared Variable under each of its names: the first one counts.
+    """
+    from flax import nnx
+
+    found: dict[int, tuple[tuple[Any, ...], Any]] = {}
+    for path, node in nnx.iter_graph(state):
+        if isinstance(node, nnx.Variable):
+            found.setdefault(id(node), (tuple(path), node))
+    return list(found.values())
+
+
+def raw_leaves(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of every Variable of a graph node, read without the trace checks of ``Variable.value``. All versions."""
+    return [(path, variable_value(variable)) for path, variable in variables(state)]
+
+
+def is_key(array: Any) -> bool:
+    """Whether an array, or its abstract twin, holds PRNG keys. All versions."""
+    import jax
+    import jax.numpy as jnp
+
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def zeros(shape: Any) -> Any:
+    """An array of zeros for an abstract one; `jnp.zeros` has none for key arrays, which are broadcast from one key. All versions."""
+    import jax
+    import jax.numpy as jnp
+
+    if is_key(shape):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
+        return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=shape.dtype._impl)
+    return jnp.zeros(shape.shape, shape.dtype)
+
+
+def is_tracer_error(error: BaseException | None) -> bool:
+    """Whether the exception is what jax raises when a tracer of an ended trace is used. All versions."""
+    import jax
+
+    return isinstance(error, jax.errors.UnexpectedTracerError)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether flax refused to touch a graph node from another trace level.
+
+    `TraceContextError` is public; for a Variable flax raises a plain ValueError from its own files. All versions.
+    """
+    import traceback
+
+    from flax import errors, nnx
+
+    if isinstance(error, errors.TraceContextError):
+        return True
+    if not isinstance(error, ValueError) or "from different trace level" not in str(error):
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return str(Path(nnx.__file__).parent) in last
+
+
+def scan_cure(remat: bool) -> str:
+    """How to keep a scan over layers from writing its parameters back, on the installed flax: each cure is tested.
+
+    Flax 0.12 has ``graph_updates=False``; from 0.10.7 on `nnx.scan` itself copies nothing; in 0.10.2 it copies whatever it scans over.
+    """
+    import flax
+
+    version = tuple(int(part) for part in flax.__version__.split(".")[:2])
+    functional = "jax.lax.scan over the state of nnx.split, with nnx.merge in its body"
+    if remat and version >= (0, 12):
+        return (
+            "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out"
+        )
+    return (
+        f"scan with {functional}" + (" under jax.checkpoint" if remat else "") + ": parameters go in and never come out"
+    )

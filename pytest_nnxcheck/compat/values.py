@@ -1,0 +1,164 @@
+"""Tracers and Variables, read without running their code."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@functools.cache
+def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type]:
+    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict. All versions."""
+    import jax
+    from flax import nnx
+
+    variables = tuple(vars(nnx)[name] for name in ("Variable", "VariableState") if name in vars(nnx))
+    return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), nnx.Dict
+
+
+def kind_of(cls: type) -> str:
+    """What the walk takes instances of a class for: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict`` or nothing.
+
+    Looks at the class only: `isinstance` would ask the object for its ``__class__``, which may be the user's code.
+    `jax.Array` is an abstract class of which concrete arrays are virtual subclasses on jax 0.4. All versions.
+    """
+    tracer, array, variables, nnx_list, nnx_dict = _named_types()
+    bases = type.__dict__["__mro__"].__get__(cls)
+    named = (("tracer", (tracer,)), ("variable", variables), ("nnx list", (nnx_list,)), ("nnx dict", (nnx_dict,)))
+    for kind, types in named:
+        if any(base is known for base in bases for known in types):
+            return kind
+    lowest = type.__dict__["__module__"].__get__(cls)
+    from_jax = isinstance(lowest, str) and lowest.partition(".")[0] in ("jax", "jaxlib")
+    return "array" if from_jax and issubclass(cls, array) else ""
+
+
+def is_tracer(value: object) -> bool:
+    """Whether the value is a jax tracer, by its class alone. `jax.core.Tracer` is public. All versions."""
+    tracer = _named_types()[0]
+    return any(base is tracer for base in type.__dict__["__mro__"].__get__(type(value)))
+
+
+def _read(value: object, name: str, default: Any = None) -> Any:
+    """An attribute without the object's own ``__getattr__`` (hooks, trace checks, warnings); s3 tracers raise there."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return default
+
+
+_ABSENT: Any = object()
+_VARIABLE_FIELDS = frozenset(("raw_value", "_raw_value", "value", "type", "_trace_state", "_var_metadata"))
+
+
+def variable_value(variable: Any) -> Any:
+    """The raw value of a Variable (or VariableState).
+
+    Public access (``.value``, ``[...]``) runs the Variable's hooks and warns by version; the slot is ``_raw_value`` from
+    flax 0.12, ``raw_value`` before, and ``value`` in a VariableState. All versions.
+    """
+    for name in ("_raw_value", "raw_value", "value"):
+        if (value := _read(variable, name, _ABSENT)) is not _ABSENT:
+            return value
+    return None
+
+
+def variable_kind(variable: Any) -> str:
+    """The Variable type as the user knows it, such as ``Param``; a VariableState carries it in ``type``. All versions."""
+    described = (
+        _read(variable, "type") if any(base.__name__ == "VariableState" for base in type(variable).__mro__) else None
+    )
+    return str((described or type(variable)).__name__)
+
+
+def set_variable_value(variable: Any, raw: Any) -> None:
+    """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. All versions."""
+    for name in ("_raw_value", "raw_value", "value"):
+        if _read(variable, name, _ABSENT) is not _ABSENT:
+            object.__setattr__(variable, name, raw)
+            return
+
+
+def variable_metadata(variable: Any) -> dict[str, Any]:
+    """The metadata of a Variable as it stands: a dict of its own from flax 0.10.7 (returned itself), before that the rest of
+    the instance's ``__dict__`` (returned as a new dict). ``get_metadata`` is public, but a copy on some versions. All versions.
+    """
+    metadata: dict[str, Any] | None = _read(variable, "_var_metadata")
+    if metadata is not None:
+        return metadata
+    return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _VARIABLE_FIELDS}
+
+
+def set_variable_metadata(variable: Any, metadata: dict[str, Any]) -> None:
+    """Put metadata back: the attribute, not only its content, because flax replaces the dict. All versions."""
+    if _read(variable, "_var_metadata") is not None:
+        object.__setattr__(variable, "_var_metadata", metadata)
+        return
+    own = object.__getattribute__(variable, "__dict__")
+    for key in [key for key in own if key not in _VARIABLE_FIELDS]:
+        del own[key]
+    own.update(metadata)
+
+
+def trace_identity(tracer: Any) -> Any:
+    """What tells the trace that a tracer belongs to from every other; keep the object, not its id.
+
+    No public way. ``_trace.main`` where it is set (the MainTrace of jax 0.4, the tag from 0.5), else ``_trace``. All versions.
+    """
+    trace = object.__getattribute__(tracer, "_trace")
+    main = _read(trace, "main")
+    return trace if main is None else main
+
+
+def tracer_kind(tracer: Any) -> str:
+    """The type of a tracer as jax names it, such as ``DynamicJaxprTracer``. All versions."""
+    return str(type(tracer).__name__)
+
+
+def tracer_line(tracer: Any) -> str:
+    """Where a tracer was created, ``FILE:LINE (FUNCTION)``, or nothing where jax kept no line.
+
+    The public way is `jax.errors.UnexpectedTracerError`, raised by using the dead tracer eagerly; it has no line for vmap and
+    grad tracers, and inside an outer trace nothing is raised. ``_line_info`` (jit, scan, ...) and ``source_info`` (vmap) are
+    private but there on all versions. A tracer without either (grad) is unwrapped: ``val``, ``primal``. All versions.
+    """
+    while is_tracer(tracer):
+        source = _read(tracer, "_line_info") or _read(tracer, "source_info")
+        if source is not None and (line := _user_line(getattr(source, "traceback", None))):
+            return line
+        tracer = next((inner for name in ("val", "primal") if is_tracer(inner := _read(tracer, name))), None)
+    return ""
+
+
+@functools.cache
+def _library_directories() -> tuple[tuple[str, ...], str]:
+    """The directories of jax, jaxlib, flax and this plugin, and that of the standard library."""
+    import contextlib
+
+    import flax
+    import jax
+    import jaxlib
+
+    import pytest_nnxcheck
+
+    files = (jax.__file__, jaxlib.__file__, flax.__file__, pytest_nnxcheck.__file__, contextlib.__file__)
+    *packages, standard = (str(Path(str(file)).parent) + os.sep for file in files)
+    return tuple(packages), standard
+
+
+def is_library_file(file: str) -> bool:
+    """Whether a frame's file is nobody's line: a library's, or generated. Installed packages may be the user's."""
+    packages, standard = _library_directories()
+    return file.startswith(("<", *packages)) or (file.startswith(standard) and "site-packages" not in file)
+
+
+def _user_line(traceback: Any) -> str:
+    """The innermost frame of a jax traceback that is not a library's."""
+    for frame in traceback.frames if traceback is not None else ():
+        if not is_library_file(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return ""
