@@ -18,10 +18,11 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.abstract import trace
 from pytest_nnxcheck.invariants.tracers import carry_advice
 from pytest_nnxcheck.nesting import TRANSFORMS, Layer
 from pytest_nnxcheck.observe import Leak, Observation, leak
-from pytest_nnxcheck.subject import Subject, copy
+from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.walk import walk
 
 CALLED = (*TRANSFORMS, "fori_loop", "cond", "switch", "grad", "value_and_grad", "checkpoint")
@@ -93,12 +94,15 @@ def rehearse(
     kept: list[tuple[str, Any]] | None = None,
 ) -> tuple[Leak, ...]:
     """Make the call once more on a copy, undo what it leaves, and give the tracers in what was kept of it."""
-    state = copy(subject.state)
+    state = subject.fresh()
     places = walk(subject.roots(state)).places
     # Without its jit: a function that was traced before would not be traced again.
     program = subject.program_of(inspect.unwrap(subject.function))
     with contextlib.suppress(Exception), watching():
-        program(state, *subject.inputs)
+        if subject.abstract:
+            trace(program, state, subject.inputs, lambda _: False)
+        else:
+            program(state, *subject.inputs)
     leaks = tuple(leak(each, None) for each in walk(kept or ()).tracers)
     places.restore()
     jax.clear_caches()

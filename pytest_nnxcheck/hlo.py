@@ -304,3 +304,9 @@ def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> I
             case _:
                 return None
     return found or None
+
+
+def aliases(module: bytes) -> dict[int, int]:
+    """Flat output number to the number of the donated parameter whose buffer it takes, from a ``HloModuleProto``. Raises `MalformedProto`."""
+    config = fields(raw(fields(module), 8))
+    return {next(iter(numbers(entry, 1)), 0): number(entry, 2) for entry in messages(config, 1)}

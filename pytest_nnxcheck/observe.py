@@ -1,22 +1,23 @@
-"""Run one program once, and collect the facts it left: output or exception, tracers, memory, buffer moves."""
+"""Run one program once, or compile it where it is abstract, and collect the facts: output or exception, tracers, memory, moves."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pytest_nnxcheck import buffers, compat
+from pytest_nnxcheck.abstract import Addresses, trace
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import Guards, compose, stack_inputs, un_nest
-from pytest_nnxcheck.subject import Subject, copy
+from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
+from pytest_nnxcheck.subject import Subject, abstract_leaf
 from pytest_nnxcheck.walk import Found, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -38,9 +39,12 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The facts of one run; ``state`` is the copy that ran, ``parameters`` names the flat state parameters of the program.
+    """The facts of one run; ``state`` is the copy that ran.
 
-    ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note.
+    ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them.
+
+    ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
+    program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract.
     """
 
     nesting: Nesting
@@ -52,29 +56,36 @@ class Observation:
     mutated: tuple[tuple[Layer, str], ...] = ()
     memory: Memory | None = None
     parameters: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     reused: frozenset[int] = frozenset()
+    abstract: bool = False
 
 
 def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -> Observation:
     """Run the program of a nesting on a fresh copy of the state."""
-    state = copy(subject.state)
+    state = subject.fresh()
     guards = Guards(subject)
-    memories: list[Memory] = []
-    root = Root(subject, profile, nesting, donate, lambda compiled: memories.append(buffers.read(compiled)))
+    root = Root(subject, profile, nesting, donate)
     program = compose(subject, profile, nesting, guards, root.jit)
     inputs = stack_inputs(nesting, subject.inputs)
     if donate == "all":
-        inputs = tuple(jnp.copy(leaf) for leaf in inputs)
-    before = root.donated(state, inputs)
+        inputs = tuple(map(abstract_leaf if subject.abstract else jnp.copy, inputs))
+    donated = root.donated(state, inputs)
+    before = [read_leaf(*leaf) for leaf in donated]
     places = walk(subject.roots(state)).places
-    output, error = run(program, state, inputs)
-    found = walk(subject.roots(state)).tracers
+    if subject.abstract and not root.compiles:
+        output, error, found = traced(program, subject, guards, state, inputs)
+    else:
+        output, error = run(program, state, inputs)
+        found = walk(subject.roots(state)).tracers or (guards.left() if root.hoisted else ())
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
     leaks = tuple(leak(each, guards.culprit(each) or outermost(nesting)) for each in found)
     dropped = () if found else tuple(leak(each, report.layer) for report in guards.reports for each in report.found)
-    after = {} if found or error else leaves_after(subject, state)
-    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if memories and not error and not found else ()
+    good = not error and not found
+    after = leaves_after(subject, state, root.leaf) if good else {}
+    before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
+    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
     outputs = jax.tree.leaves(output) if not error else []
     if found:
         places.restore()
@@ -88,10 +99,12 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
         leaks=leaks,
         dropped=dropped,
         mutated=tuple(guards.mutated),
-        memory=memories[0] if memories else None,
+        memory=root.memories[0] if root.memories else None,
         parameters=root.parameters(),
+        inputs=subject.input_names,
         moves=moves,
-        reused=frozenset(pointer for array in outputs for pointer in read_leaf("", array).pointers),
+        reused=frozenset(pointer for array in outputs for pointer in root.leaf("", array).pointers),
+        abstract=subject.abstract,
     )
 
 
@@ -103,6 +116,35 @@ def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tup
             return jax.block_until_ready(program(state, *inputs)), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return None, error
+
+
+def traced(
+    program: Callable[..., Any], subject: Subject, guards: Guards, state: Any, inputs: tuple[Any, ...]
+) -> tuple[Any, Exception | None, tuple[Found, ...]]:
+    """Trace an abstract program whose outermost layer is no jit: output, exception, and the tracers that remain.
+
+    The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there.
+    """
+    found: list[Found] = []
+    places = walk(subject.roots(state)).places
+
+    def look(module: Any) -> bool:
+        found.extend(guards.dead(module, ours))
+        return bool(found)
+
+    def watched(module: Any, *inputs: Any) -> Any:
+        ours.update(guards.traces_of(module, inputs))
+        return program(module, *inputs)
+
+    ours: dict[int, Any] = {}
+    try:
+        output, error = trace(watched, state, inputs, look), None
+    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+        output, error = None, raised
+    if walk(subject.roots(state)).tracers:
+        places.restore()
+        jax.clear_caches()
+    return output, error, tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +159,21 @@ class Root:
     profile: Profile
     nesting: Nesting
     donate: str
-    on_compiled: Callable[[Any], None]
+    memories: list[Memory] = field(default_factory=list)
+    addresses: Addresses = field(default_factory=Addresses)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether an abstract program can be compiled: what a closure captures would have to be a constant, with a value."""
+        return self.style in ("argument", "functional")
+
+    @property
+    def hoisted(self) -> bool:
+        """Whether the program has parameters that nobody passes: leaked tracers, which jax 0.5 and flax 0.10 let through."""
+        if not self.subject.abstract or not self.memories:
+            return False
+        numbers = (buffer.parameter or 0 for buffer in self.memories[0].buffers if buffer.kind == "argument")
+        return max(numbers, default=-1) >= self.addresses.parameters
 
     @property
     def style(self) -> str | None:
@@ -131,23 +187,32 @@ class Root:
         if self.donate == "all":
             donated += tuple(range(state_arguments, state_arguments + len(self.subject.inputs)))
         options = {"donate_argnums": donated} if donated else {}
-        program: Callable[..., Any] = compat.staged(wrapper, f, self.on_compiled, keep_unused=True, **options)
+        if self.subject.abstract and not self.compiles:
+            return plain_jit(wrapper, f)
+        program: Callable[..., Any] = compat.staged(
+            wrapper, f, self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
+        )
         return program
 
-    def donated(self, state: Any, inputs: tuple[Any, ...]) -> list[Leaf]:
-        """The leaves that the root donates, before it does."""
-        leaves: list[Leaf] = []
+    def on_compiled(self, compiled: Any, arguments: Any, lowered: Any) -> Any:
+        self.memories.append(buffers.read(compiled))
+        return self.addresses.assign(compiled, arguments, lowered.out_info) if self.subject.abstract else None
+
+    def leaf(self, path: str, array: Any) -> Leaf:
+        return self.addresses.leaf(path, array) if self.subject.abstract else read_leaf(path, array)
+
+    def donated(self, state: Any, inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
+        """Names and values of the leaves that the root donates, before it does."""
+        leaves: list[tuple[str, Any]] = []
         if self.style is None or self.donate == "none":
             return leaves
         if self.style in ("argument", "functional"):
             every, changed = self.style == "argument", self.profile.changed
             leaves = [
-                read_leaf(self.subject.path(path), value)
-                for path, value in compat.raw_leaves(state)
-                if every or path in changed
+                (self.subject.path(path), value) for path, value in compat.raw_leaves(state) if every or path in changed
             ]
         if self.donate == "all":
-            leaves += [read_leaf(name, value) for name, value in zip(self.subject.input_names, inputs, strict=False)]
+            leaves += zip(self.subject.input_names, inputs, strict=False)
         return leaves
 
     def parameters(self) -> tuple[str, ...]:
@@ -160,8 +225,8 @@ class Root:
         return tuple(self.subject.path(path) for path in paths)
 
 
-def leaves_after(subject: Subject, state: Any) -> dict[str, Leaf]:
-    return {(name := subject.path(path)): read_leaf(name, value) for path, value in compat.raw_leaves(state)}
+def leaves_after(subject: Subject, state: Any, read: Callable[[str, Any], Leaf]) -> dict[str, Leaf]:
+    return {(name := subject.path(path)): read(name, value) for path, value in compat.raw_leaves(state)}
 
 
 def outermost(nesting: Nesting) -> Layer | None:

@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat, dataflow
-from pytest_nnxcheck.subject import Path, Subject, copy
+from pytest_nnxcheck.subject import Path, Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0)
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    graphdef, before = nnx.split(copy(subject.state))
+    graphdef, before = nnx.split(subject.fresh())
 
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)

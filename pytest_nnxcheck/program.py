@@ -66,12 +66,13 @@ class Guards:
         traces = [compat.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if compat.is_tracer(leaf)]
         return {id(trace): trace for trace in traces}
 
+    def dead(self, state: Any, alive: dict[int, Any]) -> list[Found]:
+        """The tracers that belong to none of the traces that are alive."""
+        every = walk(self.subject.roots(state)).tracers
+        return [found for found in every if id(compat.trace_identity(found.tracer)) not in alive]
+
     def look(self, layer: Layer, state: Any, alive: dict[int, Any]) -> None:
-        dead = [
-            found
-            for found in walk(self.subject.roots(state)).tracers
-            if id(compat.trace_identity(found.tracer)) not in alive
-        ]
+        dead = self.dead(state, alive)
         if dead:
             traces = frozenset(id(compat.trace_identity(found.tracer)) for found in dead)
             self.reports.append(Blame(layer, tuple(dead), traces))
@@ -85,6 +86,10 @@ class Guards:
         for path in sorted(before.keys() | after.keys(), key=str):
             if before.get(path) is not after.get(path):
                 self.mutated.append((layer, self.subject.path(path)))
+
+    def left(self) -> tuple[Found, ...]:
+        """All that the guards found."""
+        return tuple(found for report in self.reports for found in report.found)
 
     def culprit(self, found: Found) -> Layer | None:
         """The innermost layer that left this tracer, or one of its trace."""
@@ -153,8 +158,18 @@ def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Inputs of the program: one leading axis of length 2 for every layer that takes one."""
     for layer in nesting.layers:
         if layer.transform in STACKED:
-            inputs = tuple(jnp.stack([leaf] * LENGTH) for leaf in inputs)
+            inputs = tuple(map(stack, inputs))
     return inputs
+
+
+def stack(leaf: Any) -> Any:
+    """The leaf twice over, along a new leading axis; of an abstract leaf its shape and sharding."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return jnp.stack([leaf] * LENGTH)
+    sharding = leaf.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
+    return jax.ShapeDtypeStruct((LENGTH, *leaf.shape), leaf.dtype, sharding=sharding)
 
 
 def un_nest(nesting: Nesting, out: Any) -> Any:
@@ -163,8 +178,15 @@ def un_nest(nesting: Nesting, out: Any) -> Any:
         if layer.transform == CALL_FIRST:
             out = out[1]
         elif layer.transform in STACKED:
-            out = jax.tree.map(lambda leaf: leaf[0], out)
+            out = jax.tree.map(first, out)
     return out
+
+
+def first(leaf: Any) -> Any:
+    """The first element of the leading axis, abstract where the leaf is."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    return leaf[0]
 
 
 def factor(nesting: Nesting) -> int:

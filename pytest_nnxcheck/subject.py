@@ -1,6 +1,6 @@
 """The subject of a check: a callable, the graph nodes it touches (its state), and its inputs.
 
-`bind` takes a call as the user wrote it apart, and `copy` makes the fresh state that every program gets.
+`bind` takes a call as the user wrote it apart, and `Subject.fresh` makes the state that every program gets.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ class Subject:
     input_names: tuple[str, ...]
     static: tuple[str, ...]
     outbox: Outbox
+    abstract: bool
+
+    def fresh(self) -> Any:
+        """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
+        return copy(self.state, abstract_leaf if self.abstract else copy_leaf)
 
     def path(self, path: Path) -> str:
         """A path of the state as the user would write it: ``model.layers[0].kernel``."""
@@ -94,7 +99,7 @@ def function_name(function: Any) -> str:
 
 
 def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
-    """Take a call apart. Raises `CheckError` for a subject that is not callable and for abstract inputs."""
+    """Take a call apart. Raises `CheckError` for a subject that is not callable."""
     function, args, kwargs, labels = unwrap(subject, args, kwargs)
     leaves, treedef = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=compat.is_graph_node)
     nodes: dict[str, Any] = {}
@@ -106,12 +111,11 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject
         label = name_of(path, labels)
         if compat.is_graph_node(leaf):
             places.append(Place(node=node_name(nodes, label, leaf)))
-        elif isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        elif isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
             places.append(Place(input=len(inputs)))
             inputs.append(leaf)
             input_names.append(label)
         else:
-            refuse_abstract(label, leaf)
             places.append(leaf)
             static.append(f"{label}={leaf!r}")
     return assemble(subject, function, treedef, places, nodes, inputs, input_names, static)
@@ -175,12 +179,6 @@ def node_name(nodes: dict[str, Any], label: str, node: Any) -> str:
     return name
 
 
-def refuse_abstract(label: str, leaf: Any) -> None:
-    """Abstract inputs cannot run. Raises `CheckError`."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise CheckError(f"{label} is a jax.ShapeDtypeStruct: pass an array, the program is run")
-
-
 def assemble(
     subject: Any,
     function: Callable[..., Any],
@@ -212,8 +210,10 @@ def assemble(
 
         return program
 
+    values = [*inputs, *(value for _, value in compat.raw_leaves(state))]
+    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in values)
     # A program without inputs would give the layers nothing to map over and the guards no tracer to know their trace by.
-    filled = tuple(jnp.asarray(leaf) for leaf in inputs) or (jnp.zeros(()),)
+    filled = tuple(map(abstract_leaf if abstract else jnp.asarray, inputs or [np.zeros((), np.float32)]))
     return Subject(
         name=getattr(subject, "__qualname__", None) or type(subject).__qualname__,
         function=function,
@@ -225,6 +225,7 @@ def assemble(
         input_names=tuple(input_names),
         static=tuple(static),
         outbox=outbox,
+        abstract=abstract,
     )
 
 
@@ -267,13 +268,24 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
     return (), lambda _: leaf
 
 
-def copy(state: Any) -> Any:
-    """The same graph with arrays of its own: a donated copy leaves the user's arrays alone."""
+def copy(state: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same graph with other leaves."""
     graphdef, leaves = nnx.split(state)
-    return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
+    return nnx.merge(graphdef, jax.tree.map(leaf, leaves))
 
 
 def copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return jnp.copy(leaf)
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def abstract_leaf(leaf: Any) -> Any:
+    """The abstract twin of an array, an object of its own; its sharding is kept where it has several devices."""
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        sharding = leaf.sharding
+        several = sharding is not None and len(sharding.device_set) > 1
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if several else None)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    return leaf

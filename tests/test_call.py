@@ -93,12 +93,6 @@ def test_a_module_with_deleted_arrays_is_refused():
         call(model, X, nesting="jit")
 
 
-def test_a_module_without_values_is_refused():
-    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=rngs()))
-    with pytest.raises(CheckError, match=r"model\.\w+ is a jax.ShapeDtypeStruct: build the module with real arrays"):
-        call(model, X, nesting="jit")
-
-
 def test_a_call_inside_a_trace_is_refused():
     with pytest.raises(CheckError, match="call it there, outside of any transform"):
         jax.jit(lambda x: call(nnx.Linear(4, 4, rngs=rngs()), x, nesting="scan").output)(X)

@@ -55,18 +55,28 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
 
 
 def staged(
-    wrapper: Callable[..., Any], f: Callable[..., Any], on_compiled: Callable[[Any], None], **options: Any
+    wrapper: Callable[..., Any],
+    f: Callable[..., Any],
+    on_compiled: Callable[[Any, Any, Any], Any],
+    *,
+    abstract: bool,
+    **options: Any,
 ) -> Any:
     """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces, lowers and compiles once, shows the compiled program, and runs it.
 
-    `nnx.jit` of flax 0.10.2 has no ``trace``; there the `jax.jit` inside it is staged instead. All versions.
+    ``on_compiled`` gets the compiled program, its arguments and the lowered one. An abstract program is not run: its result
+    is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its result hides the abstract
+    outputs: there the `jax.jit` inside it is staged instead. All versions.
     """
     import jax
 
     def stage(jitted: Any) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            compiled = jitted.trace(*args).lower().compile(compiler_options=compiler_options())
-            on_compiled(compiled)
+            lowered = jitted.trace(*args).lower()
+            compiled = lowered.compile(compiler_options=compiler_options())
+            outputs = on_compiled(compiled, args, lowered)
+            if abstract:
+                return outputs
             try:
                 return compiled(*args)
             except TypeError as error:
@@ -78,7 +88,7 @@ def staged(
         return run
 
     jitted = wrapper(f, **options)
-    if hasattr(jitted, "trace"):
+    if wrapper is jax.jit or (hasattr(jitted, "trace") and not abstract):
         return stage(jitted)
     jit = jax.jit
     with mock.patch.object(jax, "jit", lambda *args, **kwargs: stage(jit(*args, **kwargs))):

@@ -55,6 +55,8 @@ def lost(move: Move, observation: Observation, outputs: tuple[str, ...], debug_n
         return f"sharding changed from {before.sharding} to {after.sharding}"
     if after.pointers == before.pointers or set(after.pointers) <= donated_pointers(observation):
         return ""
+    if observation.abstract:
+        return "no output of the compiled program is aliased with it"
     where = (
         f"pointer {before.pointers[0]:#x} before, {after.pointers[0]:#x} after" if after.pointers else "no buffer after"
     )

@@ -122,8 +122,9 @@ def largest(used: Memory) -> tuple[Buffer, ...]:
 
 def describe(observation: Observation, buffer: Buffer) -> str:
     text = f"{format_bytes(buffer.bytes)} {buffer.kind} {buffer.shape} {buffer.operation}"
-    if buffer.parameter is not None and buffer.parameter < len(observation.parameters):
-        text += f"   {'copy' if buffer.whole else 'part'} of {observation.parameters[buffer.parameter]}"
+    names = (*observation.parameters, *observation.inputs)
+    if buffer.parameter is not None and buffer.parameter < len(names):
+        text += f"   {'copy' if buffer.whole else 'part'} of {names[buffer.parameter]}"
     return text + (f"   {buffer.source}" if buffer.source else "   (inserted by XLA, no line)")
 
 

@@ -1,0 +1,174 @@
+"""Subjects without values, of any size: compiled and never run, with the verdicts and the peaks of the real ones."""
+
+from __future__ import annotations
+
+import re
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import FLAX, HEALTHY, assign, numbers
+from leaky import LEAKY
+from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.call import Session
+
+COMPILED = ["jit", "jit[functional]", "jit > scan", "jit[functional] > vmap[functional] > remat", "jit > call_first"]
+TRACED = ["scan", "vmap[functional]", "while_loop > remat", "eval_shape > scan", "remat[functional] > jit"]
+
+
+def abstract(tree):
+    """The tree with every array in it a `jax.ShapeDtypeStruct`."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+@pytest.mark.parametrize("name", sorted(HEALTHY))
+def test_a_healthy_model_has_the_same_verdicts_and_peaks_without_values(name):
+    real, twin = Session(), Session()
+    for nesting in COMPILED + TRACED:
+        case = HEALTHY[name]()
+        found = call(case.subject, *case.args, nesting=nesting, session=real)
+        same = call(case.subject, *abstract(case.args), nesting=nesting, session=twin)
+        assert (same.outcome.verdict, same.outcome.peak) == ("held", found.outcome.peak), text(same)
+        assert abstract(found.output) == same.output
+
+
+@pytest.mark.parametrize("name", sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since))
+def test_a_leak_is_found_without_values(name):
+    leaky = LEAKY[name].leaky()
+    found = call(leaky.subject, *abstract(leaky.args), nesting="jit")
+    assert broken(found)[:1] == ["tracers"], text(found)
+    assert LEAKY[name].path in text(found)
+
+
+class Block(nnx.Module):
+    def __init__(self, width, rngs):
+        self.linear = nnx.Linear(width, width, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.drop(self.norm(self.linear(x)))
+
+
+def test_a_module_of_200_gigabytes_is_checked_and_nothing_is_allocated():
+    width = 220_000
+    block = nnx.eval_shape(lambda: Block(width, nnx.Rngs(0)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = check(block, jax.ShapeDtypeStruct((1, width), jnp.float32), styles="argument,functional", max_examples=5)
+    assert report.ok, str(report)
+    peaks = {str(outcome.nesting): outcome.peak for outcome in report.outcomes}
+    assert peaks["jit[functional]"] == pytest.approx(4 * width * width, rel=0.01)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2**30
+
+
+def test_outputs_are_abstract_and_a_test_may_assert_on_their_shapes():
+    block = nnx.eval_shape(lambda: Block(8, nnx.Rngs(0)))
+    for nesting in ("un-nested", "jit", "vmap > jit", "scan"):
+        found = call(block, np.ones((3, 8)), nesting=nesting)
+        assert found.output == jax.ShapeDtypeStruct((3, 8), jnp.float32)
+
+
+def test_abstract_inputs_alone_leave_a_real_module_as_it_was():
+    block = Block(8, nnx.Rngs(0))
+    found = call(block, jax.ShapeDtypeStruct((3, 8), jnp.float32), nesting="jit")
+    assert found.outcome.verdict == "held"
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(nnx.state(block)))
+    assert not block.norm.mean[...].any()
+
+
+def test_an_abstract_module_goes_on_with_the_types_of_its_new_state():
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+
+    def step(model, rate):
+        assign(model.kernel, model.kernel[...] * rate)
+
+    found = call(step, model, jax.ShapeDtypeStruct((), jnp.float32), invariants="tracers", nesting="jit")
+    assert found.outcome.verdict == "held"
+    (kernel,) = (leaf for leaf in jax.tree.leaves(nnx.state(model)) if leaf.shape == (4, 4))
+    assert kernel == jax.ShapeDtypeStruct((4, 4), jnp.float32)
+
+
+def test_the_users_python_if_on_a_value_is_the_users_error():
+    class Gate(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.linear(x) if x.sum() > 0 else x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match="boolean conversion"):
+        check(nnx.eval_shape(lambda: Gate(nnx.Rngs(0))), jax.ShapeDtypeStruct((2, 4), jnp.float32))
+
+
+# --- memory and donation
+
+
+def test_a_copy_of_the_state_is_found():
+    (x,) = inputs_scan_over_remat()
+    model = nnx.eval_shape(lambda: ScanOverRemat(nnx.Rngs(0)))
+    found = call(call_twice, model, abstract(x), nesting="jit")
+    assert broken(found) == ["memory"]
+    assert "copy of model.layers.kernel" in text(found)
+
+
+def test_a_donated_leaf_that_changes_its_dtype_is_named():
+    def step(model, rate):
+        assign(model.kernel, model.kernel[...] * rate)
+
+    def kind(model, rate):
+        assign(model.kernel, model.kernel[...] * rate.astype(model.kernel[...].dtype))
+
+    rate = jax.ShapeDtypeStruct((), jnp.float32)
+    for nesting in ("jit", "jit[functional]", "jit > remat"):
+        make = lambda: nnx.eval_shape(lambda: nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))  # noqa: E731
+        found = call(step, make(), rate, nesting=nesting)
+        assert broken(found) == ["donation"]
+        assert "model.kernel   bfloat16[4,4]   became float32[4,4]: dtype changed" in text(found)
+        assert call(kind, make(), rate, nesting=nesting).outcome.verdict == "held"
+
+
+def test_donated_inputs_that_no_output_takes_are_named():
+    def step(model, cache, x):
+        return model(x) + cache.sum()
+
+    def kind(model, cache, x):
+        return model(x), cache + 1
+
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    inputs = abstract((numbers((64, 64)), numbers((2, 4))))
+    found = call(step, model, *inputs, nesting="jit", donate="all")
+    assert broken(found) == ["donation"]
+    assert "cache   float32[64,64]   not returned" in text(found)
+    assert call(kind, model, *inputs, nesting="jit", donate="all").outcome.verdict == "held"
+
+
+def test_a_closure_is_traced_but_not_compiled():
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    found = call(model, jax.ShapeDtypeStruct((2, 4), jnp.float32), nesting="jit[jax_closure] > remat[jax_closure]")
+    assert found.outcome.verdict in ("held", "rejected")
+    assert found.outcome.peak is None
+
+
+@pytest.mark.skipif(FLAX >= (0, 11), reason="newer flax refuses what leaks on flax 0.10 (google/flax#4520)")
+def test_a_closure_over_state_that_changes_leaks_without_values_too():
+    model = nnx.eval_shape(lambda: nnx.BatchNorm(4, rngs=nnx.Rngs(0)))
+    for nesting in ("scan[closure]", "jit > scan[closure]", "eval_shape[closure]"):
+        found = call(model, jax.ShapeDtypeStruct((2, 4), jnp.float32), nesting=nesting)
+        assert broken(found) == ["tracers"], (nesting, text(found))
+        assert "model.mean" in text(found)
+        assert nesting.rpartition("> ")[2] in text(found)
+
+
+def test_a_copy_of_a_state_that_is_passed_as_an_input_is_named():
+    (x,) = inputs_scan_over_remat()
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: ScanOverRemat(nnx.Rngs(0))))
+    twice = lambda state, x: call_twice(nnx.merge(graphdef, state), x)  # noqa: E731
+    found = call(twice, state, abstract(x), nesting="jit", memory_budget="600KiB")
+    assert broken(found) == ["memory"]
+    assert re.search(r"copy of state\W*layers\W*kernel", text(found).replace("_", "."))
