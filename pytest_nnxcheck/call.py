@@ -13,7 +13,7 @@ from flax import nnx
 from pytest_nnxcheck import compat, explain
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.invariants import donation, memory, tracers
-from pytest_nnxcheck.invariants.donation import permuted
+from pytest_nnxcheck.invariants.donation import permuted, placed
 from pytest_nnxcheck.invariants.memory import Bound, bound
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, observe
@@ -265,6 +265,7 @@ def notes(facts: Profile, found: Observation) -> tuple[str, ...]:
             f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
         )
     texts += [f"{path} took another leaf's buffer" for path in permuted(found)]
+    texts += [f"{path} lay on one device, and the program spreads it over all" for path in placed(found)]
     return tuple(texts)
 
 

@@ -16,12 +16,17 @@ from pytest_nnxcheck.profile import describe
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array of the state: type as ``float32[8,64]``, sharding as text, one pointer a shard; empty for a host value."""
+    """One array of the state: type as ``float32[8,64]``, its sharding, one pointer a shard; no pointer for a host value."""
 
     path: str
     type: str
-    sharding: str
+    sharding: jax.sharding.Sharding | None
     pointers: tuple[int, ...]
+
+    @property
+    def axes(self) -> int:
+        """How many axes the array has."""
+        return self.type.count(",") + 1 if not self.type.endswith("[]") else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,34 @@ class Move:
 
 
 def read_leaf(path: str, array: Any) -> Leaf:
-    return Leaf(path, describe(array), str(getattr(array, "sharding", "")), pointers(array))
+    sharding = getattr(array, "sharding", None)
+    return Leaf(
+        path, describe(array), sharding if isinstance(sharding, jax.sharding.Sharding) else None, pointers(array)
+    )
+
+
+def devices_of(leaf: Leaf) -> int:
+    """How many devices a leaf lies on; an abstract leaf on one device has no sharding."""
+    return 1 if leaf.sharding is None else len(leaf.sharding.device_set)
+
+
+def resharded(before: Leaf, after: Leaf) -> bool:
+    """Whether a leaf came back in other shards."""
+    if before.sharding is None or after.sharding is None:
+        return devices_of(before) != devices_of(after)
+    return not before.sharding.is_equivalent_to(after.sharding, before.axes)
+
+
+def spread(before: Leaf, after: Leaf) -> bool:
+    """Whether a leaf that lay on one device came back on several: it was never placed, and jit placed it."""
+    return devices_of(before) == 1 < devices_of(after)
+
+
+def spec(sharding: jax.sharding.Sharding | None) -> str:
+    """A sharding as its user writes it: ``P(None, 'model')``."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return f"P({', '.join(map(repr, sharding.spec))})"
+    return "one device" if sharding is None or len(sharding.device_set) == 1 else str(sharding)
 
 
 def pointers(array: Any) -> tuple[int, ...]:

@@ -20,8 +20,9 @@ from pytest_nnxcheck.subject import Path, Subject
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Facts of the un-nested call; sizes in bytes, of one call.
+    """Facts of the un-nested call; sizes in bytes, of one call, on one device.
 
+    With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
     ``rewritten`` says that leaves come back through an equation, though with their own value.
     """
 
@@ -38,9 +39,10 @@ class Profile:
     changed_bytes: int
     input_bytes: int
     output_bytes: int
+    devices: int
 
 
-UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0)
+UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
 """The profile of a call that cannot be evaluated: enough for a plain jit."""
 
 
@@ -57,16 +59,19 @@ def profile(subject: Subject) -> Profile:
     sources = dataflow.sources(jaxpr)[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
     known = {key: number for number, (key, _) in enumerate(numbered(before))}
+    shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
     moved = [
-        (key[0], leaf) for (key, leaf), source in zip(numbered(after), sources, strict=True) if known.get(key) != source
+        (key[0], leaf, shardings.get(key))
+        for (key, leaf), source in zip(numbered(after), sources, strict=True)
+        if known.get(key) != source
     ]
     rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in known}
     captured = dataflow.constants(closed)
     return Profile(
         out=out,
-        changed=frozenset(path for path, _ in moved if path in paths),
-        added=tuple(sorted({path for path, _ in moved if path not in paths}, key=str)),
+        changed=frozenset(path for path, *_ in moved if path in paths),
+        added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
         rewritten=rewritten,
         remat_in_scan=dataflow.remat_in_scan(closed),
         constants=tuple(describe(const) for const in sorted(captured, key=nbytes, reverse=True)),
@@ -74,9 +79,10 @@ def profile(subject: Subject) -> Profile:
         inner_donations=dataflow.inner_donations(closed),
         state_paths=tuple(path for path, _ in compat.flat_state(before)),
         state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),
-        changed_bytes=sum(nbytes(leaf) for path, leaf in moved if path in paths),
+        changed_bytes=sum(nbytes(leaf, sharding) for path, leaf, sharding in moved if path in paths),
         input_bytes=sum(map(nbytes, subject.inputs)),
         output_bytes=sum(map(nbytes, out)),
+        devices=max(map(devices, [*jax.tree.leaves(before), *subject.inputs])),
     )
 
 
@@ -88,11 +94,20 @@ def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:
         seen[path] += 1
 
 
-def nbytes(array: Any) -> int:
-    """Bytes of an array or its abstract twin, key arrays included; 0 for a Python number."""
+def nbytes(array: Any, sharding: Any = None) -> int:
+    """Bytes on one device of an array or its abstract twin, key arrays included; 0 for a Python number."""
     if not hasattr(array, "shape"):
         return 0
-    return int(math.prod(array.shape) * array.dtype.itemsize)
+    sharding = sharding or getattr(array, "sharding", None)
+    several = isinstance(sharding, jax.sharding.Sharding) and len(sharding.device_set) > 1
+    shape = sharding.shard_shape(array.shape) if several else array.shape
+    return int(math.prod(shape) * array.dtype.itemsize)
+
+
+def devices(array: Any) -> int:
+    """Devices that an array lies on; one where that is not said."""
+    sharding = getattr(array, "sharding", None)
+    return len(sharding.device_set) if isinstance(sharding, jax.sharding.Sharding) else 1
 
 
 def describe(array: Any) -> str:

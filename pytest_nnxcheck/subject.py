@@ -276,7 +276,11 @@ def copy(state: Any, leaf: Callable[[Any], Any]) -> Any:
 
 def copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
-        return jnp.copy(leaf)
+        try:
+            return jnp.copy(leaf)
+        except ValueError:
+            # Under jax.set_mesh nothing is computed on an array that is committed to other devices.
+            return jax.device_put(leaf, leaf.sharding, may_alias=False)
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 

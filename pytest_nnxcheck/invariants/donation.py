@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pytest_nnxcheck.observe import Observation
-from pytest_nnxcheck.pointers import Leaf, Move
+from pytest_nnxcheck.pointers import Leaf, Move, resharded, spec, spread
 from pytest_nnxcheck.verdicts import Violation
 
 SHOWN = 6
@@ -51,8 +51,10 @@ def lost(move: Move, observation: Observation, outputs: tuple[str, ...], debug_n
         return lost_input(before, observation, outputs)
     if before.type != after.type:
         return f"became {after.type}: {changed_type(before.type, after.type)}"
-    if before.sharding != after.sharding:
-        return f"sharding changed from {before.sharding} to {after.sharding}"
+    if spread(before, after):
+        return ""
+    if resharded(before, after):
+        return f"sharding changed from {spec(before.sharding)} to {spec(after.sharding)}"
     if after.pointers == before.pointers or set(after.pointers) <= donated_pointers(observation):
         return ""
     if observation.abstract:
@@ -93,6 +95,11 @@ def permuted(observation: Observation) -> list[str]:
     ]
 
 
+def placed(observation: Observation) -> list[str]:
+    """Leaves that lay on one device and came back on several: noted and not judged."""
+    return [move.before.path for move in observation.moves if move.after and spread(move.before, move.after)]
+
+
 def changed_type(before: str, after: str) -> str:
     dtype, _, shape = before.partition("[")
     new, _, new_shape = after.partition("[")
@@ -108,4 +115,6 @@ def advice(row: tuple[str, str]) -> str:
         return "copy the view: np.array(view), or drop it before the step"
     if "dtype changed" in text:
         return "cast the new value back to the old dtype before it is stored or returned"
+    if "sharding changed" in text:
+        return "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)"
     return "return the new value of every donated array" if "not returned" in text else ""

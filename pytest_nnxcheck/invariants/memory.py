@@ -42,7 +42,10 @@ def expected_peak(profile: Profile, baseline: Memory, axes: int) -> int:
     bytes, c the bytes of state that the call changes, s the product of the axes. Calibrated on 48 healthy models.
     """
     resident = baseline.arguments + baseline.outputs - baseline.aliased + baseline.constants
-    call = profile.input_bytes + profile.output_bytes
+    output = profile.output_bytes
+    if profile.devices > 1:
+        output = max(baseline.outputs - profile.changed_bytes, 0)
+    call = profile.input_bytes + output
     return resident + (axes - 1) * call + axes * (baseline.temporaries + call + profile.changed_bytes)
 
 
@@ -109,6 +112,8 @@ def details(observation: Observation, profile: Profile, used: Memory, limit: Bou
         ("budget", f"{format_bytes(limit.budget)} ({limit.origin})"),
         ("expected", f"{format_bytes(limit.expected)}   state {format_bytes(profile.state_bytes)}"),
     ]
+    if profile.devices > 1:
+        rows.append(("devices", f"{profile.devices}, the bytes are those of one"))
     rows += [("buffer", describe(observation, buffer)) for buffer in largest(used)]
     if profile.constant_bytes >= FLOOR:
         rows += [("captured", name) for name in profile.constants[:SHOWN]]

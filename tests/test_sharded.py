@@ -1,0 +1,165 @@
+"""Sharded models on eight simulated devices: peaks of one device, donation shard by shard, both specs of what was resharded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import assign
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pytest_nnxcheck import check
+
+DEVICES = 8
+WIDTH, HIDDEN, BATCH = 256, 1024, 16
+STATE = 2 * WIDTH * HIDDEN * 4
+
+on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
+
+
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has eight devices")
+def test_this_file_passes_on_eight_devices():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nnx-devices", str(DEVICES), __file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "14 passed, 1 skipped" in done.stdout
+
+
+class MLP(nnx.Module):
+    """Tensor parallel: the hidden axis is cut into one piece a device."""
+
+    def __init__(self, rngs):
+        init = nnx.initializers.lecun_normal()
+        up, down = nnx.with_partitioning(init, (None, "model")), nnx.with_partitioning(init, ("model", None))
+        self.up = nnx.Linear(WIDTH, HIDDEN, use_bias=False, kernel_init=up, rngs=rngs)
+        self.down = nnx.Linear(HIDDEN, WIDTH, use_bias=False, kernel_init=down, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(nnx.relu(self.up(x)))
+
+
+def sgd(mlp, x):
+    loss, grads = nnx.value_and_grad(lambda mlp: (mlp(x) ** 2).mean())(mlp)
+    nnx.update(mlp, jax.tree.map(lambda value, grad: value - 0.1 * grad, nnx.state(mlp, nnx.Param), grads))
+    return loss
+
+
+def value_of(variable):
+    return variable.get_value() if hasattr(variable, "get_value") else variable.value
+
+
+@pytest.fixture
+def mesh():
+    if not hasattr(jax, "set_mesh"):
+        yield (made := Mesh(np.array(jax.devices()), ("model",))).__enter__()
+        made.__exit__(None, None, None)
+        return
+    with jax.set_mesh(jax.make_mesh((DEVICES,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))):
+        yield jax.sharding.get_mesh()
+
+
+@pytest.fixture
+def mlp(mesh):
+    @nnx.jit
+    def create():
+        mlp = MLP(nnx.Rngs(0))
+        state = nnx.state(mlp)
+        nnx.update(mlp, jax.lax.with_sharding_constraint(state, nnx.get_partition_spec(state)))
+        return mlp
+
+    return create()
+
+
+@pytest.fixture
+def x(mesh):
+    return jax.device_put(jnp.ones((BATCH, WIDTH)), NamedSharding(mesh, P()))
+
+
+def abstract(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
+
+
+def resharding(mesh, to):
+    def step(mlp, x):
+        loss = sgd(mlp, x)
+        assign(mlp.up.kernel, jax.lax.with_sharding_constraint(value_of(mlp.up.kernel), NamedSharding(mesh, to)))
+        return loss
+
+    return step
+
+
+@on_eight_devices
+@pytest.mark.parametrize("subject", ["forward", "step"])
+def test_a_tensor_parallel_model_holds(mlp, x, subject):
+    args = (mlp, x) if subject == "step" else (lambda mlp, x: mlp(x), mlp, x)
+    report = check(*((sgd, *args) if subject == "step" else args), styles="argument,functional", max_examples=5)
+    assert report.ok, str(report)
+    assert all(outcome.verdict == "held" for outcome in report.outcomes)
+
+
+@on_eight_devices
+@pytest.mark.parametrize("real", [True, False])
+def test_the_peak_is_that_of_one_device(mlp, x, real):
+    found = call(mlp, x if real else abstract(x), nesting="jit[functional]")
+    inputs = outputs = hidden = BATCH * WIDTH * 4
+    assert BATCH * HIDDEN * 4 // DEVICES <= hidden
+    assert STATE // DEVICES + inputs + outputs <= found.outcome.peak <= STATE // DEVICES + inputs + outputs + 2 * hidden
+    assert found.outcome.budget < STATE
+
+
+@on_eight_devices
+def test_a_budget_is_for_one_device_and_the_message_says_so(mlp, x):
+    found = call(mlp, x, nesting="jit", memory_budget="300KB")
+    assert broken(found) == ["memory"]
+    assert "devices 8, the bytes are those of one" in text(found)
+    assert f"state {STATE // DEVICES / 1024:.1f} KiB" in text(found)
+
+
+@on_eight_devices
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > remat"])
+@pytest.mark.parametrize("real", [True, False])
+def test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs(mesh, mlp, x, nesting, real):
+    inputs = x if real else abstract(x)
+    assert call(resharding(mesh, P(None, "model")), mlp, inputs, nesting=nesting).outcome.verdict == "held"
+    found = call(resharding(mesh, P("model", None)), mlp, inputs, nesting=nesting)
+    assert broken(found) == ["donation"]
+    (violation,) = found.outcome.violations
+    assert violation.summary.startswith(
+        "mlp.up.kernel   float32[256,1024]   sharding changed from P(None, 'model') to P('model'"
+    )
+    assert violation.hint.startswith("give the new value the old sharding before it is stored")
+
+
+@on_eight_devices
+def test_a_batch_may_be_sharded(mesh, mlp):
+    x = jax.device_put(jnp.ones((BATCH, WIDTH)), NamedSharding(mesh, P("model")))
+    for nesting in ("jit", "scan", "jit > vmap[functional]", "jit[functional] > scan > remat"):
+        found = call(sgd, mlp, x, nesting=nesting)
+        assert found.outcome.verdict == "held", text(found)
+
+
+@on_eight_devices
+def test_a_number_that_jit_spreads_over_the_devices_is_noted_and_not_judged(mesh, mlp, x):
+    counter = nnx.BatchStat(jnp.zeros(()))
+
+    def step(mlp, counter, x):
+        assign(counter, value_of(counter) + 1)
+        return mlp(x)
+
+    found = call(step, mlp, counter, x, nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
+
+
+@on_eight_devices
+def test_an_array_that_lies_elsewhere_is_copied_where_it_lies(mesh, mlp, x):
+    table = nnx.BatchStat(jax.device_put(jnp.ones(4), jax.devices()[3]))
+    found = call(lambda table, mlp, x: mlp(x), table, mlp, x)
+    assert found.outcome.verdict == "held"
+    assert value_of(table).devices() == {jax.devices()[3]}
