@@ -16,7 +16,7 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.hlo import aliases
 from pytest_nnxcheck.pointers import Leaf, read_leaf
-from pytest_nnxcheck.subject import abstract_leaf
+from pytest_nnxcheck.twins import abstract_leaf
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

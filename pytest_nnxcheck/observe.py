@@ -17,7 +17,8 @@ from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
-from pytest_nnxcheck.subject import Subject, abstract_leaf
+from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.twins import abstract_leaf
 from pytest_nnxcheck.walk import Found, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these

@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.twins import abstract_inputs, abstract_state
 from pytest_nnxcheck.verdicts import CheckError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -70,7 +71,8 @@ class Subject:
 
     def fresh(self) -> Any:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
-        return copy(self.state, abstract_leaf if self.abstract else copy_leaf)
+        graphdef, leaves = nnx.split(self.state)
+        return nnx.merge(graphdef, abstract_state(leaves) if self.abstract else jax.tree.map(copy_leaf, leaves))
 
     def path(self, path: Path) -> str:
         """A path of the state as the user would write it: ``model.layers[0].kernel``."""
@@ -213,7 +215,7 @@ def assemble(
     values = [*inputs, *(value for _, value in compat.raw_leaves(state))]
     abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in values)
     # A program without inputs would give the layers nothing to map over and the guards no tracer to know their trace by.
-    filled = tuple(map(abstract_leaf if abstract else jnp.asarray, inputs or [np.zeros((), np.float32)]))
+    filled = inputs or [np.zeros((), np.float32)]
     return Subject(
         name=getattr(subject, "__qualname__", None) or type(subject).__qualname__,
         function=function,
@@ -221,7 +223,7 @@ def assemble(
         program_of=program_of,
         state=state,
         names=names,
-        inputs=filled,
+        inputs=abstract_inputs(filled) if abstract else tuple(map(jnp.asarray, filled)),
         input_names=tuple(input_names),
         static=tuple(static),
         outbox=outbox,
@@ -268,12 +270,6 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
     return (), lambda _: leaf
 
 
-def copy(state: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same graph with other leaves."""
-    graphdef, leaves = nnx.split(state)
-    return nnx.merge(graphdef, jax.tree.map(leaf, leaves))
-
-
 def copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         try:
@@ -282,14 +278,3 @@ def copy_leaf(leaf: Any) -> Any:
             # Under jax.set_mesh nothing is computed on an array that is committed to other devices.
             return jax.device_put(leaf, leaf.sharding, may_alias=False)
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def abstract_leaf(leaf: Any) -> Any:
-    """The abstract twin of an array, an object of its own; its sharding is kept where it has several devices."""
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        sharding = leaf.sharding
-        several = sharding is not None and len(sharding.device_set) > 1
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if several else None)
-    if isinstance(leaf, np.ndarray | np.generic):
-        return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
-    return leaf

@@ -7,6 +7,7 @@ jax 0.4.33 and 0.5.3 with flax 0.10.2, jax 0.6.2 with flax 0.10.7, jax 0.10.2 wi
 
 from __future__ import annotations
 
+from pytest_nnxcheck.compat.meshes import active_mesh, annotated, on_devices
 from pytest_nnxcheck.compat.nodes import (
     flat_state,
     is_graph_node,
@@ -43,6 +44,8 @@ from pytest_nnxcheck.compat.values import (
 )
 
 __all__ = [
+    "active_mesh",
+    "annotated",
     "byte_bounds",
     "compiler_options",
     "flat_state",
@@ -53,6 +56,7 @@ __all__ = [
     "is_tracer",
     "is_tracer_error",
     "kind_of",
+    "on_devices",
     "open_jaxpr",
     "quick_compiles",
     "raw_leaves",

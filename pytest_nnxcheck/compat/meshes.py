@@ -1,0 +1,56 @@
+"""The mesh of the moment, and the shardings that an abstract module was annotated with."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import Any
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def active_mesh() -> Any:
+    """The mesh of ``with jax.set_mesh(mesh)``, or of ``with mesh``; None where there is none, or one of a single device.
+
+    `jax.sharding.get_mesh` came with jax 0.6, for the first form; the second is in ``thread_resources``, deprecated from jax 0.8.2
+    on. All versions.
+    """
+    import jax
+    from jax.interpreters import pxla
+
+    meshes = [jax.sharding.get_mesh()] if hasattr(jax.sharding, "get_mesh") else []
+    with warnings.catch_warnings(), contextlib.suppress(AttributeError):
+        warnings.simplefilter("ignore", DeprecationWarning)
+        meshes.append(pxla.thread_resources.env.physical_mesh)
+    return next((mesh for mesh in meshes if not mesh.empty and mesh.size > 1), None)
+
+
+def on_devices(sharding: Any, mesh: Any) -> Any:
+    """The sharding on real devices: what `nnx.eval_shape` gives on flax 0.12 has the shape of a mesh only.
+
+    Raises `ValueError` where no mesh of that shape can be made of the devices at hand. All versions.
+    """
+    import jax
+
+    if not isinstance(sharding, jax.sharding.NamedSharding) or isinstance(sharding.mesh, jax.sharding.Mesh):
+        return sharding
+    wanted = sharding.mesh
+    if mesh is None or mesh.axis_names != wanted.axis_names or mesh.axis_sizes != wanted.axis_sizes:
+        mesh = jax.make_mesh(wanted.axis_sizes, wanted.axis_names, axis_types=wanted.axis_types)
+    return jax.sharding.NamedSharding(mesh, sharding.spec)
+
+
+def annotated(state: Any, mesh: Any) -> Any:
+    """The shardings that the Variables of a state are annotated with, in a tree like the state; replicated without a word.
+
+    `nnx.get_named_sharding` of flax 0.12 asks for a concrete mesh; it leaves a Variable without annotation out of its tree or
+    replicates it, by version. All versions.
+    """
+    import jax
+    from flax import nnx
+
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    found = jax.tree.leaves(nnx.get_named_sharding(state, mesh))
+    leaves, treedef = jax.tree.flatten(state)
+    whole = len(found) == len(leaves) and all(isinstance(each, jax.sharding.Sharding) for each in found)
+    return jax.tree.unflatten(treedef, found if whole else [replicated] * len(leaves))
