@@ -58,7 +58,9 @@ def profile(subject: Subject) -> Profile:
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
     known = {key: number for number, (key, _) in enumerate(numbered(before))}
     moved = [
-        (key[0], leaf) for (key, leaf), source in zip(numbered(after), sources, strict=True) if known.get(key) != source
+        (key[0], leaf)
+        for (key, leaf), source in zip(numbered(after), sources, strict=True)
+        if key not in known or known[key] != source
     ]
     rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in known}
