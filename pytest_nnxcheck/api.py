@@ -7,10 +7,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import examples, failures
+from pytest_nnxcheck import devices, examples, failures
 from pytest_nnxcheck.report import Report
 from pytest_nnxcheck.settings import merge, parse_given
-from pytest_nnxcheck.verdicts import CheckError, InvariantViolation
+from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, UnexpectedPass
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,24 +86,31 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
 def assert_invariants(
     subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
 ) -> None:
-    """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting."""
+    """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting.
+
+    Raises `UnexpectedPass` where an expected failure did not happen.
+    """
     __tracebackhide__ = True
-    _, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
+    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
     if error is not None:
         raise error.with_traceback(error.__traceback__)
+    if lines := run.report().unexpected:
+        raise UnexpectedPass("\n".join(lines))
 
 
 def _run(
     wrapped: Wrapped[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Mapping[str, Any]
 ) -> tuple[examples.Run, BaseException | None]:
-    given = parse_given(settings, lambda name: f"check(..., {name}=...)")
+    chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
+    if chosen.devices is not None:
+        devices.require(chosen.devices, devices.found())
 
     @hypothesis.settings(database=None, derandomize=True)
     def body() -> None:
         __tracebackhide__ = True
         wrapped(*args, **kwargs)
 
-    built, run = examples.build(body, lambda remember: examples.Run(merge(given), remember=remember), ())
+    built, run = examples.build(body, lambda remember: examples.Run(chosen, remember=remember), ())
     error = _outcome(built, run)
     run.forget()
     if error is None and (problem := run.finish()):

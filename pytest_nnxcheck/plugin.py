@@ -6,28 +6,36 @@ PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite, and an 
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 import os
 import re
 import shlex
 import unittest
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nnxcheck import devices
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
+from pytest_nnxcheck.verdicts import CheckError
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
     from pytest_nnxcheck.examples import Run
+    from pytest_nnxcheck.suite import Suite
 
 FIXTURE = "nnx_wrap"
 TITLE = "nnx invariants"
+_VALUES = tuple(name for name, option in OPTIONS.items() if not option.file)
+_INI_VALUES = tuple(name for name in _VALUES if OPTIONS[name].everywhere)
 _given = pytest.StashKey[Mapping[str, Any]]()
 _settings = pytest.StashKey[Settings]()
+_suite = pytest.StashKey["Suite | None"]()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
@@ -53,28 +61,74 @@ def _ini_type(kind: str) -> Any:
     return "int" if kind == "number" and pytest.version_tuple >= (8, 4) else "string"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Simulate devices before a conftest can start jax."""
+    _simulate_devices(early_config, early_config.known_args_namespace)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; read command line and ini file, so that a bad value stops the run before it starts."""
     config.addinivalue_line("markers", table.marker_line())
     config.stash[_unreported] = {}
+    # Again: a plugin that a conftest brings in is too late for the hook above.
+    _simulate_devices(config, config.option)
     try:
-        config.stash[_given] = {**_from_ini(config), **_from_command_line(config)}
+        config.stash[_given] = {**_from_ini(config), **_from_command_line(_typed(config.option, _VALUES))}
+        config.stash[_suite] = _expected_failures(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
 
-def _from_command_line(config: pytest.Config) -> dict[str, Any]:
-    return table.parse_given(_typed(config), lambda name: f"option {table.flag(name)}")
+def _expected_failures(config: pytest.Config) -> Suite | None:
+    """The file of expected failures, if there is one. Raises `SettingError` that names option and file."""
+    name = "expected_failures"
+    typed, folder, origin = config.getoption(f"nnx_{name}"), config.invocation_params.dir, _option_origin(name)
+    if typed is None:
+        typed, folder, origin = _ini(config, name), config.rootpath, _ini_origin(config, name)
+    if typed is None:
+        return None
+    from pytest_nnxcheck import suite
+
+    try:
+        found = suite.Suite(folder / str(typed), str(typed))
+    except SettingError as error:
+        raise SettingError(f"{origin}: {error}") from None
+    config.pluginmanager.register(found, suite.NAME)
+    return found
 
 
-def _typed(config: pytest.Config) -> dict[str, str]:
+def _simulate_devices(config: pytest.Config, options: argparse.Namespace) -> None:
+    """Ask jax for as many CPU devices as command line or ini file say, until the end of the run."""
+    name = "devices"
+    typed = _typed(options, [name])
+    origin = _option_origin(name) if typed else _ini_origin(config, name)
+    try:
+        count = {**_from_ini(config, [name]), **_from_command_line(typed)}.get(name)
+        if count is not None:
+            config.add_cleanup(devices.simulate(os.environ, count))
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from None
+    except CheckError as error:
+        raise pytest.UsageError(f"{origin}: {error}") from None
+
+
+def _from_command_line(typed: Mapping[str, str]) -> dict[str, Any]:
+    return table.parse_given(typed, _option_origin)
+
+
+def _option_origin(name: str) -> str:
+    return f"option {table.flag(name)}"
+
+
+def _typed(options: argparse.Namespace, names: Iterable[str] = OPTIONS) -> dict[str, str]:
     """The options as they were typed."""
-    values = {name: config.getoption(f"nnx_{name}") for name in OPTIONS}
+    values = {name: getattr(options, f"nnx_{name}", None) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _from_ini(config: pytest.Config) -> dict[str, Any]:
-    values = {name: _ini(config, name) for name in table.marker_names()}
+def _from_ini(config: pytest.Config, names: Iterable[str] = _INI_VALUES) -> dict[str, Any]:
+    values = {name: _ini(config, name) for name in names}
     return table.parse_given({n: v for n, v in values.items() if v is not None}, lambda name: _ini_origin(config, name))
 
 
@@ -121,7 +175,9 @@ def _prepare(item: pytest.Function, error: type[Exception]) -> None:
 def _resolve(item: pytest.Function) -> Settings:
     """The settings of a marked test: marker over command line over ini file. Raises `SettingError`."""
     _refuse_unworkable(item)
-    return table.merge(item.config.stash[_given], *reversed([*_from_markers(item)]))
+    suite = item.config.stash[_suite]
+    of_suite = {} if suite is None else {"expected_failures": suite.entries(item)}
+    return table.merge(item.config.stash[_given], of_suite, *reversed([*_from_markers(item)]))
 
 
 def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
@@ -135,7 +191,11 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
             raise SettingError(
                 f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}"
             )
-        yield table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+        if "expected_failures" in given:
+            place = f"the marker at {_where(node)}"
+            given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
+        yield given
 
 
 def _same(origin: str, _name: str) -> str:
@@ -189,6 +249,27 @@ def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
     return wrap
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""
+    if isinstance(item, pytest.Function) and (reason := _too_few_devices(item)):
+        if _settings_of(item).on_too_few_devices == "fail":
+            pytest.fail(reason, pytrace=False)
+        # As a mark: the summary then names the test, where `pytest.skip` would name this file.
+        item.add_marker(pytest.mark.skip(reason=reason))
+    return (yield)
+
+
+def _too_few_devices(item: pytest.Function) -> str:
+    try:
+        needed = _settings_of(item).devices if item.get_closest_marker(MARKER) else None
+    except SettingError:
+        return ""  # the call says what is wrong
+    if needed is None:
+        return ""
+    return devices.too_few(needed, devices.found(), item.config.stash[_given].get("devices"))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Run a marked test as a hypothesis test over nestings, outside of hypothesis' own wrapper of this hook."""
@@ -217,16 +298,25 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
     return result
 
 
+def _settings_of(item: pytest.Function) -> Settings:
+    """A marker that was added after the collection of the item has not been read yet. Raises `SettingError`."""
+    if _settings not in item.stash:
+        item.stash[_settings] = _resolve(item)
+    return item.stash[_settings]
+
+
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import examples
 
     try:
-        # A marker that was added after the collection of the item has not been read yet.
-        settings = item.stash.get(_settings, None) or _resolve(item)
+        settings = _settings_of(item)
     except SettingError as error:
         pytest.fail(str(error), pytrace=False)
     options = shlex.join(
-        part for name, value in _typed(item.config).items() if name != "nesting" for part in (table.flag(name), value)
+        part
+        for name, value in _typed(item.config.option).items()
+        if name != "nesting"
+        for part in (table.flag(name), value)
     )
 
     def run_of(remember: bool) -> Run:
@@ -243,9 +333,13 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     own_given = hasattr(item.function, "hypothesis")
     final = None if raised is None else failures.conclude(raised, run, own_given=own_given)
     run.forget()
-    if raised is None and (problem := run.finish()):
-        return pytest.fail.Exception(problem, pytrace=False)
-    return final
+    if raised is not None:
+        return final
+    suite, found = item.config.stash[_suite], run.report()
+    if suite is not None:
+        suite.finished(item, found)
+    problem = run.finish() or "\n".join(found.unexpected)
+    return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 
 def _keep_properties(item: pytest.Item, run: Run) -> None:
@@ -308,6 +402,8 @@ def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:
     from pytest_nnxcheck import report
 
     text = f"{nodeid}  {report.summary_of(found)}"
+    if (known := found.get("nnx_expected_failures")) and config.get_verbosity() > 0:
+        text += f"\n    expected to fail: {known}"
     if notes := found.get("nnx_notes"):
         text += f"\n    {notes}" if config.get_verbosity() > 0 else "; see -v for what was left out"
     return text
