@@ -7,7 +7,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import examples, failures
+from pytest_nnxcheck import devices, examples, failures
 from pytest_nnxcheck.report import Report
 from pytest_nnxcheck.settings import merge, parse_given
 from pytest_nnxcheck.verdicts import CheckError, InvariantViolation
@@ -96,14 +96,16 @@ def assert_invariants(
 def _run(
     wrapped: Wrapped[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Mapping[str, Any]
 ) -> tuple[examples.Run, BaseException | None]:
-    given = parse_given(settings, lambda name: f"check(..., {name}=...)")
+    chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
+    if chosen.devices is not None:
+        devices.require(chosen.devices, devices.found())
 
     @hypothesis.settings(database=None, derandomize=True)
     def body() -> None:
         __tracebackhide__ = True
         wrapped(*args, **kwargs)
 
-    built, run = examples.build(body, lambda remember: examples.Run(merge(given), remember=remember), ())
+    built, run = examples.build(body, lambda remember: examples.Run(chosen, remember=remember), ())
     error = _outcome(built, run)
     run.forget()
     if error is None and (problem := run.finish()):

@@ -6,19 +6,22 @@ PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite, and an 
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 import os
 import re
 import shlex
 import unittest
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nnxcheck import devices
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
+from pytest_nnxcheck.verdicts import CheckError
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
@@ -53,28 +56,55 @@ def _ini_type(kind: str) -> Any:
     return "int" if kind == "number" and pytest.version_tuple >= (8, 4) else "string"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Simulate devices before a conftest can start jax."""
+    _simulate_devices(early_config, early_config.known_args_namespace)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; read command line and ini file, so that a bad value stops the run before it starts."""
     config.addinivalue_line("markers", table.marker_line())
     config.stash[_unreported] = {}
+    # Again: a plugin that a conftest brings in is too late for the hook above.
+    _simulate_devices(config, config.option)
     try:
-        config.stash[_given] = {**_from_ini(config), **_from_command_line(config)}
+        config.stash[_given] = {**_from_ini(config), **_from_command_line(_typed(config.option))}
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
 
-def _from_command_line(config: pytest.Config) -> dict[str, Any]:
-    return table.parse_given(_typed(config), lambda name: f"option {table.flag(name)}")
+def _simulate_devices(config: pytest.Config, options: argparse.Namespace) -> None:
+    """Ask jax for as many CPU devices as command line or ini file say, until the end of the run."""
+    name = "devices"
+    typed = _typed(options, [name])
+    origin = _option_origin(name) if typed else _ini_origin(config, name)
+    try:
+        count = {**_from_ini(config, [name]), **_from_command_line(typed)}.get(name)
+        if count is not None:
+            config.add_cleanup(devices.simulate(os.environ, count))
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from None
+    except CheckError as error:
+        raise pytest.UsageError(f"{origin}: {error}") from None
 
 
-def _typed(config: pytest.Config) -> dict[str, str]:
+def _from_command_line(typed: Mapping[str, str]) -> dict[str, Any]:
+    return table.parse_given(typed, _option_origin)
+
+
+def _option_origin(name: str) -> str:
+    return f"option {table.flag(name)}"
+
+
+def _typed(options: argparse.Namespace, names: Iterable[str] = OPTIONS) -> dict[str, str]:
     """The options as they were typed."""
-    values = {name: config.getoption(f"nnx_{name}") for name in OPTIONS}
+    values = {name: getattr(options, f"nnx_{name}", None) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _from_ini(config: pytest.Config) -> dict[str, Any]:
-    values = {name: _ini(config, name) for name in table.marker_names()}
+def _from_ini(config: pytest.Config, names: Iterable[str] = table.marker_names()) -> dict[str, Any]:
+    values = {name: _ini(config, name) for name in names}
     return table.parse_given({n: v for n, v in values.items() if v is not None}, lambda name: _ini_origin(config, name))
 
 
@@ -189,6 +219,27 @@ def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
     return wrap
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""
+    if isinstance(item, pytest.Function) and (reason := _too_few_devices(item)):
+        if _settings_of(item).on_too_few_devices == "fail":
+            pytest.fail(reason, pytrace=False)
+        # As a mark: the summary then names the test, where `pytest.skip` would name this file.
+        item.add_marker(pytest.mark.skip(reason=reason))
+    return (yield)
+
+
+def _too_few_devices(item: pytest.Function) -> str:
+    try:
+        needed = _settings_of(item).devices if item.get_closest_marker(MARKER) else None
+    except SettingError:
+        return ""  # the call says what is wrong
+    if needed is None:
+        return ""
+    return devices.too_few(needed, devices.found(), item.config.stash[_given].get("devices"))
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Run a marked test as a hypothesis test over nestings, outside of hypothesis' own wrapper of this hook."""
@@ -217,16 +268,25 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
     return result
 
 
+def _settings_of(item: pytest.Function) -> Settings:
+    """A marker that was added after the collection of the item has not been read yet. Raises `SettingError`."""
+    if _settings not in item.stash:
+        item.stash[_settings] = _resolve(item)
+    return item.stash[_settings]
+
+
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import examples
 
     try:
-        # A marker that was added after the collection of the item has not been read yet.
-        settings = item.stash.get(_settings, None) or _resolve(item)
+        settings = _settings_of(item)
     except SettingError as error:
         pytest.fail(str(error), pytrace=False)
     options = shlex.join(
-        part for name, value in _typed(item.config).items() if name != "nesting" for part in (table.flag(name), value)
+        part
+        for name, value in _typed(item.config.option).items()
+        if name != "nesting"
+        for part in (table.flag(name), value)
     )
 
     def run_of(remember: bool) -> Run:

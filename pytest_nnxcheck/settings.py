@@ -187,6 +187,20 @@ class Settings:
         "a nesting that flax refuses: report (shown, not failed) or fail",
         "text",
     )
+    devices: int | None = _option(
+        None,
+        _optional(_whole("devices", 1)),
+        "N",
+        "devices that a test needs; command line and ini file also simulate so many CPU devices",
+        "number",
+    )
+    on_too_few_devices: str = _option(
+        "skip",
+        _choice("on_too_few_devices", ("skip", "fail")),
+        "WHAT",
+        "a test that needs more devices than there are: skip or fail",
+        "text",
+    )
     nesting: Nesting | None = _option(  # noqa: RUF009 - it makes a field
         None,
         _optional(_nesting),

@@ -130,6 +130,9 @@ def test_call_first_is_a_transform_only_where_it_is_named():
         ("max_examples", -1),
         ("max_examples", "1.0"),
         ("max_examples", None),
+        ("devices", 0),
+        ("devices", "-3"),
+        ("devices", "x"),
     ],
 )
 def test_bad_numbers(name, value):
@@ -137,11 +140,18 @@ def test_bad_numbers(name, value):
 
 
 def test_numbers():
-    assert (parse("max_depth", "4"), parse("max_examples", 0)) == (4, 0)
+    assert (parse("max_depth", "4"), parse("max_examples", 0), parse("devices", "8")) == (4, 0, 8)
+    assert parse("devices", None) is None
 
 
 @pytest.mark.parametrize(
-    "name, word, near", [("sweep", "pair", "pairs"), ("donate", "stat", "state"), ("on_rejection", "reports", "report")]
+    "name, word, near",
+    [
+        ("sweep", "pair", "pairs"),
+        ("donate", "stat", "state"),
+        ("on_rejection", "reports", "report"),
+        ("on_too_few_devices", "skipp", "skip"),
+    ],
 )
 def test_choices(name, word, near):
     assert parse(name, near) == near
@@ -184,10 +194,8 @@ def test_each_field_comes_from_the_last_source_that_gives_it(data):
 
 
 def test_defaults():
-    assert (
-        Settings(("tracers", "memory", "donation"), TRANSFORMS, STYLES, 3, 20, "pairs", None, "state", "report", None)
-        == DEFAULTS
-    )
+    first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, 3, 20, "pairs", None, "state", "report"
+    assert Settings(*first, devices=None, on_too_few_devices="skip", nesting=None) == DEFAULTS
 
 
 def test_every_default_can_be_read_back_from_its_text():

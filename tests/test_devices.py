@@ -1,0 +1,201 @@
+"""Simulated devices: the flag as text, the texts where there are too few, and whole runs that simulate them."""
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+from fake_engine import Model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import check, devices
+from pytest_nnxcheck.devices import FLAG, Devices, too_few, with_flag
+from pytest_nnxcheck.verdicts import CheckError
+
+NUMBERS = st.integers(1, 999)
+OTHER = "--xla_dump_to='/tmp/a b'  --xla_cpu_multi_thread_eigen=false"
+WORDS = st.sampled_from(["--xla_dump_to=/tmp/x", f"{FLAG}_of=3", "--xla_cpu_enable_fast_math", "--xla_y='a b'", "x=2"])
+
+
+@pytest.fixture
+def one_device():
+    """Jax is started before an inner run in this process could simulate devices for all tests after it."""
+    assert jax.device_count() == 1
+
+
+@pytest.mark.parametrize(
+    "flags, made",
+    [
+        ("", f"{FLAG}=8"),
+        ("  ", f"{FLAG}=8"),
+        (f"{FLAG}=2", f"{FLAG}=8"),
+        (FLAG, f"{FLAG}=8"),
+        (OTHER, f"{OTHER} {FLAG}=8"),
+        (f"{FLAG}=2 {OTHER} {FLAG}=3", f"{OTHER} {FLAG}=8"),
+        (f"{FLAG}_of=2", f"{FLAG}_of=2 {FLAG}=8"),
+    ],
+)
+def test_the_flag_is_added_to_what_is_there(flags, made):
+    assert with_flag(flags, 8) == made
+
+
+@given(st.lists(st.one_of(WORDS, NUMBERS.map(lambda n: f"{FLAG}={n}"))), NUMBERS)
+def test_other_flags_survive_and_ours_wins(words, count):
+    flags = " ".join(["--xla_first=1", *words])
+    made = with_flag(flags, count)
+    others = [word for word in made.split() if not word.startswith(f"{FLAG}=")]
+    assert others == [word for word in flags.split() if not word.startswith(f"{FLAG}=")]
+    assert [word for word in made.split() if word.startswith(f"{FLAG}=")] == [f"{FLAG}={count}"]
+    assert with_flag(made, count) == made
+
+
+def test_a_file_of_flags_is_refused():
+    with pytest.raises(CheckError, match=r"XLA_FLAGS names a file, 'flags.txt', and no flag can be added to that"):
+        with_flag("flags.txt", 8)
+
+
+@given(st.dictionaries(st.sampled_from(["XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "HOME"]), st.just("--xla_a=1")))
+def test_the_environment_is_put_back(before):
+    environment = dict(before)
+    first = devices.simulate(environment, 3)
+    second = devices.simulate(environment, 4)
+    assert environment["XLA_FLAGS"].endswith(f"{FLAG}=4")
+    assert environment.get("JAX_NUM_CPU_DEVICES", "4") == "4"
+    second()
+    first()
+    assert environment == before
+
+
+ASK = "run pytest --nnx-devices 8, or write nnx_devices = 8 into the ini file"
+STARTED = (
+    f"since it was started before pytest could simulate 8: start pytest with XLA_FLAGS={FLAG}=8 in the environment"
+)
+
+
+@pytest.mark.parametrize(
+    "there, simulated, text",
+    [
+        (Devices(8, "cpu"), None, ""),
+        (Devices(9, "gpu"), None, ""),
+        (Devices(1, "cpu"), None, f"needs 8 devices, jax has 1: {ASK}"),
+        (Devices(4, "cpu"), 4, f"needs 8 devices, jax has 4: {ASK}"),
+        (Devices(1, "cpu"), 8, f"needs 8 devices, jax has 1, {STARTED}"),
+        (
+            Devices(1, "gpu"),
+            8,
+            "needs 8 devices, jax has 1 (gpu): JAX_PLATFORMS=cpu pytest --nnx-devices 8 simulates them on the CPU",
+        ),
+    ],
+)
+def test_too_few_devices_says_what_to_run(there, simulated, text):
+    assert too_few(8, there, simulated) == text
+
+
+@pytest.mark.usefixtures("fake", "one_device")
+def test_check_says_what_to_set():
+    assert check(Model(), 1, devices=1, sweep="probes", max_examples=0).ok
+    with pytest.raises(
+        CheckError, match=rf"^check\(..., devices=8\) needs 8 devices, jax has 1: .* XLA_FLAGS={FLAG}=8 in the env"
+    ):
+        check(Model(), 1, devices=8)
+
+
+SIMULATED = f"""
+import os, jax, pytest
+
+@pytest.fixture
+def mesh():
+    return jax.sharding.Mesh(jax.devices()[:4], "x")
+
+@marked(devices=4, max_examples=0)
+def test_four(nnx_wrap, mesh):
+    assert mesh.size == 4
+    assert os.environ["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false {FLAG}=4"
+    nnx_wrap(Model())(1)
+
+@marked(devices=8)
+def test_eight(nnx_wrap, mesh):
+    nnx_wrap(Model())(1)
+"""
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+def test_devices_are_simulated(run_inner, monkeypatch, workers):
+    monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=2 --xla_cpu_enable_fast_math=false")
+    # A conftest that starts jax comes after the plugin has asked for the devices.
+    conftest = "import jax\nassert jax.device_count() == 4\n"
+    result = run_inner(SIMULATED, "--nnx-devices=4", workers, "-rs", subprocess=True, conftest=conftest)
+    result.assert_outcomes(passed=1, skipped=1)
+    reason = "SKIPPED [[]1] test_inner.py:17: needs 8 devices, jax has 4: " + ASK
+    result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  62 nestings: 62 held; *"][::-1])
+
+
+def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]\nnnx_devices = 3\n")
+    pytester.makeconftest("pytest_plugins = ['pytest_nnxcheck.plugin']\n")
+    pytester.makepyfile("import jax\ndef test_x(): assert jax.device_count() == 3\n")
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+
+
+NEEDS = "BUILT = []\n@pytest.fixture\ndef mesh(): BUILT.append(1)\n@marked{}\ndef test_x(nnx_wrap, mesh): nnx_wrap(Model())(1)\ndef test_ran(): assert not BUILT\n"
+
+
+@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize(
+    "marker, args, ini, number",
+    [("(devices=2)", ("--nnx-devices=3",), 4, 2), ("", ("--nnx-devices=3",), 4, 3), ("", (), 4, 4)],
+)
+def test_marker_over_command_line_over_ini(run_inner, pytester, marker, args, ini, number):
+    pytester.makeini(f"[pytest]\nnnx_devices = {ini}\n")
+    before = os.environ.get("XLA_FLAGS")
+    result = run_inner(NEEDS.format(marker), "-rs", *args)
+    result.assert_outcomes(skipped=1, passed=1)
+    simulated = 3 if args else 4
+    result.stdout.fnmatch_lines(
+        [
+            f"SKIPPED [[]1] test_inner.py:7: needs {number} devices, jax has 1, * before pytest could simulate {simulated}: *"
+        ]
+    )
+    assert os.environ.get("XLA_FLAGS") == before
+
+
+@pytest.mark.usefixtures("one_device")
+def test_too_few_devices_can_be_made_a_failure(run_inner):
+    result = run_inner(NEEDS.format("(devices=2, on_too_few_devices='fail')"))
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines(["ERROR test_inner.py::test_x - Failed: needs 2 devices, jax has 1: run pytest *"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_marker_that_a_conftest_adds_later_counts(run_inner):
+    source = "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model): model(1)\n"
+    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    for item in items: item.add_marker(pytest.mark.nnx_invariants(devices=2))\n"
+    run_inner(source, conftest=mark).assert_outcomes(skipped=1)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_enough_devices_and_none_asked_for(run_inner):
+    run_inner(NEEDS.format("(devices=1)").replace("not BUILT", "BUILT")).assert_outcomes(passed=2)
+    run_inner(NEEDS.format("(devices=None)").replace("not BUILT", "BUILT"), "--nnx-devices=2").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "x"])
+@pytest.mark.parametrize("where", ["option", "ini"])
+def test_a_bad_number_stops_the_run_before_any_conftest(run_inner, where, value):
+    given_by = f"--nnx-devices={value}" if where == "option" else f"--override-ini=nnx_devices={value}"
+    result = run_inner("", given_by, conftest="raise SystemExit('too late')\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    origin = "option --nnx-devices" if where == "option" else "ini option nnx_devices"
+    result.stderr.fnmatch_lines([f"ERROR: {origin}*{value}*"])
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_a_file_of_flags_is_a_usage_error(run_inner, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    result = run_inner("", "--nnx-devices=2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: option --nnx-devices: XLA_FLAGS names a file, 'flags.txt', *"])
