@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.api import assert_invariants, check
     from pytest_nnxcheck.nesting import Layer, Nesting
     from pytest_nnxcheck.report import Report
+    from pytest_nnxcheck.suite import ExpectedFailuresWarning
     from pytest_nnxcheck.verdicts import (
         CheckError,
         DonationLost,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         MemoryBudgetExceeded,
         Outcome,
         TracerResidue,
+        UnexpectedPass,
         Violation,
     )
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckError",
     "DonationLost",
+    "ExpectedFailuresWarning",
     "InvariantViolation",
     "Layer",
     "MemoryBudgetExceeded",
@@ -34,6 +37,7 @@ __all__ = [
     "Outcome",
     "Report",
     "TracerResidue",
+    "UnexpectedPass",
     "Violation",
     "__version__",
     "assert_invariants",
@@ -46,6 +50,7 @@ _ROOMS = {
     "Layer": "nesting",
     "Nesting": "nesting",
     "Report": "report",
+    "ExpectedFailuresWarning": "suite",
 }
 
 

@@ -10,7 +10,7 @@ import hypothesis
 from pytest_nnxcheck import devices, examples, failures
 from pytest_nnxcheck.report import Report
 from pytest_nnxcheck.settings import merge, parse_given
-from pytest_nnxcheck.verdicts import CheckError, InvariantViolation
+from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, UnexpectedPass
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,11 +86,16 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
 def assert_invariants(
     subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
 ) -> None:
-    """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting."""
+    """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting.
+
+    Raises `UnexpectedPass` where an expected failure did not happen.
+    """
     __tracebackhide__ = True
-    _, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
+    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
     if error is not None:
         raise error.with_traceback(error.__traceback__)
+    if lines := run.report().unexpected:
+        raise UnexpectedPass("\n".join(lines))
 
 
 def _run(

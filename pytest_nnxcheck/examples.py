@@ -15,12 +15,20 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import report, strategies
+from pytest_nnxcheck import expected, report, strategies
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.given import HypothesisTest, hypothesis_test
-from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.settings import Settings
-from pytest_nnxcheck.verdicts import ERRORS, CheckError, InvariantViolation, NestingRejected, Outcome
+from pytest_nnxcheck.verdicts import (
+    ERRORS,
+    CheckError,
+    InvariantViolation,
+    NestingExcused,
+    NestingRejected,
+    Outcome,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.call import Call, Session
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
 ARGUMENT = "nnx_nesting"
 """The name under which hypothesis passes the nesting: no fixture of a user is called so."""
 
-_RANK = ("held", "rejected", "failed", "violated")
+_RANK = ("held", "rejected", "expected", "failed", "violated")
 _active: ContextVar[Active] = ContextVar("nnxcheck_active")
 
 
@@ -98,11 +106,13 @@ class Run:
         try:
             self.session.begin_example()
             body()
-        except NestingRejected:
+        except (NestingRejected, NestingExcused):
             return None
         except BaseException as error:
             if passes_through(error):
                 raise
+            if self._excuses(nesting, error):
+                return None
             self._note_failure(active, error)
             return error
         finally:
@@ -110,9 +120,22 @@ class Run:
             self.session.end_example()
         if active.error is not None:
             # The body expected the exception: under this nesting as without any, it is what the test asks for.
-            self.outcomes[nesting] = replace(self.outcomes[nesting], verdict="held", reason="", notes=())
+            known = self.outcomes[nesting]
+            verdict: Verdict = "expected" if known.expected else "held"
+            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=())
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
         return active.violation
+
+    def _excuses(self, nesting: Nesting, error: BaseException) -> bool:
+        """Whether an exception under the nesting was expected, wherever in the body it was raised."""
+        if isinstance(error, InvariantViolation | CheckError):
+            return False
+        known = self.outcomes.get(nesting, Outcome(nesting, "held"))
+        failed = replace(known, verdict="failed", violations=(), reason=one_line(error))
+        outcome = expected.excuse(failed, self.settings.expected_failures)
+        if outcome.verdict == "expected":
+            self.outcomes[nesting] = outcome
+        return outcome.verdict == "expected"
 
     def _note_failure(self, active: Active, error: BaseException) -> None:
         if isinstance(error, InvariantViolation | CheckError):
@@ -161,8 +184,10 @@ class Run:
                 self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
                 return
             self._look_for_added_state()
+        # What is expected to fail is not ruled out: it must be seen to fail.
+        asked = set(case.nestings if case.amount == "replay" else strategies.named(self.settings))
         for nesting in case.nestings:
-            if case.amount == "replay" or not self._ruled_out(nesting):
+            if nesting in asked or not self._ruled_out(nesting):
                 yield self._error(nesting, body)
                 self._look_for_refusal(nesting)
 
@@ -180,7 +205,9 @@ class Run:
     def _look_for_added_state(self) -> None:
         if self.session.adds_state and not self.exclusions.adds_state:
             self.exclusions = replace(self.exclusions, adds_state=True)
-            stuck = [name for name in strategies.STATE_BOUND if name in self.settings.transforms]
+            named = set(strategies.named(self.settings))
+            bound = [name for name in strategies.STATE_BOUND if Nesting((Layer(name),)) not in named]
+            stuck = [name for name in bound if name in self.settings.transforms]
             if stuck and "argument" in self.settings.styles:
                 self.notes.append(f"the call adds state, which no loop can carry: argument {', '.join(stuck)} left out")
 
@@ -238,8 +265,15 @@ class Active:
 
     def _settle(self, call: Call) -> None:
         __tracebackhide__ = True
-        outcome = call.outcome
+        outcome, strict = call.outcome, self.run.settings.on_rejection == "fail"
+        if outcome.verdict == "violated" or (outcome.verdict == "rejected" and strict):
+            outcome = expected.excuse(outcome, self.run.settings.expected_failures)
+        if outcome.verdict == "expected" and call.error is not None and not self.nesting.layers:
+            # A call that raises un-nested is the user's own error, whatever it leaves behind.
+            outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(call.error))
         self.run.record(outcome)
+        if outcome.verdict == "expected" and _without_output(call):
+            raise NestingExcused
         if outcome.verdict == "failed" and call.error is not None:
             self.error = call.error
             raise call.error.with_traceback(call.error.__traceback__)
@@ -247,10 +281,16 @@ class Active:
             self.violation = ERRORS[outcome.violations[0].invariant](report.headline(outcome), outcome)
             raise self.violation from call.error
         if outcome.verdict == "rejected":
-            if self.run.settings.on_rejection == "report":
+            if not strict:
                 raise NestingRejected(outcome)
             self.violation = InvariantViolation(report.headline(outcome), outcome)
             raise self.violation
+
+
+def _without_output(call: Call) -> bool:
+    """Whether a call that did not hold gave nothing to go on with."""
+    leaks = any(violation.invariant == "tracers" for violation in call.outcome.violations)
+    return call.error is not None or leaks or call.outcome.verdict == "rejected"
 
 
 def active() -> Active | None:
@@ -333,7 +373,7 @@ def _settings(parts: HypothesisTest, settings: Settings, *, swept: bool, seeded:
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
     full = Sweep(settings.sweep, tuple(strategies.sweep(settings)))
-    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes"))))
+    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes", expected_failures=()))))
     if settings.nesting is not None:
         full = again = Sweep("replay", (settings.nesting,))
     if not parts.drawn:
@@ -367,4 +407,5 @@ def _worse(known: Outcome, new: Outcome) -> Outcome:
     worst = max(known, new, key=lambda outcome: _RANK.index(outcome.verdict))
     measured = report.worst_peak([known, new]) or worst
     notes = tuple(dict.fromkeys([*known.notes, *new.notes]))
-    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes)
+    keys = tuple(dict.fromkeys([*known.expected, *new.expected]))
+    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys)

@@ -14,6 +14,7 @@ import re
 import shlex
 import unittest
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,11 +27,15 @@ from pytest_nnxcheck.verdicts import CheckError
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
     from pytest_nnxcheck.examples import Run
+    from pytest_nnxcheck.suite import Suite
 
 FIXTURE = "nnx_wrap"
 TITLE = "nnx invariants"
+_VALUES = tuple(name for name, option in OPTIONS.items() if not option.file)
+_INI_VALUES = tuple(name for name in _VALUES if OPTIONS[name].everywhere)
 _given = pytest.StashKey[Mapping[str, Any]]()
 _settings = pytest.StashKey[Settings]()
+_suite = pytest.StashKey["Suite | None"]()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
@@ -69,9 +74,28 @@ def pytest_configure(config: pytest.Config) -> None:
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _simulate_devices(config, config.option)
     try:
-        config.stash[_given] = {**_from_ini(config), **_from_command_line(_typed(config.option))}
+        config.stash[_given] = {**_from_ini(config), **_from_command_line(_typed(config.option, _VALUES))}
+        config.stash[_suite] = _expected_failures(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def _expected_failures(config: pytest.Config) -> Suite | None:
+    """The file of expected failures, if there is one. Raises `SettingError` that names option and file."""
+    name = "expected_failures"
+    typed, folder, origin = config.getoption(f"nnx_{name}"), config.invocation_params.dir, _option_origin(name)
+    if typed is None:
+        typed, folder, origin = _ini(config, name), config.rootpath, _ini_origin(config, name)
+    if typed is None:
+        return None
+    from pytest_nnxcheck import suite
+
+    try:
+        found = suite.Suite(folder / str(typed), str(typed))
+    except SettingError as error:
+        raise SettingError(f"{origin}: {error}") from None
+    config.pluginmanager.register(found, suite.NAME)
+    return found
 
 
 def _simulate_devices(config: pytest.Config, options: argparse.Namespace) -> None:
@@ -103,7 +127,7 @@ def _typed(options: argparse.Namespace, names: Iterable[str] = OPTIONS) -> dict[
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _from_ini(config: pytest.Config, names: Iterable[str] = table.marker_names()) -> dict[str, Any]:
+def _from_ini(config: pytest.Config, names: Iterable[str] = _INI_VALUES) -> dict[str, Any]:
     values = {name: _ini(config, name) for name in names}
     return table.parse_given({n: v for n, v in values.items() if v is not None}, lambda name: _ini_origin(config, name))
 
@@ -151,7 +175,9 @@ def _prepare(item: pytest.Function, error: type[Exception]) -> None:
 def _resolve(item: pytest.Function) -> Settings:
     """The settings of a marked test: marker over command line over ini file. Raises `SettingError`."""
     _refuse_unworkable(item)
-    return table.merge(item.config.stash[_given], *reversed([*_from_markers(item)]))
+    suite = item.config.stash[_suite]
+    of_suite = {} if suite is None else {"expected_failures": suite.entries(item)}
+    return table.merge(item.config.stash[_given], of_suite, *reversed([*_from_markers(item)]))
 
 
 def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
@@ -165,7 +191,11 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
             raise SettingError(
                 f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}"
             )
-        yield table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+        if "expected_failures" in given:
+            place = f"the marker at {_where(node)}"
+            given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
+        yield given
 
 
 def _same(origin: str, _name: str) -> str:
@@ -303,9 +333,13 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     own_given = hasattr(item.function, "hypothesis")
     final = None if raised is None else failures.conclude(raised, run, own_given=own_given)
     run.forget()
-    if raised is None and (problem := run.finish()):
-        return pytest.fail.Exception(problem, pytrace=False)
-    return final
+    if raised is not None:
+        return final
+    suite, found = item.config.stash[_suite], run.report()
+    if suite is not None:
+        suite.finished(item, found)
+    problem = run.finish() or "\n".join(found.unexpected)
+    return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 
 def _keep_properties(item: pytest.Item, run: Run) -> None:
@@ -368,6 +402,8 @@ def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:
     from pytest_nnxcheck import report
 
     text = f"{nodeid}  {report.summary_of(found)}"
+    if (known := found.get("nnx_expected_failures")) and config.get_verbosity() > 0:
+        text += f"\n    expected to fail: {known}"
     if notes := found.get("nnx_notes"):
         text += f"\n    {notes}" if config.get_verbosity() > 0 else "; see -v for what was left out"
     return text

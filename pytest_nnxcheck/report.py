@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from pytest_nnxcheck import expected
 from pytest_nnxcheck.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import Outcome, Violation
@@ -18,7 +19,13 @@ BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting rejected by flax"
 NOTHING = "nnx nothing was checked"
 _LABEL = 12
-_VERDICTS = {"violated": "violated", "failed": "failed", "held": "held", "rejected": "rejected by flax"}
+_VERDICTS = {
+    "violated": "violated",
+    "failed": "failed",
+    "held": "held",
+    "expected": "expected to fail",
+    "rejected": "rejected by flax",
+}
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -51,15 +58,25 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether something was checked, nothing was violated, and no nesting raised."""
+        """Whether something was checked, nothing was violated, no nesting raised, and what was expected to fail did."""
         judged = [outcome.verdict for outcome in self.outcomes if outcome.verdict != "rejected"]
         refused = len(judged) < len(self.outcomes)
         strict = refused and self.settings.on_rejection == "fail"
-        return not (strict or nothing_checked(self.outcomes)) and all(verdict == "held" for verdict in judged)
+        bad = strict or nothing_checked(self.outcomes) or self.unexpected
+        return not bad and all(verdict in {"held", "expected"} for verdict in judged)
+
+    @property
+    def unexpected(self) -> tuple[str, ...]:
+        """A line for each expected failure that did not happen."""
+        settings = self.settings
+        lines = expected.unexpected(
+            settings.expected_failures, self.outcomes, settings.invariants, replayed=settings.nesting
+        )
+        return tuple(f"nnx {line}" for line in lines)
 
     def __str__(self) -> str:
         worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
-        return message(self, worst) if worst else f"{summary(self)}"
+        return message(self, worst) if worst else "\n".join([*self.unexpected, summary(self)])
 
 
 def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
@@ -139,7 +156,9 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     """
     rows = [] if own else [("note", note) for note in outcome.notes]
     if outcome.nesting.layers:
-        rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {UN_NESTED}, the same test body passed"))
+        passed = next((o.verdict == "held" for o in report.outcomes if not o.nesting.layers), True)
+        rest = f"{UN_NESTED}, the same test body {'passed' if passed else 'did not pass either'}"
+        rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {rest}"))
         if own:
             rows.append(("", _RANDOM))
         rows.append(("replay", replay(report, outcome.nesting)))
@@ -182,12 +201,24 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
     """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
     verdicts = Counter(outcome.verdict for outcome in report.outcomes)
     pairs: list[tuple[str, str | int]] = [("nnx_nestings", len(report.outcomes))]
-    pairs += [(f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected")]
+    pairs += [
+        (f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected", "expected")
+    ]
     worst = worst_peak(report.outcomes)
     if worst is not None and worst.peak is not None:
         pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
+    if expectations := _expectations(report):
+        pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     return pairs + ([("nnx_notes", "; ".join(report.notes))] if report.notes else [])
+
+
+def _expectations(report: Report) -> list[str]:
+    """``'memory' (why): 3 nestings``, for each expected failure that came true."""
+    counted = [
+        (entry, sum(entry.key in o.expected for o in report.outcomes)) for entry in report.settings.expected_failures
+    ]
+    return [f"{entry}: {times} nesting{'s' * (times != 1)}" for entry, times in counted if times]
 
 
 def summary(report: Report) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import Any, Literal
 
+from pytest_nnxcheck import expected
+from pytest_nnxcheck.expected import Entry, EntryError
 from pytest_nnxcheck.nesting import LAYER_NAMES, STYLES, TRANSFORMS, Nesting, NestingError, one_of
 from pytest_nnxcheck.verdicts import INVARIANTS, CheckError
 
@@ -113,19 +115,30 @@ def _nesting(value: object) -> Nesting:
     return Nesting.parse(value)
 
 
+def _expected(value: object) -> tuple[Entry, ...]:
+    try:
+        return expected.parse(value)
+    except EntryError as error:
+        raise SettingError(str(error)) from None
+
+
 def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
     return lambda value: None if value is None else parse(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How one setting is read and shown; ``kind`` is what an ini file may hold natively."""
+    """How one setting is read and shown; ``kind`` is what an ini file may hold natively.
+
+    Of a ``file``, command line and ini file give the path, and `suite` reads it.
+    """
 
     parse: Callable[[object], Any]
     metavar: str
     help: str
     kind: Literal["list", "number", "text"]
     everywhere: bool = True
+    file: bool = False
 
 
 def _option(default: Any, parse: Callable[[object], Any], metavar: str, text: str, kind: str, **more: Any) -> Any:
@@ -201,6 +214,15 @@ class Settings:
         "a test that needs more devices than there are: skip or fail",
         "text",
     )
+    expected_failures: tuple[Entry, ...] = _option(
+        (),
+        _expected,
+        "PATH",
+        "failures that are known and must happen: a mapping of invariants or nestings to reasons; on the command line"
+        " and in the ini file, a TOML file of them",
+        "text",
+        file=True,
+    )
     nesting: Nesting | None = _option(  # noqa: RUF009 - it makes a field
         None,
         _optional(_nesting),
@@ -233,8 +255,10 @@ def parse_given(
 
 
 def merge(*sources: Mapping[str, Any]) -> Settings:
-    """Settings from parsed sources, the weakest first: a later one wins field by field."""
-    return Settings(**{name: value for source in sources for name, value in source.items()})
+    """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up."""
+    merged = {name: value for source in sources for name, value in source.items()}
+    entries = [source["expected_failures"] for source in sources if "expected_failures" in source]
+    return Settings(**(merged | ({"expected_failures": expected.add_up(*entries)} if entries else {})))
 
 
 def marker_names() -> tuple[str, ...]:
@@ -244,7 +268,9 @@ def marker_names() -> tuple[str, ...]:
 
 def show(value: object) -> str:
     """A setting's value as one writes it on the command line."""
-    return ",".join(value) if isinstance(value, tuple) else str(value).lower() if value is None else str(value)
+    if value is None or value == ():
+        return "none"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def marker_line() -> str:

@@ -66,9 +66,23 @@ def pairs(settings: Settings) -> Iterator[Nesting]:
         yield from (Nesting((outer, inner)) for outer in layers for inner in layers)
 
 
+def named(settings: Settings) -> Iterator[Nesting]:
+    """The nestings that expected failures name, as far as the settings allow them: no draw decides whether they run."""
+    for entry in settings.expected_failures:
+        nesting = entry.nesting("argument" if "argument" in settings.styles else settings.styles[0])
+        if nesting is None or not 0 < len(nesting) <= settings.max_depth:
+            continue
+        plain = [layer for layer in nesting.layers if layer.transform != CALL_FIRST]
+        if all(layer.transform in settings.transforms and layer.style in settings.styles for layer in plain):
+            nesting = workable(nesting, settings, Exclusions())
+            if entry.is_exactly(nesting):
+                yield nesting
+
+
 def sweep(settings: Settings) -> Iterator[Nesting]:
     """What follows the un-nested call, each nesting once."""
     stages = {"probes": (probes,), "singles": (probes, singles), "pairs": (probes, singles, pairs)}[settings.sweep]
+    stages = (*stages, named)
     yield from dict.fromkeys(nesting for stage in stages for nesting in stage(settings))
 
 

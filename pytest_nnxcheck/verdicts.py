@@ -10,7 +10,7 @@ from typing import Literal
 
 from pytest_nnxcheck.nesting import Nesting
 
-Verdict = Literal["held", "violated", "rejected", "failed"]
+Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
 INVARIANTS = ("tracers", "memory", "donation")
 
 
@@ -32,7 +32,8 @@ class Violation:
 class Outcome:
     """What one nesting did: the verdict, its violations, and the peak against its budget (bytes a device).
 
-    ``reason`` says why a nesting was rejected or failed; ``notes`` are facts that are reported but not judged.
+    ``reason`` says why a nesting was rejected or failed, or was expected to; ``notes`` are facts that are reported but not judged.
+    ``expected`` are the keys of the expected failures that came true in it.
     """
 
     nesting: Nesting
@@ -42,6 +43,7 @@ class Outcome:
     peak: int | None = None
     budget: int | None = None
     notes: tuple[str, ...] = ()
+    expected: tuple[str, ...] = ()
 
 
 class InvariantViolation(AssertionError):
@@ -73,6 +75,14 @@ class NestingRejected(BaseException):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.reason)
         self.outcome = outcome
+
+
+class NestingExcused(BaseException):
+    """A nesting failed as it was expected to, and left no output to go on with; not an ``Exception`` for the same reason."""
+
+
+class UnexpectedPass(AssertionError):
+    """An expected failure did not happen."""
 
 
 class Unfit(Exception):

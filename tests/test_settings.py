@@ -193,15 +193,26 @@ def test_each_field_comes_from_the_last_source_that_gives_it(data):
         assert getattr(merged, name) == (given_by or [getattr(DEFAULTS, name)])[-1]
 
 
+def test_expected_failures_add_up_and_the_later_source_wins():
+    sources = [
+        {"expected_failures": parse("expected_failures", given)}
+        for given in ({"memory": "a", "jit": "b"}, {"memory": "c"})
+    ]
+    merged = table.merge(sources[0], {"max_depth": 2}, sources[1]).expected_failures
+    assert {entry.key: entry.reason for entry in merged} == {"memory": "c", "jit": "b"}
+    assert "'memry' names no known invariant or nesting" in text_of("expected_failures", {"memry": "x"})
+    assert "expected_failures='memory' is no mapping" in text_of("expected_failures", "memory")
+
+
 def test_defaults():
     first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, 3, 20, "pairs", None, "state", "report"
-    assert Settings(*first, devices=None, on_too_few_devices="skip", nesting=None) == DEFAULTS
+    assert Settings(*first, devices=None, on_too_few_devices="skip", expected_failures=(), nesting=None) == DEFAULTS
 
 
 def test_every_default_can_be_read_back_from_its_text():
     for name in OPTIONS:
         value = getattr(DEFAULTS, name)
-        if value is not None:
+        if value is not None and not OPTIONS[name].file:
             assert parse(name, table.show(value)) == value
 
 

@@ -1,0 +1,271 @@
+"""Expected failures: what an entry covers and excuses, and what `check` makes of it."""
+
+import pytest
+from fake_engine import RUNS, Model, has
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import UnexpectedPass, assert_invariants, check, expected, report
+from pytest_nnxcheck.expected import Entry, EntryError, add_up, excuse, tally, unexpected
+from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.settings import SettingError
+from pytest_nnxcheck.verdicts import INVARIANTS, InvariantViolation, Outcome, Violation
+
+LAYERS = st.builds(Layer, st.sampled_from(TRANSFORMS), st.sampled_from(STYLES))
+NESTINGS = st.lists(LAYERS, max_size=4).map(lambda layers: Nesting(tuple(layers)))
+NAMED = st.lists(LAYERS, min_size=1, max_size=3).map(lambda layers: Nesting(tuple(layers)))
+
+
+def entry(key, reason="why"):
+    return Entry.parse(key, reason)
+
+
+def broken(nesting, *invariants):
+    violations = tuple(Violation(invariant, f"{invariant} is broken") for invariant in invariants)
+    return Outcome(Nesting.parse(nesting), "violated", violations)
+
+
+@pytest.mark.parametrize(
+    "key, covered, not_covered",
+    [
+        ("scan", ["scan", "jit > scan", "scan[closure]", "vmap > scan[functional] > jit"], ["jit", "un-nested"]),
+        ("scan[functional]", ["scan[functional]", "jit > scan[functional]"], ["scan", "scan[closure]"]),
+        ("scan[argument]", ["scan", "jit > scan"], ["scan[functional]"]),
+        ("vmap > scan", ["vmap > scan", "jit > vmap[closure] > scan"], ["scan > vmap", "vmap > jit > scan", "vmap"]),
+        ("jit>scan[ closure ]", ["jit > scan[closure]", "jit[closure] > scan[closure] > jit"], ["jit > scan"]),
+        ("un-nested", ["un-nested"], ["jit"]),
+        ("call_first", ["jit > call_first"], ["jit"]),
+        ("tracers", ["un-nested", "vmap", "jit > scan"], []),
+        ("memory", ["jit", "jit[closure] > scan"], ["un-nested", "scan > jit"]),
+        ("donation", ["jit"], ["un-nested", "vmap"]),
+    ],
+)
+def test_what_an_entry_covers(key, covered, not_covered):
+    assert [text for text in covered if not entry(key).covers(Nesting.parse(text))] == []
+    assert [text for text in not_covered if entry(key).covers(Nesting.parse(text))] == []
+
+
+@given(NESTINGS, NAMED, NESTINGS)
+def test_a_nesting_is_covered_wherever_it_stands(outer, inner, further):
+    around = Nesting(outer.layers + inner.layers + further.layers)
+    any_style = entry(" > ".join(layer.transform for layer in inner.layers))
+    this_style = entry(" > ".join(f"{layer.transform}[{layer.style}]" for layer in inner.layers))
+    assert any_style.covers(around)
+    assert this_style.covers(around)
+    assert this_style.nesting() == inner
+    assert this_style.is_exactly(inner)
+    assert this_style.is_exactly(around) == (around == inner)
+
+
+@given(NAMED, NESTINGS)
+def test_a_nesting_is_covered_only_where_its_layers_stand_together(wanted, nesting):
+    size = len(wanted)
+    runs = [nesting.layers[start : start + size] for start in range(len(nesting))]
+    key = " > ".join(f"{layer.transform}[{layer.style}]" for layer in wanted.layers)
+    assert entry(key).covers(nesting) == (wanted.layers in runs)
+
+
+BAD = {
+    "memry": "'memry' names no known invariant or nesting: unknown word 'memry', did you mean 'memory'?",
+    "scna": "unknown word 'scna', did you mean 'scan'?",
+    "unnested": "unknown word 'unnested', did you mean 'un-nested'?",
+    "zzz": "unknown word 'zzz', write one of tracers, memory, donation, jit, ",
+    "vmap > scna": "'vmap > scna' names no known invariant or nesting: unknown transform 'scna', did you mean 'scan'?",
+    "scan[closur]": "unknown style 'closur', did you mean 'closure'?",
+    "jit > memory": "unknown transform 'memory'",
+    "jit >": "'' is not a layer",
+    "": "an empty nesting",
+}
+
+
+@pytest.mark.parametrize("key, text", BAD.items())
+def test_a_key_that_names_nothing(key, text):
+    with pytest.raises(EntryError) as caught:
+        entry(key)
+    assert text in str(caught.value)
+
+
+@given(st.text(max_size=12) | st.text(alphabet="jit scan>[]", max_size=12))
+def test_any_text_is_a_key_or_an_error(key):
+    try:
+        first = entry(key)
+    except EntryError as error:
+        told = str(error)
+    else:
+        told = repr(key)
+        assert entry(first.key) == first
+    assert repr(key) in told
+
+
+@pytest.mark.parametrize("reason", ["", "  ", 3, None, True, ["x"]])
+def test_a_reason_is_needed(reason):
+    with pytest.raises(EntryError, match=r"expected failure 'memory' has the reason .*, write why it fails"):
+        entry("memory", reason)
+
+
+@pytest.mark.parametrize("value", ["memory", ["memory"], 3, None])
+def test_what_is_no_mapping(value):
+    with pytest.raises(EntryError, match=r"is no mapping of keys to reasons, write \{'memory': 'why'"):
+        expected.parse(value)
+
+
+def test_entries_add_up_and_the_later_source_wins():
+    merged = add_up([entry("memory", "file"), entry("scan", "file")], [entry("memory", "marker")])
+    assert {one.key: one.reason for one in merged} == {"memory": "marker", "scan": "file"}
+
+
+def test_an_invariant_excuses_its_own_violations_only():
+    both = broken("jit", "tracers", "memory")
+    left = excuse(both, [entry("memory", "known")])
+    assert (left.verdict, [v.invariant for v in left.violations]) == ("violated", ["tracers"])
+    assert left.expected == ("memory",)
+    assert left.notes == ("expected to fail: known (memory)",)
+    all_of_it = excuse(both, [entry("memory", "known"), entry("tracers", "too")])
+    assert (all_of_it.verdict, all_of_it.violations) == ("expected", both.violations)
+    assert all_of_it.reason == "known (memory); too (tracers)"
+
+
+def test_a_nesting_excuses_everything_under_it():
+    failed = Outcome(Nesting.parse("jit > scan"), "failed", reason="TypeError: carry")
+    excused = excuse(failed, [entry("scan", "known")])
+    assert (excused.verdict, excused.reason, excused.notes) == ("expected", "known (scan)", ("TypeError: carry",))
+    assert excuse(broken("scan", "tracers"), [entry("scan")]).verdict == "expected"
+    assert excuse(broken("vmap", "tracers"), [entry("scan")]).verdict == "violated"
+    assert excuse(failed, [entry("memory"), entry("tracers")]) == failed
+
+
+@given(
+    st.sets(st.sampled_from(INVARIANTS), min_size=1),
+    NESTINGS,
+    st.sets(st.sampled_from([*INVARIANTS, "scan", "jit > scan", "un-nested", "vmap[closure]"])),
+)
+def test_nothing_is_excused_that_no_entry_names(invariants, nesting, keys):
+    outcome = broken(str(nesting), *sorted(invariants))
+    entries = [entry(key) for key in sorted(keys)]
+    excused = excuse(outcome, entries)
+    whole = any(not one.invariant and one.covers(nesting) for one in entries)
+    assert (excused.verdict == "expected") == (whole or invariants <= keys)
+    if excused.verdict == "violated":
+        assert {violation.invariant for violation in excused.violations} == invariants - keys
+
+
+def test_what_did_not_happen():
+    held, rejected = (
+        Outcome(Nesting.parse(text), verdict) for text, verdict in (("scan", "held"), ("jit", "rejected"))
+    )
+    lines = unexpected([entry("scan"), entry("jit"), entry("vmap"), entry("tracers")], [held, rejected], INVARIANTS)
+    assert lines == (
+        "expected failure 'scan' (why) did not happen: 1 nesting held, take the entry out of expected_failures",
+        "expected failure 'vmap' (why) matches no nesting that ran, take the entry out of expected_failures",
+        "expected failure 'tracers' (why) did not happen: 1 nesting held, take the entry out of expected_failures",
+    )
+
+
+def test_an_invariant_that_is_not_asked_for_matches_nothing():
+    held = Outcome(Nesting.parse("jit"), "held")
+    assert not tally(entry("memory"), [held], ["tracers"]).matched
+    assert tally(entry("memory"), [held], ["memory"]).passed
+
+
+def test_one_nesting_alone_says_nothing_of_the_others():
+    outcomes = [Outcome(Nesting.parse("jit > scan"), "held")]
+    entries = [entry("memory"), entry("scan"), entry("vmap"), entry("jit > scan")]
+    (line,) = unexpected(entries, outcomes, INVARIANTS, replayed=Nesting.parse("jit > scan"))
+    assert line.startswith("expected failure 'jit > scan' (why) did not happen: 1 nesting held")
+
+
+@pytest.mark.usefixtures("fake")
+class TestCheck:
+    def test_a_known_failure_is_fine(self):
+        model = Model(memory=has("jit"), failed=has("vmap", "scan"))
+        found = check(model, 1, expected_failures={"memory": "jax#926", "vmap > scan": "flax#1234"})
+        assert found.ok
+        assert str(found).startswith(f"{len(RUNS)} nestings: ")
+        assert " expected to fail; worst peak" in str(found)
+        told = {str(o.nesting): (o.verdict, o.reason) for o in found.outcomes}
+        assert told["jit"] == ("expected", "jax#926 (memory)")
+        assert told["vmap > scan"] == ("expected", "flax#1234 (vmap > scan)")
+        assert told["scan"] == ("held", "")
+        assert dict(report.properties(found))["nnx_expected"] > 12
+        assert_invariants(model, 1, expected_failures={"memory": "jax#926", "vmap > scan": "flax#1234"})
+
+    def test_what_is_not_known_still_fails(self):
+        model = Model(memory=has("jit"), tracers=has("jit", "scan"))
+        with pytest.raises(InvariantViolation) as caught:
+            assert_invariants(model, 1, expected_failures={"memory": "jax#926"})
+        lines = str(caught.value).splitlines()
+        assert lines[0] == "nnx invariant broken: tracers"
+        assert "nesting     jit > scan " in lines[1]
+        assert "  note        expected to fail: jax#926 (memory)" in lines
+
+    def test_an_unexpected_pass_fails(self):
+        found = check(Model(), 1, expected_failures={"memory": "jax#926"})
+        assert not found.ok
+        held = sum(text.startswith("jit") for text in RUNS)
+        line = f"nnx expected failure 'memory' (jax#926) did not happen: {held} nestings held, take the entry out of expected_failures"
+        assert str(found).splitlines()[0] == line
+        with pytest.raises(UnexpectedPass, match=r"nnx expected failure 'memory' \(jax#926\) did not happen"):
+            assert_invariants(Model(), 1, expected_failures={"memory": "jax#926"})
+
+    def test_a_named_nesting_runs_whatever_is_drawn(self):
+        named = "vmap > remat > scan[functional]"
+        for settings in ({}, {"sweep": "probes"}, {"max_examples": 0}):
+            RUNS.clear()
+            found = check(
+                Model(failed=has("vmap", "remat", "scan[functional]")), 1, expected_failures={named: "x"}, **settings
+            )
+            assert found.ok
+            assert named in RUNS
+
+    def test_a_named_nesting_takes_the_styles_that_are_on(self):
+        found = check(
+            Model(),
+            1,
+            styles="functional,closure",
+            expected_failures={"vmap > scan": "x"},
+            sweep="probes",
+            max_examples=0,
+        )
+        assert [str(o.nesting) for o in found.outcomes][-1] == "vmap[functional] > scan[functional]"
+
+    @pytest.mark.parametrize("settings", [{"transforms": "jit"}, {"max_depth": 1}, {"styles": "functional"}])
+    def test_the_settings_bound_what_is_named(self, settings):
+        found = check(Model(), 1, expected_failures={"vmap > scan[closure]": "x"}, max_examples=0, **settings)
+        assert "vmap > scan[closure]" not in RUNS
+        assert found.unexpected == (
+            "nnx expected failure 'vmap > scan[closure]' (x) matches no nesting that ran, take the entry out of expected_failures",
+        )
+
+    def test_a_loop_that_cannot_carry_added_state_runs_where_it_is_named(self):
+        found = check(
+            Model(adds_state=True, failed=has("scan")), 1, expected_failures={"scan[argument]": "sow"}, max_examples=0
+        )
+        assert found.ok
+        assert [text for text in RUNS if "scan" in text.split(" > ")] == ["scan"]
+        assert found.notes == ("the call adds state, which no loop can carry: argument vmap, while_loop left out",)
+
+    def test_a_rejection_that_fails_can_be_expected(self):
+        model = Model(rejected=has("scan[closure]"))
+        known = {"scan[closure]": "flax refuses"}
+        assert check(model, 1, on_rejection="fail", expected_failures=known, max_examples=0).ok
+        assert check(model, 1, expected_failures=known, max_examples=0).ok
+        assert not check(
+            Model(rejected=has("vmap[closure]")), 1, on_rejection="fail", expected_failures=known, max_examples=0
+        ).ok
+
+    def test_un_nested(self):
+        assert check(Model(tracers=lambda nesting: not nesting.layers), 1, expected_failures={"un-nested": "x"}).ok
+        with pytest.raises(TypeError, match="carry"):
+            check(Model(failed=lambda nesting: not nesting.layers), 1, expected_failures={"tracers": "x"})
+
+    def test_one_nesting_alone(self):
+        known = {"memory": "x", "jit > scan": "y"}
+        assert check(Model(), 1, nesting="jit", expected_failures=known).ok
+        assert check(Model(memory=has("jit")), 1, nesting="jit", expected_failures=known).ok
+        assert not check(Model(), 1, nesting="jit > scan", expected_failures=known).ok
+
+    def test_bad_entries_name_the_setting(self):
+        with pytest.raises(
+            SettingError, match=r"^check\(..., expected_failures=...\): expected failure 'memry' names no"
+        ):
+            check(Model(), 1, expected_failures={"memry": "x"})

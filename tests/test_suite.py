@@ -1,0 +1,309 @@
+"""Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing."""
+
+import pytest
+
+from pytest_nnxcheck.expected import Entry
+from pytest_nnxcheck.settings import SettingError
+from pytest_nnxcheck.suite import Table, _Selection, read
+
+TITLES = "=+ nnx expected failures =+"
+KNOWN = '["test_inner.py::test_x"]\nmemory = "jax#926"\n'
+BREAKS = "@marked(max_examples=0)\ndef test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)\n"
+HOLDS = "@marked(max_examples=0)\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
+
+
+@pytest.fixture
+def run_known(run_inner, pytester):
+    """Run a suite with a file of expected failures."""
+
+    def run(known, source, *args, **more):
+        (pytester.path / "known.toml").write_text(known)
+        return run_inner(source, "--nnx-expected-failures=known.toml", *args, **more)
+
+    return run
+
+
+def marked(entries, body="nnx_wrap(Model(memory=has('jit')))(1)"):
+    return f"\n@marked(max_examples=0, expected_failures={entries!r})\ndef test_x(nnx_wrap): {body}\n"
+
+
+def test_a_known_failure_in_a_marker(run_inner, pytester):
+    result = run_inner(marked({"memory": "jax#926"}), "-v", "--junitxml=out.xml")
+    result.assert_outcomes(passed=1)
+    result.stdout.re_match_lines(
+        [
+            r"test_inner.py::test_x  62 nestings: 49 held, 13 expected to fail; worst peak .*",
+            r"    expected to fail: 'memory' \(jax#926\): 13 nestings",
+        ]
+    )
+    xml = (pytester.path / "out.xml").read_text()
+    assert '<property name="nnx_expected" value="13"' in xml
+    assert "'memory' (jax#926): 13 nestings" in xml
+
+
+def test_an_unexpected_pass_fails_and_names_the_marker(run_inner):
+    result = run_inner(marked({"memory": "jax#926", "scan": "sow"}, "nnx_wrap(Model(memory=has('jit')))(1)"))
+    result.assert_outcomes(failed=1)
+    line = "nnx expected failure 'scan' (sow) did not happen: 16 nestings held, take the entry out of the marker at test_inner.py:5"
+    assert line in result.outlines
+    assert f"FAILED test_inner.py::test_x - Failed: {line[:20]}"[:45] in result.stdout.str()
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_an_entry_that_matches_no_nesting_fails(run_inner):
+    result = run_inner(marked({"memory": "jax#926", "jit > jit > jit > jit": "deep"}))
+    result.assert_outcomes(failed=1)
+    assert (
+        "nnx expected failure 'jit > jit > jit > jit' (deep) matches no nesting that ran, take the entry out of the marker at test_inner.py:5"
+        in result.outlines
+    )
+
+
+def test_the_rest_still_fails(run_inner):
+    result = run_inner(marked({"memory": "jax#926"}, "nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)"))
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E *nnx invariant broken: tracers*", "E *nesting     vmap * 36 held, 12 expected to fail"]
+    )
+
+
+def test_the_body_goes_on_after_an_excused_call_that_has_an_output(run_inner):
+    body = "\n    assert nnx_wrap(Model(memory=has('jit')))(3) == 3\n    assert nnx_wrap(Model(donation=has('jit', 'scan')))(3) == 3\n"
+    result = run_inner(marked({"memory": "jax#926"}, body))
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *nnx invariant broken: donation*", "E *nesting     jit > scan *"])
+    ends = "\n    nnx_wrap(Model(tracers=has('vmap')))(3)\n    assert 'vmap' not in RUNS[-1]\n"
+    run_inner(marked({"tracers": "flax#4520"}, ends)).assert_outcomes(passed=1)
+
+
+def test_a_failure_of_the_body_is_excused_by_a_nesting_alone(run_inner):
+    body = "\n    nnx_wrap(Model())(3)\n    assert 'scan' not in RUNS[-1]\n"
+    run_inner(marked({"scan": "why"}, body)).assert_outcomes(passed=1)
+    run_inner(marked({"tracers": "why"}, body)).assert_outcomes(failed=1)
+
+
+def test_entries_of_class_function_and_file_add_up(run_known):
+    source = """
+@marked(max_examples=0, expected_failures={"memory": "class", "scan": "class"})
+class TestX:
+    @marked(expected_failures={"memory": "function"})
+    def test_x(self, nnx_wrap, request):
+        from pytest_nnxcheck.plugin import _settings
+        entries = request.node.stash[_settings].expected_failures
+        assert {e.key: (e.reason, e.origin) for e in entries} == {
+            "memory": ("function", "the marker at test_inner.py:7"),
+            "scan": ("class", "the marker at test_inner.py:5"),
+            "vmap": ("file", "known.toml, table 'test_inner.py::*'"),
+        }
+        nnx_wrap(Model(memory=has("jit"), failed=lambda n: {"vmap", "scan"} & {layer.transform for layer in n.layers}))(1)
+"""
+    known = '["test_inner.py::*"]\nmemory = "file"\nvmap = "file"\n["test_inner.py::TestX::test_x"]\nvmap = "later"\n'
+    result = run_known(known, source)
+    result.assert_outcomes(passed=1, warnings=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*ExpectedFailuresWarning: expected failure 'memory' (file) of table 'test_inner.py::[*]' matches no nesting that ran",
+            "*ExpectedFailuresWarning: expected failure 'vmap' (later) of table * matches no nesting that ran",
+        ]
+    )
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_known_failure_in_a_file(run_known, workers):
+    source = BREAKS + BREAKS.replace("test_x", "test_y")
+    result = run_known(KNOWN, source, workers, subprocess=True)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["test_inner.py::test_x  62 nestings: 49 held, 13 expected to fail; *"])
+    result.stdout.fnmatch_lines(["FAILED test_inner.py::test_y - nnx invariant broken: memory"])
+
+
+def test_an_unexpected_pass_names_the_file(run_known):
+    result = run_known(KNOWN, HOLDS)
+    result.assert_outcomes(failed=1)
+    line = "nnx expected failure 'memory' (jax#926) did not happen: 13 nestings held, take the entry out of known.toml, table 'test_inner.py::test_x'"
+    assert line in result.outlines
+
+
+GONE = (
+    KNOWN
+    + '\n["test_inner.py::test_gone"]\nmemory = "jax#926"\n["test_inner.py::test_[x]"]\n"jit > jit > jit > jit" = "deep"\n'
+)
+TABLE = "table 'test_inner.py::test_gone' of expected failures matches no test marked nnx_invariants"
+ENTRY = (
+    "expected failure 'jit > jit > jit > jit' (deep) of table 'test_inner.py::test_[[]x[]]' matches no nesting that ran"
+)
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_what_matches_nothing_is_a_warning_at_its_line(run_known, workers):
+    result = run_known(GONE, BREAKS, workers, subprocess=True)
+    result.assert_outcomes(passed=1, warnings=2)
+    assert result.ret == 0
+    warning = "  */known.toml:%s: ExpectedFailuresWarning: %s"
+    result.stdout.fnmatch_lines(
+        ["*warnings summary*", "known.toml:4", warning % (4, TABLE), "known.toml:6", warning % (6, ENTRY)]
+    )
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("how", ["-Werror", "-Werror::pytest_nnxcheck.ExpectedFailuresWarning"])
+def test_where_warnings_are_errors_the_run_fails(run_known, workers, how):
+    result = run_known(GONE, BREAKS, workers, how, subprocess=True)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.re_match_lines([TITLES])
+    result.stdout.fnmatch_lines([f"ERROR known.toml:4: {TABLE}", f"ERROR known.toml:6: {ENTRY}"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+def test_the_warning_can_be_switched_off(run_known):
+    run_known(GONE, BREAKS, "-Wignore::pytest_nnxcheck.ExpectedFailuresWarning").assert_outcomes(passed=1, warnings=0)
+
+
+SEVERAL = '["test_inner.py::*"]\nmemory = "a"\n"jit > jit > jit > jit" = "b"\n["nowhere/*::test_*"]\nmemory = "x"\n["gone.py::test_x"]\nscan = "x"\n'
+BOTH = BREAKS + BREAKS.replace("test_x", "test_y")
+
+
+@pytest.mark.parametrize(
+    "args, warned",
+    [
+        ((), ["4 deep", "'b'", "gone"]),
+        (("-k", "test_x"), ["4 deep", "gone"]),
+        (("test_inner.py",), ["'b'", "gone"]),
+        (("test_inner.py::test_x",), ["gone"]),
+        (("--deselect=test_inner.py::test_y",), ["4 deep", "gone"]),
+        (("--ignore=other",), ["gone"]),
+        (("--collect-only",), ["4 deep", "gone"]),
+        (("--nnx-nesting=jit",), ["4 deep", "gone"]),
+        (("-x", "--nnx-memory-budget=1x"), ["4 deep", "'b'", "gone"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_only_what_the_selection_could_have_matched_is_warned_of(run_known, args, warned):
+    result = run_known(SEVERAL, BOTH, *args)
+    texts = {"4 deep": "'nowhere/*::test_*'", "'b'": "'jit > jit > jit > jit' (b)", "gone": "'gone.py::test_x'"}
+    lines = [line for line in result.outlines if "ExpectedFailuresWarning: " in line]
+    assert [any(texts[name] in line for line in lines) for name in texts] == [name in warned for name in texts]
+    assert len(lines) == len(warned)
+
+
+def test_nothing_is_warned_of_where_the_collection_broke(run_known, pytester):
+    pytester.makepyfile(test_broken="import no_such_module\n")
+    result = run_known(SEVERAL, BOTH, "--continue-on-collection-errors")
+    assert "ExpectedFailuresWarning" not in result.stdout.str()
+
+
+def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known):
+    for mark in ("@pytest.mark.skip\n", ""):
+        source = mark + BREAKS.replace("memory=has('jit')", "tracers=has('jit')")
+        assert (
+            "ExpectedFailuresWarning" not in run_known(KNOWN + '"jit > jit > jit > jit" = "x"\n', source).stdout.str()
+        )
+
+
+@pytest.mark.parametrize("group", ["load", "loadgroup"])
+def test_results_of_several_workers_add_up(run_known, group):
+    source = "".join(
+        f"@pytest.mark.xdist_group('{name}')\n" + BREAKS.replace("test_x", name)
+        for name in ("test_a", "test_b", "test_c")
+    )
+    source = source.replace("has('jit')", "has('jit'), failed=has('scan[closure]')", 1)
+    known = '["test_inner.py::*"]\nmemory = "a"\n["*::test_a"]\n"scan[closure]" = "b"\n"jit > jit > jit > jit" = "c"\n'
+    result = run_known(known, source, "-n2", f"--dist={group}", subprocess=True)
+    result.assert_outcomes(passed=3, warnings=1)
+    result.stdout.fnmatch_lines(
+        ["*expected failure 'jit > jit > jit > jit' (c) of table '[*]::test_a' matches no nesting *"]
+    )
+
+
+def test_a_marker_that_a_conftest_adds_later_counts(run_known):
+    source = (
+        "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model(memory=has('jit')))\ndef test_x(model): model(1)\n"
+    )
+    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    for item in items: item.add_marker(pytest.mark.nnx_invariants)\n"
+    run_known(KNOWN, source, conftest=mark).assert_outcomes(passed=1, warnings=0)
+    run_known(KNOWN, source, "--collect-only", conftest=mark).assert_outcomes(warnings=0)
+
+
+def test_the_ini_file_is_relative_to_the_root(run_inner, pytester):
+    (pytester.mkdir("ci") / "known.toml").write_text(KNOWN)
+    pytester.makeini("[pytest]\nnnx_expected_failures = ci/known.toml\n")
+    result = run_inner(BREAKS, "--rootdir=.", "-rA")
+    result.assert_outcomes(passed=1)
+    (pytester.path / "other.toml").write_text("")
+    run_inner(BREAKS, "--nnx-expected-failures=other.toml").assert_outcomes(failed=1)
+
+
+BAD_FILES = {
+    '["a"]\nmemry = "x"\n': "known.toml, table 'a': expected failure 'memry' names no known invariant or nesting: unknown word 'memry', did you mean 'memory'?",
+    '["a"]\nmemory = 3\n': "known.toml, table 'a': expected failure 'memory' has the reason 3, write why it fails",
+    '["a"]\nmemory = ""\n': "known.toml, table 'a': expected failure 'memory' has the reason '', write why it fails",
+    'memory = "x"\n': "known.toml: 'memory' stands outside of a table, write the test above it, as [\"tests/test_model.py::test_block\"]",
+    '[tests.model]\nmemory = "x"\n': "known.toml: table 'tests' holds tables, put the node id in quotes, as a whole",
+    '["a"]\nmemory = "x\n': "known.toml is no TOML file: *line 2*",
+    '["a"]\n["a"]\n': "known.toml is no TOML file: *line 2*",
+}
+
+
+@pytest.mark.parametrize("text, message", BAD_FILES.items())
+def test_a_bad_file_stops_the_run_before_it_starts(run_known, text, message):
+    result = run_known(text, "raise SystemExit('collected')\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    message = message if "*" in message else message.replace("[", "[[]")
+    result.stderr.fnmatch_lines([f"ERROR: option --nnx-expected-failures: {message}"])
+    assert "Traceback" not in result.stderr.str()
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_file_that_is_not_there(run_inner, workers):
+    result = run_inner(HOLDS, "--override-ini=nnx_expected_failures=no.toml", workers, subprocess=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"]
+    )
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingError, match=r"^bad.toml is no TOML file: 'utf-8' codec"):
+        read(tmp_path / "bad.toml", "bad.toml")
+    with pytest.raises(SettingError, match=r"^here: cannot read|^cannot read here"):
+        read(tmp_path, "here")
+
+
+@pytest.mark.parametrize(
+    "pattern, matched, not_matched",
+    [
+        ("t.py::test_a", ["t.py::test_a", "t.py::test_a[1-2]"], ["t.py::test_ab", "x/t.py::test_a", "t.py::test_b"]),
+        ("t.py::test_a[1-2]", ["t.py::test_a[1-2]"], ["t.py::test_a", "t.py::test_a[1-3]"]),
+        ("t.py::Test*", ["t.py::TestX::test_a", "t.py::TestY"], ["t.py::test_a"]),
+        ("*/t_?.py::*", ["tests/t_a.py::test_x"], ["t_a.py::test_x", "tests/t_ab.py::test_x"]),
+    ],
+)
+def test_what_a_table_is_for(pattern, matched, not_matched):
+    table = Table(pattern, (Entry("memory", "x"),))
+    assert all(map(table.matches, matched))
+    assert not any(map(table.matches, not_matched))
+
+
+@pytest.mark.parametrize(
+    "pattern, paths, covered",
+    [
+        ("a/t.py::test_x", ["a/t.py"], True),
+        ("a/t.py::test_x", ["a"], True),
+        ("a/t.py::test_x", [""], True),
+        ("a/t.py::test_x", ["b", "a/u.py"], False),
+        ("a/no.py::test_x", ["b"], True),
+        ("a/*.py::test_x", ["a"], True),
+        ("a/*.py::test_x", ["a/t.py", "b"], False),
+        ("*::test_x", ["a", "b"], False),
+        ("*::test_x", [""], True),
+    ],
+)
+def test_what_a_selection_covers(tmp_path, pattern, paths, covered):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "t.py").touch()
+    selection = _Selection(tmp_path, tuple(tmp_path / path for path in paths))
+    assert selection.covers(Table(pattern, ())) == covered
+    assert _Selection(tmp_path, (), everything=True).covers(Table(pattern, ()))
