@@ -5,7 +5,6 @@ Pure functions over outcomes: nothing here imports jax, flax, hypothesis or pyte
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -111,36 +110,40 @@ def add_up(*sources: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
-    """The outcome of a nesting that failed, less what was expected of it; the same where nothing was."""
-    by_nesting = [entry for entry in entries if not entry.invariant and entry.covers(outcome.nesting)]
+    """The outcome of a nesting that failed, less what was expected of it; the same where nothing was.
+
+    What an invariant excuses is not counted for a nesting: an entry of it that nothing else breaks is one too many.
+    """
+    known = tuple(entries)
     broken = {violation.invariant for violation in outcome.violations}
-    by_invariant = [entry for entry in entries if entry.invariant in broken]
-    used = [*by_nesting, *by_invariant]
+    by_invariant = [entry for entry in known if entry.invariant in broken]
+    left = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in by_invariant})
+    over = bool(outcome.violations) and not left
+    by_nesting = [entry for entry in known if not (over or entry.invariant) and entry.covers(outcome.nesting)]
+    used = [*by_invariant, *by_nesting]
     if not used:
         return outcome
     keys = tuple(dict.fromkeys([*outcome.expected, *(entry.key for entry in used)]))
-    excused = {entry.invariant for entry in by_invariant}
     told = "; ".join(f"{entry.reason} ({entry.key})" for entry in used)
-    if by_nesting or broken == excused:
+    if over or by_nesting:
         notes = (*outcome.notes, *([outcome.reason] if outcome.reason else []))
         return replace(outcome, verdict="expected", reason=told, notes=notes, expected=keys)
-    left = tuple(violation for violation in outcome.violations if violation.invariant not in excused)
     return replace(outcome, violations=left, notes=(*outcome.notes, f"expected to fail: {told}"), expected=keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the nestings that an entry covers did; ``failed`` are those in which it came true."""
+    """What the nestings that an entry covers did: those in which it came true, that held, and all others that ran or were refused."""
 
     entry: Entry
     failed: int
     held: int
-    rejected: int
+    others: int
 
     @property
     def matched(self) -> bool:
         """Whether the entry is about anything that ran, or that flax refused."""
-        return bool(self.failed or self.held or self.rejected)
+        return bool(self.failed or self.held or self.others)
 
     @property
     def passed(self) -> bool:
@@ -153,8 +156,8 @@ def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) 
     off = bool(entry.invariant) and entry.invariant not in invariants
     covered = [outcome for outcome in outcomes if not off and entry.covers(outcome.nesting)]
     failed = sum(entry.key in outcome.expected for outcome in covered)
-    verdicts = Counter(outcome.verdict for outcome in covered)
-    return Tally(entry, failed, verdicts["held"], 0 if entry.invariant else verdicts["rejected"])
+    held = sum(outcome.verdict == "held" for outcome in covered)
+    return Tally(entry, failed, held, len(covered) - failed - held)
 
 
 def unexpected(

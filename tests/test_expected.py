@@ -132,6 +132,17 @@ def test_a_nesting_excuses_everything_under_it():
     assert excuse(broken("scan", "tracers"), [entry("scan")]).verdict == "expected"
     assert excuse(broken("vmap", "tracers"), [entry("scan")]).verdict == "violated"
     assert excuse(failed, [entry("memory"), entry("tracers")]) == failed
+    both = excuse(broken("scan", "tracers", "memory"), [entry("scan"), entry("memory")])
+    assert (both.verdict, both.expected) == ("expected", ("memory", "scan"))
+
+
+def test_what_an_invariant_excuses_is_not_counted_for_a_nesting():
+    entries = [entry("jit > scan"), entry("memory")]
+    excused = excuse(broken("jit > scan", "memory"), entries)
+    assert (excused.verdict, excused.expected) == ("expected", ("memory",))
+    assert unexpected(entries, [excused], INVARIANTS) == ()
+    (line,) = unexpected(entries[:1], [excused, Outcome(Nesting.parse("vmap > jit > scan"), "held")], INVARIANTS)
+    assert line.startswith("expected failure 'jit > scan' (why) did not happen: 1 nesting held")
 
 
 @given(
