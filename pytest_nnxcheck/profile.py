@@ -63,7 +63,7 @@ def profile(subject: Subject) -> Profile:
     moved = [
         (key[0], leaf, shardings.get(key))
         for (key, leaf), source in zip(numbered(after), sources, strict=True)
-        if known.get(key) != source
+        if key not in known or known[key] != source
     ]
     rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in known}

@@ -124,10 +124,11 @@ def test_the_users_arrays_are_never_donated():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_call_that_adds_state_is_known():
+@pytest.mark.parametrize("seen", [lambda x: x, lambda x: 2 * x], ids=["input", "computed"])
+def test_a_call_that_adds_state_is_known(seen):
     class Sows(nnx.Module):
         def __call__(self, x):
-            self.sow(nnx.Intermediate, "seen", x)
+            self.sow(nnx.Intermediate, "seen", seen(x))
             return x
 
     session = Session()
