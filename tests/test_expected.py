@@ -1,7 +1,9 @@
 """Expected failures: what an entry covers and excuses, and what `check` makes of it."""
 
+import jax.numpy as jnp
 import pytest
 from fake_engine import RUNS, Model, has
+from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -280,3 +282,37 @@ class TestCheck:
             SettingError, match=r"^check\(..., expected_failures=...\): expected failure 'memry' names no"
         ):
             check(Model(), 1, expected_failures={"memry": "x"})
+
+
+class Sows(nnx.Module):
+    def __init__(self, adds):
+        self.linear, self.adds = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), adds
+
+    def __call__(self, x):
+        y = self.linear(x)
+        if self.adds:
+            self.sow(nnx.Intermediate, "seen", y)
+        return y
+
+
+FEW = {"styles": "argument,functional", "sweep": "singles", "max_examples": 0}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_loop_over_a_module_that_sows():
+    known = {"scan": "sow cannot live in a carry"}
+    found = check(Sows(adds=True), jnp.ones((2, 4)), expected_failures=known, **FEW)
+    assert found.ok, str(found)
+    told = {str(o.nesting): o.verdict for o in found.outcomes}
+    assert (told["scan"], told["scan[functional]"]) == ("expected", "held")
+    (line,) = check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, **FEW).unexpected
+    assert line.startswith("nnx expected failure 'scan' (sow cannot live in a carry) did not happen: 2 nestings held")
+
+
+def test_a_budget_that_is_too_small():
+    known = {"memory": "smaller after the rewrite"}
+    found = check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, memory_budget="64B", **FEW)
+    assert found.ok, str(found)
+    told = {str(o.nesting): o.verdict for o in found.outcomes}
+    assert (told["jit"], told["remat"], told["un-nested"]) == ("expected", "held", "held")
+    assert not check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, **FEW).ok
