@@ -7,7 +7,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import devices, examples, failures
+from pytest_nnxcheck import devices, examples, failures, modes
 from pytest_nnxcheck.report import Report, rejected_modes
 from pytest_nnxcheck.settings import SettingError, merge, parse_given
 from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, UnexpectedPass
@@ -108,7 +108,7 @@ def _run(
     if chosen.devices is not None:
         devices.require(chosen.devices, devices.found())
     try:
-        examples.require_modes(chosen)
+        modes.require(chosen)
     except SettingError as lacking:
         name = "nesting" if "nesting" in settings else "modes"
         raise SettingError(f"check(..., {name}=...): {lacking}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MethodType, TracebackType
@@ -15,11 +15,11 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import compat, expected, report, strategies
+from pytest_nnxcheck import compat, expected, modes, report, strategies
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.given import HypothesisTest, hypothesis_test
 from pytest_nnxcheck.nesting import MODES, Layer, Nesting
-from pytest_nnxcheck.settings import SettingError, Settings
+from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import (
     ERRORS,
     CheckError,
@@ -187,8 +187,8 @@ class Run:
             ):
                 continue
             # What is expected to fail is not ruled out: it must be seen to fail.
-            asked = set(in_mode(case.nestings if replayed else strategies.named(self.settings), mode))
-            for nesting in in_mode(case.nestings, mode):
+            asked = set(modes.in_mode(case.nestings if replayed else strategies.named(self.settings), mode))
+            for nesting in modes.in_mode(case.nestings, mode):
                 if nesting in asked or not self._ruled_out(nesting):
                     yield self._error(nesting, body)
                     self._look_for_refusal(nesting)
@@ -232,7 +232,7 @@ class Run:
         if outcome is None or outcome.verdict != "rejected":
             return
         known = self.exclusions[nesting.mode]
-        if report.ends_mode(outcome) and not known.closed:
+        if modes.ends(outcome) and not known.closed:
             self._exclude(nesting.mode, closed=True)
             self.notes.append(
                 f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
@@ -374,32 +374,8 @@ def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bo
 
 def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
     if run.settings.nesting is not None:
-        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in modes_of(run.settings)])
+        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in modes.chosen(run.settings)])
     return strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
-
-
-def in_mode(nestings: Iterable[Nesting], mode: str) -> Iterator[Nesting]:
-    """The nestings in a mode, each once, less those that name another."""
-    yield from dict.fromkeys(replace(each, mode=mode) for each in nestings if each.mode in (MODES[0], mode))
-
-
-def modes_of(settings: Settings) -> tuple[str, ...]:
-    """The modes that a test runs in: a replayed nesting may name its own."""
-    replayed = settings.nesting
-    return settings.modes if replayed is None or replayed.mode == MODES[0] else (replayed.mode,)
-
-
-def require_modes(settings: Settings) -> None:
-    """Refuse modes that the installed flax lacks. Raises `SettingError`; late, since it imports flax."""
-    wanted = modes_of(settings)
-    if wanted == MODES[:1]:
-        return
-    lacking = [mode for mode in wanted if mode not in compat.modes()]
-    if lacking:
-        raise SettingError(
-            f"mode {lacking[0]!r} is not one of flax {compat.flax_version()}, which has {', '.join(compat.modes())}: write one of"
-            f" these, or install a newer flax (0.12 has {', '.join(MODES)})"
-        )
 
 
 def _settings(parts: HypothesisTest, settings: Settings, *, swept: bool, seeded: bool) -> hypothesis.settings:
@@ -428,11 +404,11 @@ def _settings(parts: HypothesisTest, settings: Settings, *, swept: bool, seeded:
 
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
-    modes = modes_of(settings)
-    full = Sweep(settings.sweep, tuple(strategies.sweep(settings)), modes)
-    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes", expected_failures=()))), modes)
+    chosen = modes.chosen(settings)
+    full = Sweep(settings.sweep, tuple(strategies.sweep(settings)), chosen)
+    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes", expected_failures=()))), chosen)
     if settings.nesting is not None:
-        full = again = Sweep("replay", (settings.nesting,), modes)
+        full = again = Sweep("replay", (settings.nesting,), chosen)
     if not parts.drawn:
         return [hypothesis.example(**{ARGUMENT: full})]
     if not parts.examples:

@@ -99,6 +99,8 @@ def _fits(wanted: str, layer: Layer) -> bool:
 def _normal(key: str) -> str:
     """The key in one spelling. Raises `NestingError`."""
     mode, colon, rest = key.partition(":")
+    if colon and ":" in rest:
+        raise NestingError(f"{key.strip()!r} names two modes")
     if colon:
         return f"{one_of('mode', mode.strip(), MODES)}: {_normal(rest)}"
     word = key.strip()

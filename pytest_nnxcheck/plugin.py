@@ -205,7 +205,9 @@ def _modes_origin(item: pytest.Function, settings: Settings) -> str:
     marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]
     if marked:
         return f"{MARKER} marker at {_where(marked[0])}"
-    return f"option {table.flag('modes')}" if "modes" in _typed(item.config) else _ini_origin(item.config, "modes")
+    return (
+        f"option {table.flag('modes')}" if "modes" in _typed(item.config.option) else _ini_origin(item.config, "modes")
+    )
 
 
 def _same(origin: str, _name: str) -> str:
@@ -316,14 +318,14 @@ def _settings_of(item: pytest.Function) -> Settings:
 
 
 def _build(item: pytest.Function) -> tuple[Run, Any]:
-    from pytest_nnxcheck import examples
+    from pytest_nnxcheck import examples, modes
 
     try:
         settings = _settings_of(item)
     except SettingError as error:
         pytest.fail(str(error), pytrace=False)
     try:
-        examples.require_modes(settings)
+        modes.require(settings)
     except SettingError as error:
         pytest.fail(f"{_modes_origin(item, settings)}: {error}", pytrace=False)
     options = shlex.join(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pytest_nnxcheck import expected
+from pytest_nnxcheck import expected, modes
 from pytest_nnxcheck.nesting import MODES, UN_NESTED, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import Outcome, Verdict, Violation
@@ -78,12 +78,7 @@ class Report:
     @property
     def modes(self) -> dict[str, Verdict]:
         """The verdict on each mode of flax that nestings ran in: its worst one; ``rejected`` where flax does not take the call."""
-        found: dict[str, Verdict] = {}
-        for mode, outcomes in _by_mode(self).items():
-            verdicts = {outcome.verdict for outcome in outcomes}
-            worst: list[Verdict] = [verdict for verdict in ("violated", "failed") if verdict in verdicts]
-            found[mode] = worst[0] if worst else "rejected" if _mode_rejection(outcomes) else "held"
-        return found
+        return {mode: modes.verdict(outcomes) for mode, outcomes in modes.by_mode(self.outcomes).items()}
 
     def __str__(self) -> str:
         worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
@@ -92,27 +87,6 @@ class Report:
 
 def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
     return tuple(sorted((o for o in outcomes if o.verdict == verdict), key=lambda outcome: outcome.nesting.plainness))
-
-
-def _by_mode(report: Report) -> dict[str, list[Outcome]]:
-    modes = dict.fromkeys(outcome.nesting.mode for outcome in report.outcomes)
-    return {mode: [outcome for outcome in report.outcomes if outcome.nesting.mode == mode] for mode in modes}
-
-
-def ends_mode(outcome: Outcome) -> bool:
-    """Whether flax refused, for its mode, the call itself or its plain jit: there is no nesting that could take it then."""
-    layers = [(layer.transform, layer.captures) for layer in outcome.nesting.layers]
-    return outcome.by_mode and layers in ([], [("jit", False)])
-
-
-def _mode_rejection(outcomes: list[Outcome]) -> str:
-    """Why flax does not take the call in a mode; empty if it does. What a closure keeps from flax proves nothing."""
-    plain = [o for o in outcomes if o.nesting.layers and not any(layer.captures for layer in o.nesting.layers)]
-    refused = [outcome for outcome in outcomes if outcome.by_mode]
-    ended = [outcome for outcome in refused if ends_mode(outcome)]
-    if ended or (refused and all(outcome.verdict == "rejected" for outcome in plain)):
-        return (ended or refused)[0].reason
-    return ""
 
 
 def rejected_modes(report: Report) -> str:
@@ -128,13 +102,13 @@ def rejected_modes(report: Report) -> str:
 
 def _mode_lines(report: Report) -> str:
     """One line for each mode that nestings ran in: what it did, and the smallest nesting that it broke."""
-    return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in _by_mode(report).items())
+    return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in modes.by_mode(report.outcomes).items())
 
 
 def _mode_line(report: Report, mode: str, outcomes: list[Outcome]) -> str:
     verdict = report.modes[mode]
     if verdict == "rejected":
-        return f"{mode} rejected by flax   {_mode_rejection(outcomes)}"
+        return f"{mode} rejected by flax   {modes.rejection(outcomes)}"
     line = f"{mode} {verdict}   {counts(Counter(outcome.verdict for outcome in outcomes))}"
     return line if verdict == "held" else f"{line}; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
 
