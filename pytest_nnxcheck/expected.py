@@ -64,9 +64,13 @@ class Entry:
             return None
         return Nesting(tuple(_layer(word, style) for word in self._layers()), self.mode or MODES[0])
 
+    def in_mode(self, nesting: Nesting) -> bool:
+        """Whether the entry is about the mode of this nesting."""
+        return self.mode in ("", nesting.mode)
+
     def covers(self, nesting: Nesting) -> bool:
         """Whether the entry is about this nesting; an invariant is, under each in which it is asserted."""
-        if self.mode not in ("", nesting.mode):
+        if not self.in_mode(nesting):
             return False
         if self.invariant:
             compiled = bool(nesting.layers) and nesting.layers[0].transform == "jit"
@@ -133,7 +137,7 @@ def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
     """
     known = tuple(entries)
     broken = {violation.invariant for violation in outcome.violations}
-    by_invariant = [entry for entry in known if entry.invariant in broken and entry.covers(outcome.nesting)]
+    by_invariant = [entry for entry in known if entry.invariant in broken and entry.in_mode(outcome.nesting)]
     left = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in by_invariant})
     over = bool(outcome.violations) and not left
     by_nesting = [entry for entry in known if not (over or entry.invariant) and entry.covers(outcome.nesting)]
