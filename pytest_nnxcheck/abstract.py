@@ -64,7 +64,7 @@ def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look
     ``look(state)`` is called at the end of the trace, also where the program raised, and says whether tracers of other
     traces remain: then the state keeps its values.
     """
-    graphdef, leaves = nnx.split(state)
+    graphdef, leaves = compat.split(state)
     paths: list[Any] = []
 
     def pure(leaves: Any, *inputs: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import devices, examples, failures
-from pytest_nnxcheck.report import Report
-from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck import devices, examples, failures, modes
+from pytest_nnxcheck.report import Report, rejected_modes
+from pytest_nnxcheck.settings import SettingError, merge, parse_given
 from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, UnexpectedPass
 
 P = ParamSpec("P")
@@ -88,10 +88,13 @@ def assert_invariants(
 ) -> None:
     """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting.
 
-    Raises `UnexpectedPass` where an expected failure did not happen.
+    Raises `CheckError` where flax does not take the call in one of the modes, `UnexpectedPass` where an expected failure
+    did not happen.
     """
     __tracebackhide__ = True
     run, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
+    if error is None and (problem := rejected_modes(run.report())):
+        error = CheckError(problem)
     if error is not None:
         raise error.with_traceback(error.__traceback__)
     if lines := run.report().unexpected:
@@ -104,6 +107,11 @@ def _run(
     chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
     if chosen.devices is not None:
         devices.require(chosen.devices, devices.found())
+    try:
+        modes.require(chosen)
+    except SettingError as lacking:
+        name = "nesting" if "nesting" in settings else "modes"
+        raise SettingError(f"check(..., {name}=...): {lacking}") from None
 
     @hypothesis.settings(database=None, derandomize=True)
     def body() -> None:
@@ -129,9 +137,10 @@ def _outcome(built: Callable[..., Any], run: examples.Run) -> BaseException | No
 
 
 def _told(run: examples.Run, error: BaseException) -> bool:
-    """Whether the report tells of the exception: all but the subject's own, without any nesting."""
+    """Whether the report tells of the exception: all but the subject's own, without any nesting, in every mode."""
+    outcomes = run.outcomes.values()
     return isinstance(error, InvariantViolation) or any(
-        o.verdict == "failed" and o.nesting.layers for o in run.outcomes.values()
+        outcome.verdict == "failed" if outcome.nesting.layers else outcome.verdict == "held" for outcome in outcomes
     )
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from pytest_nnxcheck import compat, explain
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.invariants import donation, memory, tracers
-from pytest_nnxcheck.invariants.donation import permuted, placed
+from pytest_nnxcheck.invariants.donation import given_to_outputs, permuted, placed
 from pytest_nnxcheck.invariants.memory import Bound, bound
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, observe
@@ -101,15 +100,16 @@ def write_back(subject: Subject, found: Observation) -> None:
 
 
 def signature(subject: Subject) -> Any:
-    """What decides the profile of a call: code, graph, shapes and static arguments."""
-    graphdef, leaves = nnx.split(subject.state)
+    """What decides the profile of a call: code, graph, shapes, static arguments, and the mode of flax."""
+    graphdef, leaves = compat.split(subject.state)
     shapes = tuple((path, describe(leaf)) for path, leaf in compat.flat_state(leaves))
     try:
         graph: Any = hash(graphdef)
     except TypeError:
         # An unhashable attribute: such a module cannot enter nnx.jit either, so that no profile is worth keeping.
         graph = object()
-    return (subject.name, graph, shapes, tuple(map(describe, subject.inputs)), subject.static, subject.abstract)
+    kind = (subject.static, subject.abstract, compat.mode_flags())
+    return (subject.name, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
 
 
 def check_call(
@@ -125,7 +125,7 @@ def check_call(
     bound_subject = bind(subject, args, kwargs)
     originals = look_at_originals(bound_subject, session)
     if not nesting.layers:
-        return un_nested(bound_subject, settings, session)
+        return un_nested(bound_subject, nesting, settings, session)
     try:
         facts = session.profile_of(bound_subject)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -155,9 +155,9 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
     return Originals(shared_buffers([read_leaf(*leaf) for leaf in leaves]), foreign_views(leaves, views))
 
 
-def un_nested(subject: Subject, settings: Settings, session: Session) -> Call:
+def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Call:
     """The call as the user made it, on a copy of the state."""
-    found = observe(subject, UNKNOWN, Nesting(), settings.donate)
+    found = observe(subject, UNKNOWN, nesting, settings.donate)
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings)
     violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()
@@ -166,7 +166,7 @@ def un_nested(subject: Subject, settings: Settings, session: Session) -> Call:
         session.profile_of(subject)
     if not violations:
         write_back(subject, found)
-    verdict = Outcome(Nesting(), "violated" if violations else "held", violations)
+    verdict = Outcome(nesting, "violated" if violations else "held", violations)
     return Call(subject.outbox.rebuild(found.output), verdict)
 
 
@@ -193,10 +193,11 @@ def fails_un_nested(subject: Subject, error: Exception, found: Observation, sett
     Flax 0.12 refuses ``self.last = y`` on a field that was `None` when it is called eagerly, and lets the tracer in under a jit.
     """
     if "jit" in settings.transforms:
-        traced = fails_when_traced(subject, Nesting((Layer("jit"),)), error, settings)
+        jit = replace(found.nesting, layers=(Layer("jit"),))
+        traced = fails_when_traced(subject, jit, error, settings)
         if traced.outcome.verdict == "violated":
             return traced
-    return failed(subject, Nesting(), error, found)
+    return failed(subject, found.nesting, error, found)
 
 
 def judge(
@@ -266,10 +267,15 @@ def notes(facts: Profile, found: Observation) -> tuple[str, ...]:
         )
     texts += [f"{path} took another leaf's buffer" for path in permuted(found)]
     texts += [f"{path} lay on one device, and the program spreads it over all" for path in placed(found)]
+    texts += [
+        f"{path} is in a new buffer: an output of the call took a donated one" for path in given_to_outputs(found)
+    ]
     return tuple(texts)
 
 
 def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observation | None) -> Call:
-    """The user's own exception, with what we know of it as notes."""
+    """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
+    if compat.is_mode_refusal(error, nesting.mode):
+        return Call(None, Outcome(nesting, "rejected", reason=compat.mode_words(error), by_mode=True))
     outcome = Outcome(nesting, "failed", reason=explain.first_line(error), notes=explain.causes(subject, error, found))
     return Call(None, outcome, error)

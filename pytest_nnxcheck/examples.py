@@ -15,10 +15,10 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import expected, report, strategies
+from pytest_nnxcheck import compat, expected, modes, report, strategies
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.given import HypothesisTest, hypothesis_test
-from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.nesting import MODES, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import (
     ERRORS,
@@ -42,10 +42,11 @@ _active: ContextVar[Active] = ContextVar("nnxcheck_active")
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """An explicit example: the un-nested call, then these nestings, one after the other."""
+    """An explicit example: in every mode the un-nested call, then these nestings, one after the other."""
 
     amount: str
     nestings: tuple[Nesting, ...] = ()
+    modes: tuple[str, ...] = MODES[:1]
 
     def __repr__(self) -> str:
         return f"<the {self.amount} sweep>"
@@ -61,7 +62,7 @@ class Run:
         self.settings = settings
         self.session: Session = engine().Session()
         self.outcomes: dict[Nesting, Outcome] = {}
-        self.exclusions = strategies.Exclusions()
+        self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
         self.notes: list[str] = []
         self.problem = ""
         self._identity = (test_id, options)
@@ -105,12 +106,15 @@ class Run:
         token = _active.set(active)
         try:
             self.session.begin_example()
-            body()
+            with compat.flax_mode(nesting.mode):
+                body()
         except (NestingRejected, NestingExcused):
             return None
         except BaseException as error:
             if passes_through(error):
                 raise
+            if compat.is_mode_refusal(error, nesting.mode):
+                return active.refuse(error)
             if self._excuses(nesting, error):
                 return None
             self._note_failure(active, error)
@@ -165,31 +169,41 @@ class Run:
         errors = [error for error in self._sweep_errors(case, body) if error is not None]
         if self._remember:
             # With the user's own arguments, what held was held for one value of them only.
-            self.exclusions = replace(self.exclusions, swept=strategies.swept_layers(self.settings))
+            for mode in case.modes:
+                self._exclude(mode, swept=strategies.swept_layers(self.settings))
         if errors:
             error = plainest(errors, self.nesting_of)
             raise error.with_traceback(error.__traceback__)
 
     def _sweep_errors(self, case: Sweep, body: Callable[[], object]) -> Iterator[BaseException | None]:
         __tracebackhide__ = True
-        if case.amount != "replay":
-            un_nested = self._error(Nesting(), body)
-            # With a cause, the violation comes of a call that raises un-nested: nothing more to learn from it either.
-            if un_nested is not None and not (
-                isinstance(un_nested, InvariantViolation) and un_nested.__cause__ is None
+        for mode in case.modes:
+            replayed = case.amount == "replay"
+            error = None if replayed else self._un_nested(mode, body)
+            yield error
+            # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
+            if self.problem or (
+                error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)
             ):
-                raise un_nested.with_traceback(un_nested.__traceback__)
-            yield un_nested
-            if not self.outcomes:
-                self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
-                return
-            self._look_for_added_state()
-        # What is expected to fail is not ruled out: it must be seen to fail.
-        asked = set(case.nestings if case.amount == "replay" else strategies.named(self.settings))
-        for nesting in case.nestings:
-            if nesting in asked or not self._ruled_out(nesting):
-                yield self._error(nesting, body)
-                self._look_for_refusal(nesting)
+                continue
+            # What is expected to fail is not ruled out: it must be seen to fail.
+            asked = set(modes.in_mode(case.nestings if replayed else strategies.named(self.settings), mode))
+            for nesting in modes.in_mode(case.nestings, mode):
+                if nesting in asked or not self._ruled_out(nesting):
+                    yield self._error(nesting, body)
+                    self._look_for_refusal(nesting)
+
+    def _un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
+        __tracebackhide__ = True
+        error = self._error(Nesting(mode=mode), body)
+        if error is None and not self.outcomes:
+            self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+        self._look_for_added_state(mode)
+        self._look_for_refusal(Nesting(mode=mode))
+        return error
+
+    def _exclude(self, mode: str, **found: Any) -> None:
+        self.exclusions[mode] = replace(self.exclusions[mode], **found)
 
     def _error(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         try:
@@ -202,34 +216,40 @@ class Run:
             return error
         return None
 
-    def _look_for_added_state(self) -> None:
-        if self.session.adds_state and not self.exclusions.adds_state:
-            self.exclusions = replace(self.exclusions, adds_state=True)
+    def _look_for_added_state(self, mode: str) -> None:
+        if self.session.adds_state and not self.exclusions[mode].adds_state:
+            self._exclude(mode, adds_state=True)
             named = set(strategies.named(self.settings))
             bound = [name for name in strategies.STATE_BOUND if Nesting((Layer(name),)) not in named]
             stuck = [name for name in bound if name in self.settings.transforms]
-            if stuck and "argument" in self.settings.styles:
-                self.notes.append(f"the call adds state, which no loop can carry: argument {', '.join(stuck)} left out")
+            text = f"the call adds state, which no loop can carry: argument {', '.join(stuck)} left out"
+            if stuck and "argument" in self.settings.styles and text not in self.notes:
+                self.notes.append(text)
 
     def _look_for_refusal(self, nesting: Nesting) -> None:
-        """A closure style is refused as a whole by its first nesting, which is its probe."""
+        """A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit."""
         outcome = self.outcomes.get(nesting)
-        style = nesting.layers[0].style if len(nesting) == 1 else "argument"
-        if outcome is None or outcome.verdict != "rejected" or not style.endswith("closure"):
+        if outcome is None or outcome.verdict != "rejected":
             return
-        if style not in self.exclusions.refused and nesting in set(strategies.probes(self.settings)):
-            self.exclusions = replace(self.exclusions, refused=self.exclusions.refused | {style})
+        known = self.exclusions[nesting.mode]
+        if modes.ends(outcome) and not known.closed:
+            self._exclude(nesting.mode, closed=True)
+            self.notes.append(
+                f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
+            )
+        style = nesting.layers[0].style if len(nesting) == 1 else "argument"
+        probed = replace(nesting, mode=MODES[0]) in set(strategies.probes(self.settings))
+        if probed and style.endswith("closure") and style not in known.refused:
+            self._exclude(nesting.mode, refused=known.refused | {style})
             self.notes.append(f"{style} refused by flax ({nesting}: {outcome.reason}), drawn no more")
 
     def _ruled_out(self, nesting: Nesting) -> bool:
         """Whether the nesting cannot work; a refused style is answered as rejected, without running."""
-        for layer in nesting.layers:
-            if layer.style in self.exclusions.refused:
-                self.outcomes.setdefault(
-                    nesting, Outcome(nesting, "rejected", reason=f"not run: {layer.style} is refused")
-                )
-                return True
-        return not all(self.exclusions.allows(layer) for layer in nesting.layers)
+        known = self.exclusions[nesting.mode]
+        refused = next((layer.style for layer in nesting.layers if layer.style in known.refused), None)
+        if refused and not known.closed:
+            self.outcomes.setdefault(nesting, Outcome(nesting, "rejected", reason=f"not run: {refused} is refused"))
+        return known.closed or not all(known.allows(layer) for layer in nesting.layers)
 
     def finish(self) -> str:
         """What is wrong with a run in which nothing failed; empty if nothing is."""
@@ -237,7 +257,7 @@ class Run:
             return self.problem
         if not self.outcomes:
             return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
-        if report.nothing_checked(self.outcomes.values()):
+        if report.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
             reasons = dict.fromkeys(o.reason for o in self.outcomes.values() if o.verdict == "rejected")
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
             return f"{report.NOTHING}: flax rejected every nesting ({next(iter(reasons))}), {styles}"
@@ -281,10 +301,22 @@ class Active:
             self.violation = ERRORS[outcome.violations[0].invariant](report.headline(outcome), outcome)
             raise self.violation from call.error
         if outcome.verdict == "rejected":
-            if not strict:
-                raise NestingRejected(outcome)
-            self.violation = InvariantViolation(report.headline(outcome), outcome)
-            raise self.violation
+            raise self._rejection(outcome)
+
+    def _rejection(self, outcome: Outcome) -> BaseException:
+        if self.run.settings.on_rejection == "report":
+            return NestingRejected(outcome)
+        self.violation = InvariantViolation(report.headline(outcome), outcome)
+        return self.violation
+
+    def refuse(self, error: BaseException) -> BaseException | None:
+        """Record what the body itself, not the call, did that the mode cannot do: build a module with `nnx.StateAxes`, say."""
+        outcome = Outcome(self.nesting, "rejected", reason=compat.mode_words(error), by_mode=True)
+        if self.run.settings.on_rejection == "fail":
+            outcome = expected.excuse(outcome, self.run.settings.expected_failures)
+        self.run.record(outcome)
+        rejection = self._rejection(outcome) if outcome.verdict == "rejected" else None
+        return None if isinstance(rejection, NestingRejected) else rejection
 
 
 def _without_output(call: Call) -> bool:
@@ -342,8 +374,8 @@ def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bo
 
 def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
     if run.settings.nesting is not None:
-        return st.just(run.settings.nesting)
-    return strategies.nestings(run.settings, lambda: run.exclusions)
+        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in modes.chosen(run.settings)])
+    return strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
 
 
 def _settings(parts: HypothesisTest, settings: Settings, *, swept: bool, seeded: bool) -> hypothesis.settings:
@@ -372,10 +404,11 @@ def _settings(parts: HypothesisTest, settings: Settings, *, swept: bool, seeded:
 
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
-    full = Sweep(settings.sweep, tuple(strategies.sweep(settings)))
-    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes", expected_failures=()))))
+    chosen = modes.chosen(settings)
+    full = Sweep(settings.sweep, tuple(strategies.sweep(settings)), chosen)
+    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes", expected_failures=()))), chosen)
     if settings.nesting is not None:
-        full = again = Sweep("replay", (settings.nesting,))
+        full = again = Sweep("replay", (settings.nesting,), chosen)
     if not parts.drawn:
         return [hypothesis.example(**{ARGUMENT: full})]
     if not parts.examples:

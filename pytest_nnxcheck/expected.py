@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.nesting import CALL_FIRST, LAYER_NAMES, UN_NESTED, Layer, Nesting, NestingError, one_of
+from pytest_nnxcheck.nesting import CALL_FIRST, LAYER_NAMES, MODES, UN_NESTED, Layer, Nesting, NestingError, one_of
 from pytest_nnxcheck.verdicts import INVARIANTS, Outcome
 
 EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
@@ -22,8 +22,8 @@ class EntryError(ValueError):
 class Entry:
     """A failure that is known: of an invariant, or of every nesting that holds these layers one right after the other.
 
-    A layer without a style stands for the transform in any style. ``origin`` words the place where the entry stands,
-    ``table`` is the table of a file.
+    A layer without a style stands for the transform in any style, a key without a mode for every mode of flax. ``origin`` words the
+    place where the entry stands, ``table`` is the table of a file.
     """
 
     key: str
@@ -46,16 +46,32 @@ class Entry:
     @property
     def invariant(self) -> str:
         """The invariant that is expected to break; empty for a nesting."""
-        return self.key if self.key in INVARIANTS else ""
+        return self._words if self._words in INVARIANTS else ""
+
+    @property
+    def mode(self) -> str:
+        """The mode of flax that the entry is about; empty where it is about all."""
+        mode, colon, _ = self.key.partition(": ")
+        return mode if colon else ""
+
+    @property
+    def _words(self) -> str:
+        return self.key.rpartition(": ")[2]
 
     def nesting(self, style: str = "argument") -> Nesting | None:
         """The nesting that the entry names, in this style where it names none; none for an invariant."""
         if self.invariant:
             return None
-        return Nesting(tuple(_layer(word, style) for word in self._layers()))
+        return Nesting(tuple(_layer(word, style) for word in self._layers()), self.mode or MODES[0])
+
+    def in_mode(self, nesting: Nesting) -> bool:
+        """Whether the entry is about the mode of this nesting."""
+        return self.mode in ("", nesting.mode)
 
     def covers(self, nesting: Nesting) -> bool:
         """Whether the entry is about this nesting; an invariant is, under each in which it is asserted."""
+        if not self.in_mode(nesting):
+            return False
         if self.invariant:
             compiled = bool(nesting.layers) and nesting.layers[0].transform == "jit"
             return compiled or self.invariant not in {"memory", "donation"}
@@ -70,7 +86,7 @@ class Entry:
         return not self.invariant and len(self._layers()) == len(nesting) and self.covers(nesting)
 
     def _layers(self) -> list[str]:
-        return [] if self.key == UN_NESTED else self.key.split(" > ")
+        return [] if self._words == UN_NESTED else self._words.split(" > ")
 
     def __str__(self) -> str:
         return f"{self.key!r} ({self.reason})"
@@ -86,6 +102,11 @@ def _fits(wanted: str, layer: Layer) -> bool:
 
 def _normal(key: str) -> str:
     """The key in one spelling. Raises `NestingError`."""
+    mode, colon, rest = key.partition(":")
+    if colon and ":" in rest:
+        raise NestingError(f"{key.strip()!r} names two modes")
+    if colon:
+        return f"{one_of('mode', mode.strip(), MODES)}: {_normal(rest)}"
     word = key.strip()
     if word in INVARIANTS:
         return word
@@ -116,7 +137,7 @@ def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
     """
     known = tuple(entries)
     broken = {violation.invariant for violation in outcome.violations}
-    by_invariant = [entry for entry in known if entry.invariant in broken]
+    by_invariant = [entry for entry in known if entry.invariant in broken and entry.in_mode(outcome.nesting)]
     left = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in by_invariant})
     over = bool(outcome.violations) and not left
     by_nesting = [entry for entry in known if not (over or entry.invariant) and entry.covers(outcome.nesting)]

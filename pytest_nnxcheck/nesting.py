@@ -16,6 +16,9 @@ STYLES = ("argument", "functional", "closure", "jax_closure")
 CALL_FIRST = "call_first"
 """The layer that calls the subject once before the inner program, in the same trace. It has no styles."""
 
+MODES = ("current", "graph", "graph_no_updates", "tree")
+"""The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
+
 LAYER_NAMES = (*TRANSFORMS, CALL_FIRST)
 UN_NESTED = "un-nested"
 _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")
@@ -62,12 +65,20 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Nesting:
-    """Layers from the outermost inwards, written ``jit > scan[closure] > remat``; none at all is ``un-nested``."""
+    """Layers from the outermost inwards, written ``jit > scan[closure] > remat``; none at all is ``un-nested``.
+
+    A mode of flax that is not the current one stands before them: ``tree: jit > scan``.
+    """
 
     layers: tuple[Layer, ...] = ()
+    mode: str = MODES[0]
+
+    def __post_init__(self) -> None:
+        one_of("mode", self.mode, MODES)
 
     def __str__(self) -> str:
-        return " > ".join(map(str, self.layers)) or UN_NESTED
+        layers = " > ".join(map(str, self.layers)) or UN_NESTED
+        return layers if self.mode == MODES[0] else f"{self.mode}: {layers}"
 
     def __repr__(self) -> str:
         return f"Nesting.parse({str(self)!r})"
@@ -76,19 +87,23 @@ class Nesting:
         return len(self.layers)
 
     @property
-    def plainness(self) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-        """Sort key: fewer layers, then plainer styles, then earlier transforms."""
+    def plainness(self) -> tuple[int, int, int, tuple[tuple[int, int], ...]]:
+        """Sort key: the plainer mode, then fewer layers, then plainer styles, then earlier transforms."""
         keys = tuple(layer.plainness for layer in self.layers)
-        return (len(keys), sum(style for style, _ in keys), keys)
+        return (MODES.index(self.mode), len(keys), sum(style for style, _ in keys), keys)
 
     @classmethod
     def parse(cls, text: str) -> Nesting:
         """Read a nesting. Raises `NestingError`."""
-        if not text.strip():
+        mode, colon, layers = text.partition(":")
+        if not colon:
+            mode, layers = MODES[0], text
+        if not layers.strip():
             raise NestingError(f"an empty nesting, write {UN_NESTED!r} or layers such as 'jit > scan[closure]'")
-        if text.strip() == UN_NESTED:
-            return cls()
-        return cls(tuple(Layer.parse(part) for part in text.split(">")))
+        mode = one_of("mode", mode.strip(), MODES)
+        if layers.strip() == UN_NESTED:
+            return cls(mode=mode)
+        return cls(tuple(Layer.parse(part) for part in layers.split(">")), mode)
 
 
 def one_of(kind: str, word: str, valid: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
-from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.subject import Path, Subject
 from pytest_nnxcheck.twins import abstract_leaf
 from pytest_nnxcheck.walk import Found, walk
 
@@ -220,9 +220,11 @@ class Root:
         """Names of the program's flat state parameters, in order."""
         if self.style not in ("argument", "functional"):
             return ()
-        paths = self.profile.state_paths
+        paths: Iterable[Path] = self.profile.state_paths
         if self.style == "functional":
-            paths = tuple(sorted(paths, key=lambda path: path not in self.profile.changed))
+            paths = sorted(paths, key=lambda path: path not in self.profile.changed)
+        elif not compat.mode_flags()[0]:
+            paths = compat.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
 
 

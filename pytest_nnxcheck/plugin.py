@@ -198,6 +198,18 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
         yield given
 
 
+def _modes_origin(item: pytest.Function, settings: Settings) -> str:
+    """Where the modes of a test come from: of all settings, only these are refused after their source has been read."""
+    if settings.nesting is not None and settings.nesting.mode not in settings.modes:
+        return f"option {table.flag('nesting')}"
+    marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]
+    if marked:
+        return f"{MARKER} marker at {_where(marked[0])}"
+    return (
+        f"option {table.flag('modes')}" if "modes" in _typed(item.config.option) else _ini_origin(item.config, "modes")
+    )
+
+
 def _same(origin: str, _name: str) -> str:
     return origin
 
@@ -306,12 +318,16 @@ def _settings_of(item: pytest.Function) -> Settings:
 
 
 def _build(item: pytest.Function) -> tuple[Run, Any]:
-    from pytest_nnxcheck import examples
+    from pytest_nnxcheck import examples, modes
 
     try:
         settings = _settings_of(item)
     except SettingError as error:
         pytest.fail(str(error), pytrace=False)
+    try:
+        modes.require(settings)
+    except SettingError as error:
+        pytest.fail(f"{_modes_origin(item, settings)}: {error}", pytrace=False)
     options = shlex.join(
         part
         for name, value in _typed(item.config.option).items()
@@ -328,7 +344,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
 
 
 def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> BaseException | None:
-    from pytest_nnxcheck import failures
+    from pytest_nnxcheck import failures, report
 
     own_given = hasattr(item.function, "hypothesis")
     final = None if raised is None else failures.conclude(raised, run, own_given=own_given)
@@ -338,7 +354,7 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     suite, found = item.config.stash[_suite], run.report()
     if suite is not None:
         suite.finished(item, found)
-    problem = run.finish() or "\n".join(found.unexpected)
+    problem = run.finish() or report.rejected_modes(found) or "\n".join(found.unexpected)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 

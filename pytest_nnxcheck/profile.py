@@ -48,11 +48,11 @@ UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    graphdef, before = nnx.split(subject.fresh())
+    graphdef, before = compat.split(subject.fresh())
 
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
-        return subject.program(module, *inputs), nnx.state(module)
+        return subject.program(module, *inputs), compat.state(module)
 
     closed, (out, after) = jax.make_jaxpr(pure, return_shape=True)(before, *subject.inputs)
     jaxpr = compat.open_jaxpr(closed)

@@ -140,6 +140,7 @@ def make_plan(
         empty=lambda: jax.tree.map(compat.zeros, shapes),
         jit=jit,
         unchanged=lambda state: guards.unchanged(layer, state),
+        graph_updates=compat.mode_flags()[1],
     )
 
 

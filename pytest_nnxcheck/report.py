@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pytest_nnxcheck import expected
-from pytest_nnxcheck.nesting import UN_NESTED, Nesting
+from pytest_nnxcheck import expected, modes
+from pytest_nnxcheck.nesting import MODES, UN_NESTED, Nesting
 from pytest_nnxcheck.settings import Settings
-from pytest_nnxcheck.verdicts import Outcome, Violation
+from pytest_nnxcheck.verdicts import Outcome, Verdict, Violation
 
 BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting rejected by flax"
+REFUSED_MODE = "nnx mode rejected by flax"
 NOTHING = "nnx nothing was checked"
 _LABEL = 12
 _VERDICTS = {
@@ -62,7 +63,7 @@ class Report:
         judged = [outcome.verdict for outcome in self.outcomes if outcome.verdict != "rejected"]
         refused = len(judged) < len(self.outcomes)
         strict = refused and self.settings.on_rejection == "fail"
-        bad = strict or nothing_checked(self.outcomes) or self.unexpected
+        bad = strict or nothing_checked(self.outcomes) or "rejected" in self.modes.values() or self.unexpected
         return not bad and all(verdict in {"held", "expected"} for verdict in judged)
 
     @property
@@ -74,6 +75,11 @@ class Report:
         )
         return tuple(f"nnx {line}" for line in lines)
 
+    @property
+    def modes(self) -> dict[str, Verdict]:
+        """The verdict on each mode of flax that nestings ran in: its worst one; ``rejected`` where flax does not take the call."""
+        return {mode: modes.verdict(outcomes) for mode, outcomes in modes.by_mode(self.outcomes).items()}
+
     def __str__(self) -> str:
         worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
         return message(self, worst) if worst else "\n".join([*self.unexpected, summary(self)])
@@ -81,6 +87,30 @@ class Report:
 
 def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
     return tuple(sorted((o for o in outcomes if o.verdict == verdict), key=lambda outcome: outcome.nesting.plainness))
+
+
+def rejected_modes(report: Report) -> str:
+    """The text for modes that flax does not take the call in; empty if there are none. The question was whether it survives them."""
+    rejected = [mode for mode, verdict in report.modes.items() if verdict == "rejected"]
+    if not rejected:
+        return ""
+    head = f"{REFUSED_MODE}: {', '.join(rejected)}"
+    shown = next(o for o in report.outcomes if o.nesting.mode == rejected[0] and o.by_mode)
+    rows = [("modes", _mode_lines(report)), ("replay", replay(report, shown.nesting))]
+    return "\n".join([f"{head:<50} {report.test_id}".rstrip(), *(_row(*row) for row in rows)])
+
+
+def _mode_lines(report: Report) -> str:
+    """One line for each mode that nestings ran in: what it did, and the smallest nesting that it broke."""
+    return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in modes.by_mode(report.outcomes).items())
+
+
+def _mode_line(report: Report, mode: str, outcomes: list[Outcome]) -> str:
+    verdict = report.modes[mode]
+    if verdict == "rejected":
+        return f"{mode} rejected by flax   {modes.rejection(outcomes)}"
+    line = f"{mode} {verdict}   {counts(Counter(outcome.verdict for outcome in outcomes))}"
+    return line if verdict == "held" else f"{line}; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
 
 
 def message(report: Report, outcome: Outcome) -> str:
@@ -116,7 +146,13 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
     yield from (("note", note) for note in outcome.notes)
     yield from (("also broken", text) for text in _also_broken(report, outcome))
     yield from (("also failed", f"{o.nesting}: {o.reason:.100}") for o in _other_failures(report, outcome))
+    if _shows_modes(report):
+        yield "modes", _mode_lines(report)
     yield "replay", replay(report, outcome.nesting)
+
+
+def _shows_modes(report: Report) -> bool:
+    return any(outcome.nesting.mode != MODES[0] for outcome in report.outcomes)
 
 
 def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
@@ -155,14 +191,23 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     ``own`` is whether the test body raised it, not the call. Un-nested, without a known cause, there is nothing to say.
     """
     rows = [] if own else [("note", note) for note in outcome.notes]
-    if outcome.nesting.layers:
-        passed = next((o.verdict == "held" for o in report.outcomes if not o.nesting.layers), True)
-        rest = f"{UN_NESTED}, the same test body {'passed' if passed else 'did not pass either'}"
+    rest = _un_nested(report, outcome.nesting)
+    if rest:
         rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {rest}"))
         if own:
             rows.append(("", _RANDOM))
         rows.append(("replay", replay(report, outcome.nesting)))
     return "\n".join(_row(*row) for row in rows)
+
+
+def _un_nested(report: Report, nesting: Nesting) -> str:
+    """What the same test body did un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
+    bare = [o for o in report.outcomes if not o.nesting.layers]
+    if nesting.layers:
+        passed = next((o.verdict == "held" for o in bare if o.nesting.mode == nesting.mode), True)
+        return f"{UN_NESTED}, the same test body {'passed' if passed else 'did not pass either'}"
+    held = [o.nesting for o in bare if o.verdict == "held"]
+    return f"{held[0]}, the same test body passed" if held else ""
 
 
 def replay(report: Report, nesting: Nesting) -> str:
@@ -174,9 +219,10 @@ def replay(report: Report, nesting: Nesting) -> str:
 
 
 def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
-    """Whether flax rejected every nesting that is one."""
-    verdicts = {outcome.verdict for outcome in outcomes if outcome.nesting.layers}
-    return verdicts == {"rejected"}
+    """Whether flax rejected every nesting that is one, in any of the modes."""
+    nested = [outcome for outcome in outcomes if outcome.nesting.layers]
+    checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
+    return any(outcome.nesting.mode not in checked for outcome in nested)
 
 
 def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
@@ -210,6 +256,8 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
     if expectations := _expectations(report):
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
+    if _shows_modes(report):
+        pairs.append(("nnx_modes", ", ".join(f"{mode} {verdict}" for mode, verdict in report.modes.items())))
     return pairs + ([("nnx_notes", "; ".join(report.notes))] if report.notes else [])
 
 
@@ -234,4 +282,5 @@ def summary_of(found: Mapping[str, str | int]) -> str:
     if "nnx_peak" in found:
         bound = f" of {format_bytes(int(found['nnx_budget']))}" if "nnx_budget" in found else ""
         text += f"; worst peak {format_bytes(int(found['nnx_peak']))}{bound} ({found['nnx_peak_nesting']})"
+    text += f"; modes: {found['nnx_modes']}" if "nnx_modes" in found else ""
     return text

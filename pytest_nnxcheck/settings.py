@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pytest_nnxcheck import expected
 from pytest_nnxcheck.expected import Entry, EntryError
-from pytest_nnxcheck.nesting import LAYER_NAMES, STYLES, TRANSFORMS, Nesting, NestingError, one_of
+from pytest_nnxcheck.nesting import LAYER_NAMES, MODES, STYLES, TRANSFORMS, Nesting, NestingError, one_of
 from pytest_nnxcheck.verdicts import INVARIANTS, CheckError
 
 MARKER = "nnx_invariants"
@@ -161,6 +161,14 @@ class Settings:
     )
     styles: tuple[str, ...] = _option(
         STYLES, _words("style", STYLES), "LIST", f"how a layer gets the module: {', '.join(STYLES)}", "list"
+    )
+    modes: tuple[str, ...] = _option(
+        MODES[:1],
+        _words("mode", MODES),
+        "LIST",
+        "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12 on"
+        f" {', '.join(MODES[1:])}",
+        "list",
     )
     max_depth: int = _option(3, _whole("max_depth", 1), "N", "layers of the deepest nesting, 1 or more", "number")
     max_examples: int = _option(

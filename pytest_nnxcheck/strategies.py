@@ -16,11 +16,15 @@ STATE_BOUND = ("scan", "vmap", "while_loop")
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """What the sweep ruled out: styles that flax refused, and a call that adds state; ``swept`` layers are done."""
+    """What the sweep ruled out in one mode: styles that flax refused, and a call that adds state; ``swept`` layers are done.
+
+    ``closed`` is a mode in which the call does not run at all.
+    """
 
     refused: frozenset[str] = frozenset()
     adds_state: bool = False
     swept: int = -1
+    closed: bool = False
 
     @property
     def min_layers(self) -> int:
@@ -97,18 +101,22 @@ def draws_any(settings: Settings) -> bool:
 
 
 @st.composite
-def nestings(draw: st.DrawFn, settings: Settings, exclusions: Callable[[], Exclusions] = Exclusions) -> Nesting:
-    """Nestings of up to ``max_depth`` layers, shrinking to fewer layers, earlier transforms and plainer styles.
+def nestings(
+    draw: st.DrawFn, settings: Settings, exclusions: Callable[[str], Exclusions] = lambda _: Exclusions()
+) -> Nesting:
+    """Nestings of up to ``max_depth`` layers, shrinking to fewer layers, earlier modes and transforms, and plainer styles.
 
     Two draws a layer: a flat list of layers, or an index, does not shrink to the smallest. ``exclusions`` is asked
     when a nesting is drawn, since the sweep runs first.
     """
-    known = exclusions()
-    if known.refused.issuperset(settings.styles):
-        return Nesting()
+    open_modes = [mode for mode in settings.modes if not exclusions(mode).closed] or [settings.modes[0]]
+    mode = draw(st.sampled_from(open_modes)) if open_modes[1:] else open_modes[0]
+    known = exclusions(mode)
+    if known.closed or known.refused.issuperset(settings.styles):
+        return Nesting(mode=mode)
     smallest = min(known.min_layers, settings.max_depth)
     layers = draw(st.lists(_layers(settings, known), min_size=smallest, max_size=settings.max_depth))
-    return workable(Nesting(tuple(layers)), settings, known)
+    return workable(Nesting(tuple(layers), mode), settings, known)
 
 
 def _layers(settings: Settings, known: Exclusions) -> st.SearchStrategy[Layer]:
@@ -135,4 +143,4 @@ def workable(nesting: Nesting, settings: Settings, known: Exclusions) -> Nesting
             made.append(replace(layer, style="functional"))
         elif captured:
             made.append(replace(layer, style=next(outer.style for outer in reversed(made) if outer.captures)))
-    return Nesting(tuple(made))
+    return replace(nesting, layers=tuple(made))

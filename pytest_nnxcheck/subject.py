@@ -71,7 +71,7 @@ class Subject:
 
     def fresh(self) -> Any:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
-        graphdef, leaves = nnx.split(self.state)
+        graphdef, leaves = compat.split(self.state)
         return nnx.merge(graphdef, abstract_state(leaves) if self.abstract else jax.tree.map(copy_leaf, leaves))
 
     def path(self, path: Path) -> str:
@@ -257,7 +257,7 @@ def flatten_output(output: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, .
 def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]:
     """The arrays of one leaf of an output, and how to build the leaf from them."""
     if compat.is_graph_node(leaf):
-        graphdef, state = nnx.split(Nodes({"node": leaf}))
+        graphdef, state = compat.split(Nodes({"node": leaf}))
         values, treedef = jax.tree_util.tree_flatten(state)
 
         def rebuild(arrays: tuple[Any, ...]) -> Any:

@@ -45,6 +45,8 @@ class Plan:
     """``jit(wrapper, f)``: the wrapper (`jax.jit` or `nnx.jit`) applied; at the root of the nesting with donation."""
     unchanged: Callable[[Any], AbstractContextManager[None]]
     """Notes what ``eval_shape`` does to the state, which must be nothing."""
+    graph_updates: bool
+    """Whether flax hands changes of the graph out of a transform, as it does in its graph mode."""
 
 
 def split(state: Any, plan: Plan) -> tuple[Any, Any, Any]:
@@ -63,6 +65,12 @@ def functional(f: Program, graphdef: Any, plan: Plan) -> Callable[..., Any]:
         return nnx.state(module, plan.changed), out
 
     return pure
+
+
+def axes(module: Any, plan: Plan) -> Any:
+    """The leaves that the call changes mapped, the rest broadcast: a prefix where flax's mode refuses `nnx.StateAxes`."""
+    filters: Any = {plan.changed: 0, ...: None}
+    return nnx.StateAxes(filters) if plan.graph_updates else nnx.prefix(module, filters)
 
 
 def rebuild(tree: Any) -> Any:
@@ -190,9 +198,7 @@ def vmap_argument(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         graphdef, changed, rest = split(state, plan)
         module = nnx.merge(graphdef, stack(changed), rest)
-        filters: Any = {plan.changed: 0, ...: None}
-        axes = nnx.StateAxes(filters)
-        out = nnx.vmap(f, in_axes=(axes, *(0 for _ in inputs)))(module, *inputs)
+        out = nnx.vmap(f, in_axes=(axes(module, plan), *(0 for _ in inputs)))(module, *inputs)
         nnx.update(state, first(nnx.state(module, plan.changed)))
         return out
 

@@ -32,8 +32,8 @@ class Violation:
 class Outcome:
     """What one nesting did: the verdict, its violations, and the peak against its budget (bytes a device).
 
-    ``reason`` says why a nesting was rejected or failed, or was expected to; ``notes`` are facts that are reported but not judged.
-    ``expected`` are the keys of the expected failures that came true in it.
+    ``reason`` says why a nesting was rejected or failed, or was expected to, ``by_mode`` that flax rejected it for what its mode cannot
+    do; ``notes`` are facts that are reported but not judged. ``expected`` are the keys of the expected failures that came true in it.
     """
 
     nesting: Nesting
@@ -44,6 +44,7 @@ class Outcome:
     budget: int | None = None
     notes: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
+    by_mode: bool = False
 
 
 class InvariantViolation(AssertionError):

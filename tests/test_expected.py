@@ -40,6 +40,10 @@ def broken(nesting, *invariants):
         ("tracers", ["un-nested", "vmap", "jit > scan"], []),
         ("memory", ["jit", "jit[closure] > scan"], ["un-nested", "scan > jit"]),
         ("donation", ["jit"], ["un-nested", "vmap"]),
+        ("jit > scan", ["tree: jit > scan", "graph: vmap > jit > scan"], ["tree: jit"]),
+        (" tree:jit>scan", ["tree: jit > scan"], ["jit > scan", "graph: jit > scan", "tree: scan > jit"]),
+        ("tree: un-nested", ["tree: un-nested"], ["un-nested", "tree: jit"]),
+        ("tree: memory", ["tree: jit"], ["jit", "graph: jit", "tree: un-nested"]),
     ],
 )
 def test_what_an_entry_covers(key, covered, not_covered):
@@ -74,6 +78,9 @@ BAD = {
     "zzz": "unknown word 'zzz', write one of tracers, memory, donation, jit, ",
     "vmap > scna": "'vmap > scna' names no known invariant or nesting: unknown transform 'scna', did you mean 'scan'?",
     "scan[closur]": "unknown style 'closur', did you mean 'closure'?",
+    "treee: jit": "unknown mode 'treee', did you mean 'tree'?",
+    "tree: graph: jit": "'tree: graph: jit' names two modes",
+    "tree: scna": "unknown word 'scna', did you mean 'scan'?",
     "jit > memory": "unknown transform 'memory'",
     "jit >": "'' is not a layer",
     "": "an empty nesting",

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.nesting import CALL_FIRST, STYLES, TRANSFORMS, Layer, Nesting, NestingError
+from pytest_nnxcheck.nesting import CALL_FIRST, MODES, STYLES, TRANSFORMS, Layer, Nesting, NestingError
 
 layers = st.builds(Layer, st.sampled_from(TRANSFORMS), st.sampled_from(STYLES)) | st.just(Layer(CALL_FIRST))
-any_nesting = st.lists(layers, max_size=5).map(lambda drawn: Nesting(tuple(drawn)))
+any_nesting = st.builds(Nesting, st.lists(layers, max_size=5).map(tuple), st.sampled_from(MODES))
 
 
 @given(any_nesting)
@@ -24,6 +24,9 @@ def test_text_round_trips(nesting):
         ("jit>scan[ closure ]", "jit > scan[closure]"),
         ("jit[argument] > remat", "jit > remat"),
         ("jit > call_first > scan[jax_closure]", "jit > call_first > scan[jax_closure]"),
+        ("tree:jit>scan", "tree: jit > scan"),
+        (" graph_no_updates :  un-nested ", "graph_no_updates: un-nested"),
+        ("current: jit", "jit"),
     ],
 )
 def test_spellings(text, canonical):
@@ -42,6 +45,10 @@ def test_spellings(text, canonical):
         ("zzz", "unknown transform 'zzz', write one of jit, remat,"),
         ("jit > scan[closur]", "unknown style 'closur', did you mean 'closure'?"),
         ("scan[]", "unknown style ''"),
+        ("treee: jit", "unknown mode 'treee', did you mean 'tree'?"),
+        (": jit", "unknown mode '', write one of current, graph, graph_no_updates, tree"),
+        ("tree:", "an empty nesting, write 'un-nested' or layers such as 'jit > scan[closure]'"),
+        ("tree: graph: jit", "'graph: jit' is not a layer"),
         ("call_first[functional]", "call_first has no styles, write 'call_first'"),
     ],
 )
@@ -51,7 +58,7 @@ def test_bad_text_says_what_to_write(text, message):
     assert message in str(caught.value)
 
 
-def test_plainness_orders_by_layers_then_styles_then_transforms():
+def test_plainness_orders_by_modes_then_layers_then_styles_then_transforms():
     texts = [
         "un-nested",
         "jit",
@@ -62,6 +69,9 @@ def test_plainness_orders_by_layers_then_styles_then_transforms():
         "scan > jit",
         "jit > jit[closure]",
         "jit > jit > jit",
+        "graph: un-nested",
+        "graph_no_updates: jit > jit",
+        "tree: un-nested",
     ]
     nestings = [Nesting.parse(text) for text in texts]
     assert [nesting.plainness for nesting in nestings] == sorted({nesting.plainness for nesting in nestings})
@@ -71,5 +81,5 @@ def test_plainness_orders_by_layers_then_styles_then_transforms():
 def test_taking_a_layer_away_is_plainer(nesting, data):
     if nesting.layers:
         index = data.draw(st.integers(0, len(nesting) - 1))
-        fewer = Nesting(nesting.layers[:index] + nesting.layers[index + 1 :])
+        fewer = Nesting(nesting.layers[:index] + nesting.layers[index + 1 :], nesting.mode)
         assert fewer.plainness < nesting.plainness

@@ -205,7 +205,7 @@ def test_expected_failures_add_up_and_the_later_source_wins():
 
 
 def test_defaults():
-    first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, 3, 20, "pairs", None, "state", "report"
+    first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3, 20, "pairs", None, "state", "report"
     assert Settings(*first, devices=None, on_too_few_devices="skip", expected_failures=(), nesting=None) == DEFAULTS
 
 

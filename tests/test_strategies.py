@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
 from pytest_nnxcheck import strategies
 from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
@@ -59,7 +60,7 @@ def test_sweep_follows_the_settings(given, expected):
 
 @given(some, known, st.data())
 def test_what_is_drawn_can_work(chosen, exclusions, data):
-    nesting = data.draw(strategies.nestings(chosen, lambda: exclusions))
+    nesting = data.draw(strategies.nestings(chosen, lambda mode: exclusions))
     assert len(nesting) <= chosen.max_depth
     for index, layer in enumerate(nesting.layers):
         captured = any(outer.captures for outer in nesting.layers[:index])
@@ -72,7 +73,7 @@ def test_what_is_drawn_can_work(chosen, exclusions, data):
 
 def test_exclusions_are_asked_when_a_nesting_is_drawn():
     asked = []
-    strategy = strategies.nestings(DEFAULTS, lambda: asked.append(1) or Exclusions(swept=1))
+    strategy = strategies.nestings(DEFAULTS, lambda mode: asked.append(1) or Exclusions(swept=1))
     assert not asked
     assert len(find(strategy, lambda nesting: True, settings=quiet)) == 2
     assert asked
@@ -130,14 +131,26 @@ def simpler(nesting):
     ],
 )
 def test_shrinks_until_no_layer_can_go_and_no_style_be_plainer(rule):
-    found = find(strategies.nestings(DEFAULTS, lambda: Exclusions(swept=1)), rule, settings=quiet)
+    found = find(strategies.nestings(DEFAULTS, lambda mode: Exclusions(swept=1)), rule, settings=quiet)
     assert [str(other) for other in simpler(found) if len(other) > 1 and rule(other)] == []
 
 
 def test_nothing_is_drawn_where_every_style_is_refused():
     closures = merge({"styles": ("closure",)})
     refused = Exclusions(frozenset({"closure"}), swept=1)
-    assert find(strategies.nestings(closures, lambda: refused), lambda nesting: True, settings=quiet) == Nesting()
+    assert find(strategies.nestings(closures, lambda mode: refused), lambda nesting: True, settings=quiet) == Nesting()
+
+
+def test_every_mode_is_drawn_but_those_that_are_closed():
+    three = merge({"modes": ("graph", "graph_no_updates", "tree")})
+    known = {"graph": Exclusions(closed=True), "graph_no_updates": Exclusions(swept=1), "tree": Exclusions(swept=1)}
+    drawn = strategies.nestings(three, known.get)
+    assert str(find(drawn, lambda nesting: True, settings=quiet)) == "graph_no_updates: jit > jit"
+    assert str(find(drawn, lambda nesting: nesting.mode == "tree", settings=quiet)) == "tree: jit > jit"
+    with pytest.raises(NoSuchExample):
+        find(drawn, lambda nesting: nesting.mode == "graph", settings=settings(quiet, max_examples=100))
+    closed = strategies.nestings(three, lambda mode: Exclusions(closed=True))
+    assert find(closed, lambda nesting: True, settings=quiet) == Nesting(mode="graph")
 
 
 def test_draws_any():

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from pytest_nnxcheck.compat.modes import iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.values import variable_value
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -35,6 +36,20 @@ def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     return [(keys(path), leaf) for path, leaf in tree_flatten_with_path(state)[0]]
 
 
+def flattened_paths(node: Any) -> list[tuple[Any, ...]]:
+    """The paths of a graph node's leaves in the order in which `nnx.jit` takes them, in the present mode of flax.
+
+    That of its `nnx.State`, which sorts names; in tree mode that of the pytree, where a namedtuple (of optax, say) keeps its own order. All versions.
+    """
+    import jax
+
+    leaves = flat_state(split(node)[1])
+    if not mode_flags()[0]:
+        order = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(node))}
+        leaves.sort(key=lambda found: order.get(id(found[1]), len(order)))
+    return [path for path, _ in leaves]
+
+
 def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """(path, Variable) of every Variable of a graph node. All versions.
 
@@ -43,7 +58,7 @@ def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     from flax import nnx
 
     found: dict[int, tuple[tuple[Any, ...], Any]] = {}
-    for path, node in nnx.iter_graph(state):
+    for path, node in iter_graph(state):
         if isinstance(node, nnx.Variable):
             found.setdefault(id(node), (tuple(path), node))
     return list(found.values())

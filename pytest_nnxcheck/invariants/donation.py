@@ -27,13 +27,14 @@ def donation(
         return ()
     donated = {move.before.path for move in observation.moves}
     rows = [("shared", f"{one} and {two} share a buffer: XLA refuses to donate it twice") for one, two in shared]
+    given = given_to_outputs(observation)
     rows += [
         ("viewed", f"{leaf} is viewed by {holder}: its buffer cannot be reused")
         for holder, leaf in views
         if leaf in donated
     ]
     for move in observation.moves:
-        reason = lost(move, observation, outputs, debug_nans)
+        reason = "" if move.before.path in given else lost(move, observation, outputs, debug_nans)
         if reason:
             rows.append(("lost", f"{move.before.path}   {move.before.type}   {reason}"))
     if not rows:
@@ -80,6 +81,27 @@ def lost_input(before: Leaf, observation: Observation, outputs: tuple[str, ...])
 
 def donated_pointers(observation: Observation) -> set[int]:
     return {pointer for move in observation.moves for pointer in move.before.pointers}
+
+
+def given_to_outputs(observation: Observation) -> list[str]:
+    """Leaves in a new buffer because an output of the call took a donated one of their type: as many are reused, so it is noted, not judged.
+
+    Flax returns the state after the output where it hands out no graph updates, and XLA gives buffers away in that order.
+    """
+    old = donated_pointers(observation)
+    kept = [move for move in observation.moves if move.after and move.before.pointers and move.after.pointers]
+    taken = Counter(move.before.type for move in kept if set(move.before.pointers) <= observation.reused)
+    paths = []
+    for move in kept:
+        fresh = not set(move.after.pointers) <= old if move.after else False
+        if fresh and same_type(move) and taken[move.before.type]:
+            taken[move.before.type] -= 1
+            paths.append(move.before.path)
+    return paths
+
+
+def same_type(move: Move) -> bool:
+    return move.after is not None and (move.before.type, move.before.sharding) == (move.after.type, move.after.sharding)
 
 
 def permuted(observation: Observation) -> list[str]:

@@ -1,0 +1,524 @@
+"""The modes of flax: which a model survives, what flax itself rejects, and that the mode of the process comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from fake_engine import RUNS, Model
+from flax import nnx
+from healthy import FLAX, HEALTHY
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.api import assert_invariants, check
+from pytest_nnxcheck.invariants.donation import donation, given_to_outputs
+from pytest_nnxcheck.nesting import MODES, Nesting
+from pytest_nnxcheck.observe import Observation
+from pytest_nnxcheck.pointers import Leaf, Move
+from pytest_nnxcheck.settings import SettingError
+from pytest_nnxcheck.verdicts import CheckError, TracerResidue
+
+has_modes = pytest.mark.skipif(FLAX < (0, 12), reason="flax before 0.12 has one mode")
+FEW = {"styles": "argument", "sweep": "singles", "max_examples": 0}
+ONES = jnp.ones((2, 4))
+
+
+def in_mode(*modes):
+    return lambda nesting: nesting.mode in modes
+
+
+# --- which modes there are -----------------------------------------------------------------------------------------------
+
+
+def test_the_modes_of_the_installed_flax():
+    assert compat.modes() == (MODES if FLAX >= (0, 12) else ("current", "graph"))
+
+
+@has_modes
+@pytest.mark.parametrize(
+    "mode, flags", [("graph", (True, True)), ("graph_no_updates", (True, False)), ("tree", (False, False))]
+)
+def test_a_mode_is_set_for_a_while(mode, flags):
+    with pytest.raises(KeyError), compat.flax_mode(mode):
+        assert compat.mode_flags() == flags
+        raise KeyError
+    assert compat.mode_flags() == (True, True)
+
+
+@has_modes
+def test_the_current_mode_is_the_one_that_flax_is_set_to():
+    with nnx.set_graph_mode(False):
+        with compat.flax_mode("current"):
+            assert compat.mode_flags() == (False, False)
+        with compat.flax_mode("graph"):
+            assert compat.mode_flags() == (True, True)
+        assert compat.mode_flags() == (False, False)
+
+
+@has_modes
+def test_what_was_jitted_in_one_mode_is_traced_anew_in_another():
+    seen = []
+
+    @jax.jit
+    def jitted(x):
+        seen.append(compat.mode_flags()[0])
+        return x
+
+    for mode in ("graph", "tree", "graph", "tree"):
+        with compat.flax_mode(mode):
+            jitted(1.0)
+    assert seen == [True, False]
+
+
+@pytest.mark.skipif(FLAX >= (0, 12), reason="flax 0.12 has all modes")
+def test_a_mode_that_this_flax_lacks(pytester, inner_args):
+    version = re.escape(compat.flax_version())
+    wanted = rf"mode 'tree' is not one of flax {version}, which has current, graph: write one of these, or install a newer flax"
+    with pytest.raises(SettingError, match=rf"^check\(\.\.\., modes=\.\.\.\): {wanted}"):
+        check(Model(), 1, modes="graph,tree")
+    with pytest.raises(SettingError, match=rf"^check\(\.\.\., nesting=\.\.\.\): {wanted}"):
+        check(Model(), 1, nesting="tree: jit")
+    test = "import pytest\n@pytest.mark.nnx_invariants{}\ndef test_x(nnx_wrap):\n    1 / 0\n"
+    for marker, ini, options, source in (
+        ("(modes='tree')", "", (), "nnx_invariants marker at test_x.py:2"),
+        ("", "", ("--nnx-modes=graph,tree",), "option --nnx-modes"),
+        ("", "", ("--nnx-nesting=tree: jit",), "option --nnx-nesting"),
+        ("", "nnx_modes = tree", (), r"ini option nnx_modes \(tox.ini\)"),
+    ):
+        pytester.makepyfile(test_x=test.format(marker))
+        pytester.makeini(f"[pytest]\n{ini}\n")
+        result = pytester.runpytest_inprocess(*inner_args, *options)
+        result.assert_outcomes(failed=1)
+        result.stdout.re_match_lines([rf"{source}: {wanted}"])
+        result.stdout.no_fnmatch_line("*Traceback*")
+        result.stdout.no_fnmatch_line("*plugin.py*")
+
+
+def test_graph_is_what_an_older_flax_does():
+    assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, modes="graph", transforms="jit", **FEW).modes == {
+        "graph": "held"
+    }
+
+
+# --- which nestings run, with the engine of fake_engine.py ---------------------------------------------------------------
+
+
+@has_modes
+@pytest.mark.usefixtures("fake")
+class TestRun:
+    def test_every_mode_is_swept(self):
+        report = check(Model(), 1, modes="graph,tree", max_examples=0)
+        assert report.modes == {"graph": "held", "tree": "held"}
+        assert [text for text in RUNS if "tree" in text] == [
+            text.replace("graph", "tree") for text in RUNS if "graph" in text
+        ]
+        assert len(RUNS) == 124
+        assert str(report).endswith("; modes: graph held, tree held")
+
+    def test_nothing_changes_where_no_mode_is_named(self):
+        report = check(Model(), 1)
+        assert not any(":" in text for text in RUNS)
+        assert "mode" not in str(report)
+
+    def test_the_draws_are_shared_among_the_modes(self):
+        check(Model(), 1, modes="graph,graph_no_updates,tree", sweep="probes", max_examples=30)
+        drawn = RUNS[9:]
+        assert len(drawn) <= 30
+        assert {text.partition(":")[0] for text in drawn} == {"graph", "graph_no_updates", "tree"}
+
+    def test_a_violation_shrinks_to_the_first_mode_that_breaks(self):
+        settings = {"modes": "graph,graph_no_updates,tree", "sweep": "probes", "max_examples": 100}
+
+        def smallest(*modes):
+            rule = in_mode(*modes)
+            return str(check(Model(tracers=lambda n: rule(n) and len(n) > 1), 1, **settings).broken[0].nesting)
+
+        assert smallest("graph", "graph_no_updates", "tree") == "graph: jit > jit"
+        assert smallest("tree") == "tree: jit > jit"
+
+    def test_a_violation_says_what_every_mode_did(self):
+        model = Model(
+            tracers=lambda n: n.mode == "tree" and "scan" in str(n), failed=lambda n: str(n).startswith("tree: vmap")
+        )
+        with pytest.raises(TracerResidue) as caught:
+            assert_invariants(model, 1, modes="graph,tree", **FEW)
+        rows = str(caught.value).splitlines()
+        assert rows[1].startswith("  nesting     tree: scan ")
+        at = next(number for number, row in enumerate(rows) if row.startswith("  modes"))
+        assert rows[at:] == [
+            "  modes       graph held   7 held",
+            "              tree violated   1 violated, 1 failed, 5 held; smallest tree: scan",
+            "  replay      check(..., nesting='tree: scan')",
+        ]
+
+    def test_a_call_that_raises_in_one_mode_does_not_stop_the_others(self):
+        for raising, held in (("graph", "tree"), ("tree", "graph")):
+            RUNS.clear()
+            report = check(Model(failed=in_mode(raising)), 1, modes="tree,graph", **FEW)
+            assert report.modes == {raising: "failed", held: "held"}
+            assert not report.ok
+            assert [text for text in RUNS if raising in text] == [f"{raising}: un-nested"]
+
+    def test_an_exception_names_the_mode_in_which_the_body_passed(self):
+        with pytest.raises(TypeError) as caught:
+            assert_invariants(Model(failed=in_mode("tree")), 1, modes="graph,tree", **FEW)
+        (note,) = caught.value.__notes__
+        assert (
+            note.splitlines()[0]
+            == "  nesting     tree: un-nested                        graph: un-nested, the same test body passed"
+        )
+        assert note.splitlines()[-1] == "  replay      check(..., nesting='tree: un-nested')"
+
+    def test_a_call_that_raises_in_all_modes_is_raised_as_it_is(self):
+        with pytest.raises(TypeError) as caught:
+            check(Model(failed=lambda n: True), 1, modes="graph,tree", **FEW)
+        assert not getattr(caught.value, "__notes__", ())
+
+    def test_a_closure_that_one_mode_refuses_is_drawn_in_the_others(self):
+        model = Model(rejected=lambda n: n.mode == "graph" and any(layer.captures for layer in n.layers))
+        check(model, 1, modes="graph,tree", max_examples=60)
+        run = [text for text in RUNS if "closure" in text]
+        assert [text for text in run if "graph" in text] == [
+            "graph: eval_shape[closure]",
+            "graph: eval_shape[jax_closure]",
+        ]
+        assert len([text for text in run if "tree" in text]) > 12
+
+    @pytest.mark.parametrize(
+        "key, breaks, ok",
+        [
+            ("tree: memory", ["tree"], True),
+            ("tree: memory", ["graph", "tree"], False),
+            ("tree: jit > scan > jit", ["tree"], True),
+            ("tree: jit > scan > jit", ["graph"], False),
+            ("jit > scan > jit", ["graph", "tree"], True),
+            ("jit > scan > jit", [], False),
+        ],
+    )
+    def test_a_failure_may_be_expected_in_one_mode(self, key, breaks, ok):
+        known = Nesting.parse("jit > scan > jit").layers
+        model = Model(memory=lambda n: n.mode in breaks and n.layers == known)
+        settings = {"modes": "graph,tree", "max_examples": 0, "expected_failures": {key: "a link"}}
+        if "memory" in key:
+            settings |= {"nesting": "jit > scan > jit"}
+        assert check(model, 1, **settings).ok == ok
+
+    @pytest.mark.parametrize(
+        "nesting, modes, runs",
+        [
+            ("tree: jit", "graph", ["tree: jit"]),
+            ("jit", "graph,tree", ["graph: jit", "tree: jit"]),
+            ("tree: un-nested", "current", ["tree: un-nested"]),
+        ],
+    )
+    def test_a_replayed_nesting_names_its_mode_or_runs_in_all(self, nesting, modes, runs):
+        check(Model(), 1, nesting=nesting, modes=modes)
+        assert RUNS == runs
+
+
+# --- what the user sees --------------------------------------------------------------------------------------------------
+
+TWINS = """
+@marked
+def test_survives(nnx_wrap):
+    nnx_wrap(Model())(1)
+
+@marked
+def test_breaks(nnx_wrap):
+    nnx_wrap(Model(tracers=lambda nesting: nesting.mode == "tree" and len(nesting) > 1))(1)
+"""
+
+
+@has_modes
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_which_modes_a_model_survives_is_one_command(run_inner, pytester, workers):
+    pytest.importorskip("xdist")
+    result = run_inner(TWINS, "--nnx-modes", "graph,tree", "--junitxml=out.xml", workers, subprocess=workers != "-n0")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"E +nesting +tree: jit > jit +smallest of 12\d tried; .*",
+            r"E +modes +graph held   \d+ held",
+            r"E +tree violated   3\d violated, 25 held; smallest tree: jit > jit",
+            r"E +replay +pytest test_inner.py::test_breaks --nnx-modes graph,tree --nnx-nesting 'tree: jit > jit'",
+            r"test_inner.py::test_breaks .*; modes: graph held, tree violated",
+            r"test_inner.py::test_survives .*; modes: graph held, tree held",
+        ]
+    )
+    assert 'name="nnx_modes" value="graph held, tree violated"' in (pytester.path / "out.xml").read_text()
+
+
+@has_modes
+def test_the_replay_line_runs_the_mode_that_broke(run_inner):
+    result = run_inner(TWINS, "--nnx-modes", "graph,tree")
+    line = next(line for line in result.outlines if " replay " in line)
+    nesting = re.search(r"--nnx-nesting '(.*)'", line)[1]
+    again = run_inner(
+        TWINS + "    assert RUNS == ['tree: jit > jit']\n",
+        "--nnx-modes",
+        "graph,tree",
+        "--nnx-nesting",
+        nesting,
+        "-kbreaks",
+    )
+    again.assert_outcomes(failed=1, deselected=1)
+    again.stdout.fnmatch_lines(["E * nesting * tree: jit > jit * replayed, no other was tried"])
+
+
+def test_a_mode_that_is_none(run_inner):
+    result = run_inner(TWINS, "--nnx-modes", "graph,treee")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: option --nnx-modes: unknown mode 'treee', did you mean 'tree'?"])
+
+
+@has_modes
+def test_the_mode_of_the_process_comes_back(run_inner):
+    source = """
+from flax import nnx
+from pytest_nnxcheck import compat
+
+@pytest.fixture(autouse=True, params=[True, False])
+def flags(request):
+    with nnx.set_graph_mode(request.param):
+        before = compat.mode_flags()
+        yield
+        assert compat.mode_flags() == before
+
+@marked
+@pytest.mark.parametrize("rule", ["tracers", "failed", "rejected"])
+def test_x(nnx_wrap, rule):
+    nnx_wrap(Model(**{rule: lambda nesting: nesting.mode == "tree"}))(1)
+"""
+    run_inner(source, "--nnx-modes=graph,tree", "--nnx-sweep=singles").assert_outcomes(failed=6)
+
+
+# --- real models ---------------------------------------------------------------------------------------------------------
+
+
+class Counted(nnx.Module):
+    """A Python attribute counts the calls: a change of the graph, which only graph mode hands out of a scan."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.calls = 0
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.calls += 1
+        return self.linear(x)
+
+
+class Rematted(nnx.Module):
+    """A scan over rematerialized layers: graph mode copies all parameters with every call (google/flax#4871)."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        @nnx.split_rngs(splits=8)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs: nnx.Rngs) -> nnx.Linear:
+            return nnx.Linear(128, 128, rngs=rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        def forward(layer: nnx.Linear, x: jax.Array) -> jax.Array:
+            return nnx.remat(nnx.Linear.__call__)(layer, x)
+
+        return forward(self.layers, x)
+
+
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
+    loss, grads = nnx.value_and_grad(lambda model: jnp.mean(model(x) ** 2))(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def reason(report, text):
+    return next(outcome.reason for outcome in report.outcomes if str(outcome.nesting) == text)
+
+
+@has_modes
+def test_a_training_step_survives_all_modes():
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    modes = "graph,graph_no_updates,tree"
+    report = check(train_step, model, optimizer, ONES, modes=modes, transforms="jit,scan", **FEW)
+    assert report.modes == dict.fromkeys(("graph", "graph_no_updates", "tree"), "held")
+
+
+@has_modes
+def test_an_attribute_that_changes_survives_graph_mode_only():
+    settings = {"transforms": "jit,scan,vmap", "modes": "graph,graph_no_updates,tree", **FEW}
+    report = check(Counted(nnx.Rngs(0)), ONES, **settings)
+    assert report.modes == {"graph": "held", "graph_no_updates": "failed", "tree": "failed"}
+    assert "pytree structure error" in reason(report, "tree: scan")
+    assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, **settings).ok
+
+
+@has_modes
+def test_shared_weights_are_rejected_in_tree_mode_and_nothing_more_is_run_there():
+    case = HEALTHY["shared_weights"]()
+    report = check(case.subject, *case.args, modes="graph,tree", **FEW)
+    assert report.modes == {"graph": "held", "tree": "rejected"}
+    assert not report.ok
+    told = reason(report, "tree: jit")
+    assert told.startswith("ValueError: Duplicate Param (args[0].decoder.kernel, args[0].encoder.kernel): ")
+    assert [str(o.nesting) for o in report.outcomes if o.nesting.mode == "tree"] == ["tree: un-nested", "tree: jit"]
+    assert report.notes == (f"flax takes the call in no nesting of its tree mode (tree: jit: {told})",)
+    with pytest.raises(CheckError, match=r"^nnx mode rejected by flax: tree\n  modes +graph held   7 held\n +tree rej"):
+        assert_invariants(case.subject, *case.args, modes="graph,tree", **FEW)
+
+
+@has_modes
+def test_a_violation_in_one_mode_is_none_in_another():
+    def two_calls(model, x):
+        return model(model(x))
+
+    modes = "graph,graph_no_updates,tree"
+    report = check(two_calls, Rematted(nnx.Rngs(0)), jnp.ones((4, 128)), modes=modes, transforms="jit", **FEW)
+    assert report.modes == {"graph": "violated", "graph_no_updates": "held", "tree": "held"}
+    assert report.violations[0].invariant == "memory"
+
+
+@has_modes
+def test_copies_are_named_in_the_order_of_the_pytree():
+    """The fields of a namedtuple keep their order in tree mode, and are sorted in graph mode."""
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    steps = optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()
+    optimizer = nnx.Optimizer(model, steps, wrt=nnx.Param)
+    in_order = {}
+    for mode in ("graph", "tree"):
+        with compat.flax_mode(mode):
+            in_order[mode] = [path[1] for path in compat.flattened_paths(optimizer) if path[0] == "opt_state"]
+    fields = ["mini_step", "gradient_step", "inner_opt_state", "acc_grads"]
+    assert [name for name in dict.fromkeys(in_order["tree"]) if name in fields] == fields
+    assert [name for name in dict.fromkeys(in_order["graph"]) if name in fields] == sorted(fields)
+
+
+class Square(nnx.Module):
+    """A kernel of the shape of the output, which takes its buffer where flax returns the output before the state."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(4, 4, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.linear(x)
+
+
+class Narrowed(Square):
+    """Its kernel comes back in another type: that buffer is lost."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.linear.kernel.set_value(self.linear.kernel[...].astype(jnp.bfloat16))
+        return y
+
+
+@has_modes
+@pytest.mark.parametrize("mode", ["graph_no_updates", "tree"])
+def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
+    settings = {"nesting": f"{mode}: jit"}
+    (held,) = check(Square(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
+    assert held.verdict == "held"
+    assert held.notes == ("model.linear.kernel is in a new buffer: an output of the call took a donated one",)
+    (lost,) = check(Narrowed(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
+    assert [violation.invariant for violation in lost.violations] == ["donation"]
+
+
+def test_one_output_excuses_one_leaf():
+    def leaf(path, *pointers):
+        return Leaf(path, "float32[4]", None, pointers)
+
+    moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
+    found = Observation(Nesting(), None, moves=moves, reused=frozenset({0}))
+    assert given_to_outputs(found) == ["a"]
+    (violation,) = donation(found, (), (), (), debug_nans=False)
+    assert [text.split()[0] for _, text in violation.details] == ["b", "c"]
+    assert given_to_outputs(dataclasses.replace(found, reused=frozenset())) == []
+
+
+@has_modes
+@pytest.mark.parametrize("mode", MODES)
+def test_abstract_subjects_are_compiled_in_every_mode(mode):
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    settings = {"modes": mode, "transforms": "jit,scan,vmap", **FEW}
+    assert check(model, jax.ShapeDtypeStruct((2, 4), jnp.float32), **settings).modes == {mode: "held"}
+
+
+@has_modes
+def test_a_body_that_builds_what_a_mode_cannot_is_rejected_there(pytester, inner_args):
+    pytester.makepyfile(
+        """
+        import jax.numpy as jnp
+        import pytest
+        from flax import nnx
+
+        @pytest.mark.nnx_invariants(modes="graph,tree", styles="argument", sweep="singles", max_examples=0, transforms="jit")
+        def test_x(nnx_wrap):
+            @nnx.vmap(in_axes=(nnx.StateAxes({...: 0}),))
+            def make(rngs):
+                return nnx.Linear(4, 4, rngs=rngs)
+            model = nnx_wrap(make(nnx.Rngs(0).split(2)))
+            assert model.kernel.shape == (2, 4, 4)
+            nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4)))
+        """
+    )
+    result = pytester.runpytest_inprocess(*inner_args)
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"nnx mode rejected by flax: tree +test_a_body\w+.py::test_x",
+            r"  modes +graph held   2 held",
+            r" +tree rejected by flax   ValueError: `in_axes` cannot contain `StateAxes` objects when `graph=False` or .*",
+            r"  replay +pytest .*::test_x --nnx-nesting 'tree: un-nested'",
+        ]
+    )
+    again = pytester.runpytest_inprocess(*inner_args, "--nnx-nesting", "tree: un-nested")
+    again.assert_outcomes(failed=1)
+    strict = pytester.runpytest_inprocess(*inner_args, "--nnx-on-rejection=fail")
+    strict.assert_outcomes(failed=1)
+    strict.stdout.fnmatch_lines(["E * nnx nesting rejected by flax: tree: un-nested*"])
+
+
+@has_modes
+def test_a_closure_refused_in_one_mode_holds_in_another():
+    case = HEALTHY["remat_inside"]()
+    report = check(
+        case.subject,
+        *case.args,
+        modes="graph,tree",
+        styles="argument,closure",
+        sweep="singles",
+        max_examples=0,
+        transforms="jit",
+    )
+    verdicts = {str(outcome.nesting): outcome.verdict for outcome in report.outcomes}
+    assert (verdicts["graph: jit[closure]"], verdicts["tree: jit[closure]"]) == ("rejected", "held")
+
+
+@has_modes
+def test_modes_are_drawn_beside_the_arguments_of_a_test(run_inner):
+    source = """
+from hypothesis import given, settings, strategies as st
+seen = set()
+
+@given(st.integers(0, 3))
+@settings(max_examples=40, derandomize=True, database=None)
+@marked(modes="graph,tree", sweep="probes", max_examples=40)
+def test_x(nnx_wrap, n):
+    nnx_wrap(Model())(n)
+
+@given(st.integers(0, 3))
+@settings(max_examples=40, derandomize=True, database=None)
+@marked(modes="graph,tree", sweep="probes", max_examples=40)
+def test_y(nnx_wrap, n):
+    nnx_wrap(Model(tracers=lambda nesting: n > 1 and nesting.mode == "tree"))(n)
+"""
+    result = run_inner(source)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines_random(
+        [r".*test_x .*; modes: graph held, tree held", r".*test_y .*; modes: graph held, tree violated", r"E +n=2,?"]
+    )
