@@ -109,7 +109,7 @@ def signature(subject: Subject) -> Any:
     except TypeError:
         # An unhashable attribute: such a module cannot enter nnx.jit either, so that no profile is worth keeping.
         graph = object()
-    return (subject.name, graph, shapes, tuple(map(describe, subject.inputs)), subject.static, subject.abstract)
+    return (subject.name, subject.code, graph, shapes, tuple(map(describe, subject.inputs)), subject.abstract)
 
 
 def check_call(
