@@ -182,7 +182,8 @@ class Run:
             self.exclusions = replace(self.exclusions, adds_state=True)
             stuck = [name for name in strategies.STATE_BOUND if name in self.settings.transforms]
             if stuck and "argument" in self.settings.styles:
-                self.notes.append(f"the call adds state, which no loop can carry: argument {', '.join(stuck)} left out")
+                added = ", ".join(self.session.added) or "state"
+                self.notes.append(f"the call adds {added}, which no loop can carry: argument {', '.join(stuck)} left out")
 
     def _look_for_refusal(self, nesting: Nesting) -> None:
         """A closure style is refused as a whole by its first nesting, which is its probe."""
@@ -213,7 +214,7 @@ class Run:
         if report.nothing_checked(self.outcomes.values()):
             reasons = dict.fromkeys(o.reason for o in self.outcomes.values() if o.verdict == "rejected")
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
-            return f"{report.NOTHING}: flax rejected every nesting ({next(iter(reasons))}), {styles}"
+            return f"{report.NOTHING}: every nesting was rejected ({next(iter(reasons))}), {styles}"
         return ""
 
 

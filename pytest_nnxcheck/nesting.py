@@ -16,6 +16,9 @@ STYLES = ("argument", "functional", "closure", "jax_closure")
 CALL_FIRST = "call_first"
 """The layer that calls the subject once before the inner program, in the same trace. It has no styles."""
 
+STATE_BOUND = ("scan", "vmap", "while_loop")
+"""The transforms that, as argument layers, cannot take a call that adds state."""
+
 LAYER_NAMES = (*TRANSFORMS, CALL_FIRST)
 UN_NESTED = "un-nested"
 _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")

@@ -16,8 +16,9 @@ from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
+from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest, unfit
 from pytest_nnxcheck.subject import Subject, abstract_leaf
+from pytest_nnxcheck.verdicts import Unfit
 from pytest_nnxcheck.walk import Found, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -65,12 +66,14 @@ class Observation:
 def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -> Observation:
     """Run the program of a nesting on a fresh copy of the state."""
     state = subject.fresh()
+    if reason := unfit(subject, profile, nesting):
+        return Observation(nesting, state, error=Unfit(reason))
     guards = Guards(subject)
     root = Root(subject, profile, nesting, donate)
     program = compose(subject, profile, nesting, guards, root.jit)
     inputs = stack_inputs(nesting, subject.inputs)
-    if donate == "all":
-        inputs = tuple(map(abstract_leaf if subject.abstract else jnp.copy, inputs))
+    # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
+    inputs = tuple(map(abstract_leaf if subject.abstract else jnp.copy, inputs))
     donated = root.donated(state, inputs)
     before = [read_leaf(*leaf) for leaf in donated]
     places = walk(subject.roots(state)).places

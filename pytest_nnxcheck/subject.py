@@ -45,8 +45,9 @@ class Place:
 
 @dataclass(slots=True)
 class Outbox:
-    """The structure of what the subject returned last; its arrays travel through the program."""
+    """The structure of what the subject returned last, with a name for each of its arrays, which travel through the program."""
 
+    names: tuple[str, ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
 
 
@@ -254,7 +255,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
             filled = jax.tree_util.tree_unflatten(treedef, [fill(place, state, inputs) for place in places])
             with holders.filled(filled) as (args, kwargs):
                 output = function(*args, **kwargs)
-                arrays, outbox.rebuild = flatten_output(output, state, home)
+                arrays, outbox.rebuild, outbox.names = flatten_output(output, state, home)
             return arrays
 
         return program
@@ -283,24 +284,26 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
 
 def flatten_output(
     output: Any, state: Any = None, home: Any = None
-) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]:
-    """The arrays of an output, and the function that gives them back its structure.
+) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any], tuple[str, ...]]:
+    """The arrays of an output, the function that gives them back its structure, and their names: ``[1].mu['kernel']``.
 
     Numbers become arrays, as under `jax.jit`. A graph node of the state comes back as the user's own, at the same path of ``home``;
     others are split and merged again; other leaves (strings, say) stay as they are. Raises `CheckError` where jax has no structure
     for the output, and `Unfit` where a leaf hides arrays from it.
     """
     try:
-        leaves, treedef = jax.tree_util.tree_flatten(holders.open_up(output), is_leaf=compat.is_graph_node)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(holders.open_up(output), is_leaf=compat.is_graph_node)
     except (TypeError, ValueError) as error:
         raise CheckError(f"jax cannot flatten what the call returns, so no transform can hand it out: {error}") from None
-    own = paths_of_nodes(state) if any(compat.is_graph_node(leaf) for leaf in leaves) else {}
+    own = paths_of_nodes(state) if any(compat.is_graph_node(leaf) for _, leaf in leaves) else {}
     parts: list[tuple[int, Callable[[tuple[Any, ...]], Any]]] = []
     arrays: list[Any] = []
-    for leaf in leaves:
+    names: list[str] = []
+    for path, leaf in leaves:
         found, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(home, own[id(leaf)]))
         parts.append((len(found), rebuild))
         arrays.extend(found)
+        names.extend([jax.tree_util.keystr(path)] * len(found))
 
     def rebuild_all(arrays: tuple[Any, ...]) -> Any:
         rest, values = list(arrays), []
@@ -309,7 +312,7 @@ def flatten_output(
             del rest[:count]
         return holders.rebuilt(jax.tree_util.tree_unflatten(treedef, values))
 
-    return tuple(arrays), rebuild_all
+    return tuple(arrays), rebuild_all, tuple(names)
 
 
 def paths_of_nodes(state: Any) -> dict[int, Path]:
