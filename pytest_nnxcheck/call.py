@@ -128,6 +128,7 @@ def check_call(
 ) -> Call:
     """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
     bound_subject = bind(subject, args, kwargs)
+    bound_subject.donated(settings.donate)
     originals = look_at_originals(bound_subject, session)
     if not nesting.layers:
         return un_nested(bound_subject, settings, session)

@@ -187,8 +187,7 @@ class Root:
     def jit(self, wrapper: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
         state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
         donated: tuple[int, ...] = (0,) if state_arguments and self.donate != "none" else ()
-        if self.donate == "all":
-            donated += tuple(range(state_arguments, state_arguments + len(self.subject.inputs)))
+        donated += tuple(state_arguments + number for number in self.subject.donated(self.donate))
         options = {"donate_argnums": donated} if donated else {}
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
@@ -214,8 +213,7 @@ class Root:
             leaves = [
                 (self.subject.path(path), value) for path, value in compat.raw_leaves(state) if every or path in changed
             ]
-        if self.donate == "all":
-            leaves += zip(self.subject.input_names, inputs, strict=False)
+        leaves += [(self.subject.input_names[number], inputs[number]) for number in self.subject.donated(self.donate)]
         return leaves
 
     def parameters(self) -> tuple[str, ...]:

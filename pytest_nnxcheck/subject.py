@@ -79,6 +79,18 @@ class Subject:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
         return copy(self.state, abstract_leaf if self.abstract else copy_leaf)
 
+    def donated(self, donate: str) -> tuple[int, ...]:
+        """The numbers of the inputs that are donated. Raises `CheckError` for the name of no argument that holds arrays."""
+        if donate == "all":
+            return tuple(range(len(self.input_names)))
+        names = [re.match(r"\w*", label)[0] for label in self.input_names]  # type: ignore[index]
+        _, *wanted = donate.split(",")
+        for word in wanted:
+            if word not in names:
+                known = ", ".join(dict.fromkeys(names)) or "none"
+                raise CheckError(f"donate={donate!r}: {self.name} has no argument {word} with arrays, it has {known}")
+        return tuple(number for number, name in enumerate(names) if name in wanted)
+
     def path(self, path: Path) -> str:
         """A path of the state as the user would write it: ``model.layers[0].kernel``."""
         if isinstance(self.state, Nodes):

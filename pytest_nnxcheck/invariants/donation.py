@@ -10,7 +10,7 @@ from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.pointers import Leaf, Move, resharded, spec, spread
 from pytest_nnxcheck.verdicts import Violation
 
-SHOWN = 6
+SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,7 @@ def permuted(observation: Observation) -> list[str]:
         move.before.path
         for move in observation.moves
         if move.after
+        and move.after.type == move.before.type
         and move.after.pointers != move.before.pointers
         and move.after.pointers
         and set(move.after.pointers) <= old
