@@ -230,11 +230,18 @@ def judge(
         call = Returned(
             outputs=tuple(zip(facts.out_names, map(describe, facts.out), strict=True)),
             changed=frozenset(map(subject.path, facts.changed)),
-            dropped=tuple(map(subject.path, facts.dropped)),
+            dropped=tuple(map(subject.path, facts.dropped)) if donates(found, settings) else (),
             inputs=frozenset(subject.input_names),
         )
         violations += donation(found, originals.shared, originals.views, call, nans)
     return violations, limit
+
+
+def donates(found: Observation, settings: Settings) -> bool:
+    """Whether the program donates its state: the jit at its root was handed it, compiled it, and left nothing behind."""
+    layers = found.nesting.layers
+    handed = bool(layers) and layers[0].transform == "jit" and not layers[0].captures
+    return handed and settings.donate != "none" and found.error is None and not found.leaks
 
 
 def conclude(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import report, strategies
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.given import HypothesisTest, hypothesis_test
-from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.nesting import STATE_BOUND, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import ERRORS, CheckError, InvariantViolation, NestingRejected, Outcome
 
@@ -180,10 +180,12 @@ class Run:
     def _look_for_added_state(self) -> None:
         if self.session.adds_state and not self.exclusions.adds_state:
             self.exclusions = replace(self.exclusions, adds_state=True)
-            stuck = [name for name in strategies.STATE_BOUND if name in self.settings.transforms]
+            stuck = [name for name in STATE_BOUND if name in self.settings.transforms]
             if stuck and "argument" in self.settings.styles:
                 added = ", ".join(self.session.added) or "state"
-                self.notes.append(f"the call adds {added}, which no loop can carry: argument {', '.join(stuck)} left out")
+                self.notes.append(
+                    f"the call adds {added}, which no loop can carry: argument {', '.join(stuck)} left out"
+                )
 
     def _look_for_refusal(self, nesting: Nesting) -> None:
         """A closure style is refused as a whole by its first nesting, which is its probe."""

@@ -88,9 +88,7 @@ class _Text:
         return self.text
 
 
-register_pytree_with_keys(
-    Opened, _keys_of_opened, lambda aux, values: Opened(aux[0].value, aux[1], tuple(values))
-)
+register_pytree_with_keys(Opened, _keys_of_opened, lambda aux, values: Opened(aux[0].value, aux[1], tuple(values)))
 register_pytree_with_keys(Bare, _keys_of_bare, lambda aux, values: Bare(aux[0], aux[1], tuple(values)))
 
 
@@ -149,7 +147,7 @@ def _fields(value: Any) -> list[tuple[tuple[str, Any], Any]]:
     """What an object holds, read without running its code."""
     stored = layout(type(value))
     own = stored.read(value) or {}
-    found = [(("attribute", name), held) for name, held in own.items()]
+    found: list[tuple[tuple[str, Any], Any]] = [(("attribute", name), held) for name, held in own.items()]
     found += [(("attribute", name), held) for name, held in stored.read_slots(value) if held is not MISSING]
     if isinstance(value, dict):
         found += [(("item", name), held) for name, held in dict.items(value)]
@@ -234,7 +232,7 @@ def rebuilt(tree: Any) -> Any:
 
 def _rebuild(opened: Opened) -> Any:
     cls = type(opened.original)
-    new = cls.__new__(cls)
+    new = built_in(cls).__new__(cls)
     for field, value in _fields(opened.original):
         if field[0] == "item" and isinstance(new, list):
             list.append(new, value)
@@ -243,6 +241,12 @@ def _rebuild(opened: Opened) -> Any:
     for field, value in zip(opened.fields, opened.values, strict=True):
         _write(new, field, rebuilt(value))
     return new
+
+
+def built_in(cls: type) -> Any:
+    """The first class in C of those that a class is made of: it makes an instance without the user's ``__new__`` and ``__init__``."""
+    heap = 1 << 9
+    return next(base for base in mro(cls) if not base.__flags__ & heap)
 
 
 def _map_opened(change: Callable[[Opened], Any], tree: Any) -> Any:

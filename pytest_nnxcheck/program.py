@@ -128,8 +128,10 @@ def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
             )
         if layer.style == "argument" and layer.transform in STATE_BOUND and profile.added:
             return f"{layer} carries the state, and the call adds {subject.path(profile.added[0])} to it"
-        if str(layer) == "while_loop" and profile.restructured:
-            return f"{layer} compares the modules before and after a step, and the call sets attributes that are no arrays"
+        if profile.restructured and str(layer) in compat.loops_that_compare():
+            return (
+                f"{layer} compares the modules before and after a step, and the call sets attributes that are no arrays"
+            )
     return ""
 
 

@@ -102,7 +102,9 @@ def _donated(value: object) -> str:
     if len(words) < 2:
         return _choice("donate", ("state", "all", "none"))(words[0] if words else value)
     if "state" not in words or not all(map(str.isidentifier, words)) or {"all", "none"} & {*words}:
-        raise SettingError(f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example")
+        raise SettingError(
+            f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
+        )
     return ",".join(dict.fromkeys(["state", *words]))
 
 

@@ -192,13 +192,10 @@ def unwrap(
 
 def owner_of(subject: Any) -> tuple[Any, Any]:
     """The object that the subject is called on, if it holds state, and the function that takes it first."""
-    if inspect.ismethod(subject):
-        owner, function = subject.__self__, subject.__func__
-    else:
-        owner, function = subject, getattr(type(subject), "__call__", None)
-    if compat.is_graph_node(owner) or isinstance(holders.open_up(owner), holders.Opened):
-        return owner, function
-    return None, subject
+    owner = subject.__self__ if inspect.ismethod(subject) else subject
+    if not compat.is_graph_node(owner) and not isinstance(holders.open_up(owner), holders.Opened):
+        return None, subject
+    return owner, type(subject).__call__ if owner is subject else subject.__func__
 
 
 def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
@@ -306,7 +303,9 @@ def flatten_output(
     try:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(holders.open_up(output), is_leaf=compat.is_graph_node)
     except (TypeError, ValueError) as error:
-        raise CheckError(f"jax cannot flatten what the call returns, so no transform can hand it out: {error}") from None
+        raise CheckError(
+            f"jax cannot flatten what the call returns, so no transform can hand it out: {error}"
+        ) from None
     own = paths_of_nodes(state) if any(compat.is_graph_node(leaf) for _, leaf in leaves) else {}
     parts: list[tuple[int, Callable[[tuple[Any, ...]], Any]]] = []
     arrays: list[Any] = []

@@ -144,7 +144,9 @@ def test_a_call_that_adds_state_is_never_put_into_an_argument_loop():
     for text in RUNS:
         assert not {"scan", "vmap", "while_loop"} & set(text.split(" > ")), text
     assert any("scan[functional]" in text for text in RUNS)
-    assert report.notes == ("the call adds model.hidden, which no loop can carry: argument scan, vmap, while_loop left out",)
+    assert report.notes == (
+        "the call adds model.hidden, which no loop can carry: argument scan, vmap, while_loop left out",
+    )
 
 
 def test_every_nesting_rejected_is_an_error():

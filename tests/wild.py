@@ -144,9 +144,9 @@ def cache_as_slotted_dataclass():
 def cache_as_list_of_pairs():
     def step(models, x, caches):
         new = []
-        for model, (keys, values) in zip(models, caches, strict=True):
-            x, keys, values = model(x, keys, values, 0)
-            new.append((keys, values))
+        for model, cache in zip(models, caches, strict=True):
+            x, *pair = model(x, *cache, 0)
+            new.append(tuple(pair))
         return x, new
 
     cache = empty_cache()
@@ -224,7 +224,14 @@ def pooled(model, x, *, mode=Mode.LAST, train=False, dtype=jnp.float32, scale=1.
 
 @subject
 def flags_and_keywords():
-    flags = {"mode": "mean", "train": True, "dtype": jnp.bfloat16, "scale": 0.5, "shape": (2, -1), "activation": jnp.tanh}
+    flags = {
+        "mode": "mean",
+        "train": True,
+        "dtype": jnp.bfloat16,
+        "scale": 0.5,
+        "shape": (2, -1),
+        "activation": jnp.tanh,
+    }
     return Case(pooled, (nnx.Linear(WIDTH, 4, rngs=rngs()),), {"x": numbers(X), **flags})
 
 
@@ -307,7 +314,9 @@ def keys_of_both_kinds():
         return model(x + noise) + jax.vmap(lambda key: jax.random.normal(key, (4,)))(keys), jax.random.split(key)[0]
 
     keys = jax.random.split(jax.random.key(2), 3)
-    return Case(forward, (nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), jax.random.key(0), jax.random.PRNGKey(1), keys))
+    return Case(
+        forward, (nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), jax.random.key(0), jax.random.PRNGKey(1), keys)
+    )
 
 
 @subject
@@ -487,7 +496,7 @@ def jit_of_a_step():
 
 @subject
 def jax_jit_with_static_names():
-    @functools.partial(jax.jit, static_argnames=("graphdef", "power"), donate_argnames=("state",))
+    @functools.partial(jax.jit, static_argnames=("graphdef", "power"))
     def forward(graphdef, state, x, *, power):
         model = nnx.merge(graphdef, state)
         return model(x) ** power, nnx.state(model)

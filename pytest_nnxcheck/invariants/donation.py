@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 from pytest_nnxcheck.observe import Observation
@@ -37,7 +36,7 @@ def donation(
 
     ``shared`` and ``views`` are pairs of paths, found on the user's own arrays beforehand.
     """
-    if not observation.moves:
+    if not observation.moves and not call.dropped:
         return ()
     donated = {move.before.path for move in observation.moves}
     rows = [row for one, two in shared if (row := sharing(one, two, donated, call))]
@@ -50,7 +49,9 @@ def donation(
         reason = lost(move, observation, call, debug_nans)
         if reason:
             rows.append(("lost", f"{move.before.path}   {move.before.type}   {reason}"))
-    rows += [("dropped", f"{path}   not written back: the call updates a copy of the optimizer") for path in call.dropped]
+    rows += [
+        ("dropped", f"{path}   not written back: the call updates a copy of the optimizer") for path in call.dropped
+    ]
     if not rows:
         return ()
     more = [("", f"and {len(rows) - SHOWN} more")] if len(rows) > SHOWN else []
@@ -92,19 +93,59 @@ def lost(move: Move, observation: Observation, call: Returned, debug_nans: bool)
 
 def lost_input(before: Leaf, observation: Observation, call: Returned) -> str:
     """Why a donated input, or a leaf that is gone, lost its buffer."""
+    if not keys(before.path):
+        return lost_array(before, observation, call)
+    inputs = [move.before for move in observation.moves if move.after is None]
+    returned = owners(call.outputs, [each.path for each in inputs if keys(each.path)])
+    if before.path not in returned:
+        return "not returned"
+    old, _, shape = before.type.partition("[")
+    new, _, new_shape = (other := returned[before.path]).partition("[")
+    # Under scan and vmap the program's own arrays have leading axes.
+    if old != new or not f",{shape}".endswith(f",{new_shape}"):
+        return f"an output is {other}: {'dtype' if old != new else 'shape'} changed"
+    swapped = any(each.type == before.type and each.path not in returned for each in inputs)
+    return "" if swapped or set(before.pointers) <= observation.reused else "not reused by XLA"
+
+
+def lost_array(before: Leaf, observation: Observation, call: Returned) -> str:
+    """The same for an argument that is one array: nothing but its type tells which output is its new value."""
     if set(before.pointers) <= observation.reused:
         return ""
-    # An input of several parts comes back under the same name inside the output, if it does: opt_state[0].mu as [1][0].mu.
-    inside = re.sub(r"^\w+", "", before.path)
-    named = [each for name, each in call.outputs if name.endswith(inside)] if inside else []
-    types = named if inside else [each for _, each in call.outputs]
+    types = [each for _, each in call.outputs]
     shape = before.type.partition("[")[2]
     other = next((each for each in types if each.partition("[")[2] == shape and each != before.type), None)
-    same = Counter(each for _, each in call.outputs)[before.type]
     wanted = sum(move.before.type == before.type and move.after is None for move in observation.moves)
-    if same >= wanted:
+    if types.count(before.type) >= wanted:
         return "not reused by XLA"
     return f"an output is {other}: dtype changed" if other else "not returned"
+
+
+def keys(path: str) -> list[str]:
+    """The steps of a path behind its root: ``opt_state[0].mu['kernel']`` has three."""
+    return re.findall(r"\.\w+|\[[^\]]*\]", path)
+
+
+def owners(outputs: tuple[tuple[str, str], ...], inputs: list[str]) -> dict[str, str]:
+    """The donated inputs that come back, with the type of the output: the one that ends in the most of the same keys.
+
+    ``opt_state[0].mu['kernel']`` comes back as ``[1][0].mu['kernel']``, and ``params['kernel']`` as ``[0]['kernel']``.
+    """
+    found: dict[str, str] = {}
+    for name, kind in outputs:
+        given = keys(name)
+        scored = [(*closeness(keys(path), given), -number, path) for number, path in enumerate(inputs)]
+        best = max(scored, default=(0, 0, 0, ""))
+        if best[0]:
+            found.setdefault(best[3], kind)
+    return found
+
+
+def closeness(one: list[str], other: list[str]) -> tuple[int, int]:
+    """How many keys two paths have in common at their ends, and (less is nearer) how many the first has beside them."""
+    common = next((n for n, (a, b) in enumerate(zip(one[::-1], other[::-1], strict=False)) if a != b), None)
+    common = min(len(one), len(other)) if common is None else common
+    return common, common - len(one)
 
 
 def donated_pointers(observation: Observation) -> set[int]:
