@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat, explain
+from pytest_nnxcheck import compat, explain, graft
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.invariants import donation, memory, tracers
-from pytest_nnxcheck.invariants.donation import given_to_outputs, permuted, placed
+from pytest_nnxcheck.invariants.donation import Returned, given_to_outputs, permuted, placed
 from pytest_nnxcheck.invariants.memory import Bound, bound
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, observe
@@ -56,6 +57,7 @@ class Session:
     """
 
     adds_state: bool = False
+    added: list[str] = field(default_factory=list)
     profiles: dict[Any, Profile] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     places: list[Places] = field(default_factory=list)
@@ -79,6 +81,7 @@ class Session:
                     places.restore()
         found = self.profiles[key]
         self.adds_state = self.adds_state or bool(found.added)
+        self.added += [path for path in map(subject.path, found.added) if path not in self.added]
         return found
 
     def baseline_of(self, subject: Subject, donate: str) -> Memory | None:
@@ -97,6 +100,8 @@ def write_back(subject: Subject, found: Observation) -> None:
         real = subject.abstract and isinstance(compat.variable_value(variable), jax.Array)
         if path in values and not real:
             compat.set_variable_value(variable, values[path])
+    if not subject.abstract:
+        graft.graft(subject.state, found.state)
 
 
 def signature(subject: Subject) -> Any:
@@ -108,8 +113,8 @@ def signature(subject: Subject) -> Any:
     except TypeError:
         # An unhashable attribute: such a module cannot enter nnx.jit either, so that no profile is worth keeping.
         graph = object()
-    kind = (subject.static, subject.abstract, compat.mode_flags())
-    return (subject.name, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
+    kind = (subject.abstract, compat.mode_flags())
+    return (subject.name, subject.code, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
 
 
 def check_call(
@@ -123,21 +128,26 @@ def check_call(
 ) -> Call:
     """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
     bound_subject = bind(subject, args, kwargs)
+    bound_subject.donated(settings.donate)
     originals = look_at_originals(bound_subject, session)
     if not nesting.layers:
         return un_nested(bound_subject, nesting, settings, session)
     try:
         facts = session.profile_of(bound_subject)
+    except Unfit as error:
+        return Call(None, Outcome(nesting, "rejected", reason=str(error)))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(bound_subject, nesting, error, settings)
     found = observe(bound_subject, facts, nesting, settings.donate)
+    rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
     violations, limit = judge(bound_subject, facts, found, settings, session, originals)
-    return conclude(bound_subject, facts, found, violations, limit)
+    return conclude(bound_subject, facts, found, violations, limit, rebuild)
 
 
 def look_at_originals(subject: Subject, session: Session) -> Originals:
     """Facts of the user's own objects. Raises `CheckError` where they hold tracers or deleted arrays already."""
-    seen = walk([*subject.roots(subject.state), *zip(subject.input_names, subject.inputs, strict=False)])
+    inputs = list(zip(subject.input_names, subject.inputs, strict=False))
+    seen = walk([*subject.roots(subject.state), *inputs])
     if seen.tracers:
         paths = ", ".join(found.path for found in seen.tracers[:3])
         raise CheckError(
@@ -152,7 +162,8 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
             )
     session.places.append(seen.places)
     views = [(path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray)]
-    return Originals(shared_buffers([read_leaf(*leaf) for leaf in leaves]), foreign_views(leaves, views))
+    shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
+    return Originals(shared, foreign_views(leaves, views))
 
 
 def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Call:
@@ -160,6 +171,7 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
     found = observe(subject, UNKNOWN, nesting, settings.donate)
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings)
+    rebuild = subject.outbox.rebuild
     violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()
     # Python control flow on values raises here, say: the call holds as it is, and the nestings will tell.
     with contextlib.suppress(Exception):
@@ -167,7 +179,7 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
     if not violations:
         write_back(subject, found)
     verdict = Outcome(nesting, "violated" if violations else "held", violations)
-    return Call(subject.outbox.rebuild(found.output), verdict)
+    return Call(rebuild(found.output), verdict)
 
 
 def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...]:
@@ -215,10 +227,22 @@ def judge(
             if "memory" in settings.invariants:
                 violations += memory(found, facts, limit)
     if "donation" in settings.invariants:
-        types = tuple(map(describe, facts.out))
         nans = bool(jax.config.jax_debug_nans)
-        violations += donation(found, originals.shared, originals.views, types, nans)
+        call = Returned(
+            outputs=tuple(zip(facts.out_names, map(describe, facts.out), strict=True)),
+            changed=frozenset(map(subject.path, facts.changed)),
+            dropped=tuple(map(subject.path, facts.dropped)) if donates(found, settings) else (),
+            inputs=frozenset(subject.input_names),
+        )
+        violations += donation(found, originals.shared, originals.views, call, nans)
     return violations, limit
+
+
+def donates(found: Observation, settings: Settings) -> bool:
+    """Whether the program donates its state: the jit at its root was handed it, compiled it, and left nothing behind."""
+    layers = found.nesting.layers
+    handed = bool(layers) and layers[0].transform == "jit" and not layers[0].captures
+    return handed and settings.donate != "none" and found.error is None and not found.leaks
 
 
 def conclude(
@@ -227,6 +251,7 @@ def conclude(
     found: Observation,
     violations: tuple[Violation, ...],
     limit: Bound | None,
+    rebuild: Callable[[tuple[Any, ...]], Any],
 ) -> Call:
     """The verdict of a nesting."""
     if found.error is not None and not violations:
@@ -246,7 +271,7 @@ def conclude(
     if found.error is not None or found.leaks:
         return Call(None, outcome)
     write_back(subject, found)
-    return Call(subject.outbox.rebuild(found.output), outcome)
+    return Call(rebuild(found.output), outcome)
 
 
 def refused(found: Observation) -> bool:

@@ -79,6 +79,51 @@ def of_cond(eqn: Any) -> Sources:
 RULES: dict[str, Callable[[Any], Sources]] = {"scan": of_scan, "while": of_while, "cond": of_cond}
 
 
+def counted_in_vain(jaxpr: Any, number: int) -> bool:
+    """Whether an input is added to, and no output depends on the sum, nor on anything else that is made of the input."""
+    reached = made_of(jaxpr, frozenset({number}))
+    return adds_to(jaxpr, number) and not any(reached)
+
+
+def made_of(jaxpr: Any, numbers: frozenset[int]) -> tuple[bool, ...]:
+    """For each output, whether one of these inputs goes into it, itself aside; an unknown equation mixes all it is given."""
+    given = {id(var) for number, var in enumerate(jaxpr.invars) if number in numbers}
+    mixed: set[int] = set()
+    for eqn in jaxpr.eqns:
+        operands = [id(var) in given or id(var) in mixed for var in eqn.invars]
+        if not any(operands):
+            continue
+        inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
+        if inner is not None and len(inner.invars) == len(eqn.invars):
+            flags = made_of(inner, frozenset(k for k, flag in enumerate(operands) if flag))
+            passed = sources(inner)
+        else:
+            flags, passed = (True,) * len(eqn.outvars), (None,) * len(eqn.outvars)
+        for var, flag, source in zip(eqn.outvars, flags, passed, strict=True):
+            if flag or (source is not None and id(eqn.invars[source]) in mixed):
+                mixed.add(id(var))
+            elif source is not None and operands[source]:
+                given.add(id(var))
+    return tuple(id(var) in mixed for var in jaxpr.outvars)
+
+
+def adds_to(jaxpr: Any, number: int) -> bool:
+    """Whether an equation adds to this input, here or in a jit inside."""
+    known = {id(jaxpr.invars[number])}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "add" and any(id(var) in known for var in eqn.invars):
+            return True
+        inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
+        if inner is not None and len(inner.invars) == len(eqn.invars):
+            numbers = [k for k, var in enumerate(eqn.invars) if id(var) in known]
+            if any(adds_to(inner, k) for k in numbers):
+                return True
+        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
+            if operand is not None and id(eqn.invars[operand]) in known:
+                known.add(id(var))
+    return False
+
+
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     """The jaxprs among an equation's parameters."""
     for value in eqn.params.values():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import compat, expected, modes, report, strategies
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.given import HypothesisTest, hypothesis_test
-from pytest_nnxcheck.nesting import MODES, Layer, Nesting
+from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import (
     ERRORS,
@@ -220,9 +220,10 @@ class Run:
         if self.session.adds_state and not self.exclusions[mode].adds_state:
             self._exclude(mode, adds_state=True)
             named = set(strategies.named(self.settings))
-            bound = [name for name in strategies.STATE_BOUND if Nesting((Layer(name),)) not in named]
+            bound = [name for name in STATE_BOUND if Nesting((Layer(name),)) not in named]
             stuck = [name for name in bound if name in self.settings.transforms]
-            text = f"the call adds state, which no loop can carry: argument {', '.join(stuck)} left out"
+            added = ", ".join(self.session.added) or "state"
+            text = f"the call adds {added}, which no loop can carry: argument {', '.join(stuck)} left out"
             if stuck and "argument" in self.settings.styles and text not in self.notes:
                 self.notes.append(text)
 
@@ -260,7 +261,7 @@ class Run:
         if report.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
             reasons = dict.fromkeys(o.reason for o in self.outcomes.values() if o.verdict == "rejected")
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
-            return f"{report.NOTHING}: flax rejected every nesting ({next(iter(reasons))}), {styles}"
+            return f"{report.NOTHING}: every nesting was rejected ({next(iter(reasons))}), {styles}"
         return ""
 
 

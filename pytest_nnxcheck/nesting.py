@@ -19,6 +19,9 @@ CALL_FIRST = "call_first"
 MODES = ("current", "graph", "graph_no_updates", "tree")
 """The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
 
+STATE_BOUND = ("scan", "vmap", "while_loop")
+"""The transforms that, as argument layers, cannot take a call that adds state."""
+
 LAYER_NAMES = (*TRANSFORMS, CALL_FIRST)
 UN_NESTED = "un-nested"
 _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")

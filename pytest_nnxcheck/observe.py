@@ -16,9 +16,10 @@ from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
+from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest, unfit
 from pytest_nnxcheck.subject import Path, Subject
 from pytest_nnxcheck.twins import abstract_leaf
+from pytest_nnxcheck.verdicts import Unfit
 from pytest_nnxcheck.walk import Found, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -66,12 +67,14 @@ class Observation:
 def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -> Observation:
     """Run the program of a nesting on a fresh copy of the state."""
     state = subject.fresh()
+    if reason := unfit(subject, profile, nesting):
+        return Observation(nesting, state, error=Unfit(reason))
     guards = Guards(subject)
     root = Root(subject, profile, nesting, donate)
     program = compose(subject, profile, nesting, guards, root.jit)
     inputs = stack_inputs(nesting, subject.inputs)
-    if donate == "all":
-        inputs = tuple(map(abstract_leaf if subject.abstract else jnp.copy, inputs))
+    # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
+    inputs = tuple(map(abstract_leaf if subject.abstract else jnp.copy, inputs))
     donated = root.donated(state, inputs)
     before = [read_leaf(*leaf) for leaf in donated]
     places = walk(subject.roots(state)).places
@@ -185,8 +188,7 @@ class Root:
     def jit(self, wrapper: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
         state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
         donated: tuple[int, ...] = (0,) if state_arguments and self.donate != "none" else ()
-        if self.donate == "all":
-            donated += tuple(range(state_arguments, state_arguments + len(self.subject.inputs)))
+        donated += tuple(state_arguments + number for number in self.subject.donated(self.donate))
         options = {"donate_argnums": donated} if donated else {}
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
@@ -212,8 +214,7 @@ class Root:
             leaves = [
                 (self.subject.path(path), value) for path, value in compat.raw_leaves(state) if every or path in changed
             ]
-        if self.donate == "all":
-            leaves += zip(self.subject.input_names, inputs, strict=False)
+        leaves += [(self.subject.input_names[number], inputs[number]) for number in self.subject.donated(self.donate)]
         return leaves
 
     def parameters(self) -> tuple[str, ...]:

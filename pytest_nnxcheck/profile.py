@@ -15,6 +15,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat, dataflow
+from pytest_nnxcheck.graft import statics
 from pytest_nnxcheck.subject import Path, Subject
 
 
@@ -23,7 +24,9 @@ class Profile:
     """Facts of the un-nested call; sizes in bytes, of one call, on one device.
 
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
-    ``rewritten`` says that leaves come back through an equation, though with their own value.
+    ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
+    come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
+    A call that is ``restructured`` sets attributes that are no arrays.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -40,6 +43,10 @@ class Profile:
     input_bytes: int
     output_bytes: int
     devices: int
+    retyped: tuple[tuple[Path, str, str], ...] = ()
+    restructured: bool = False
+    dropped: tuple[Path, ...] = ()
+    out_names: tuple[str, ...] = ()
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -50,9 +57,14 @@ def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
     graphdef, before = compat.split(subject.fresh())
 
+    structures: list[Any] = []
+
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
-        return subject.program(module, *inputs), compat.state(module)
+        structures.append(statics(module))
+        out = subject.program(module, *inputs)
+        structures.append(statics(module))
+        return out, compat.state(module)
 
     closed, (out, after) = jax.make_jaxpr(pure, return_shape=True)(before, *subject.inputs)
     jaxpr = compat.open_jaxpr(closed)
@@ -67,10 +79,12 @@ def profile(subject: Subject) -> Profile:
     ]
     rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in known}
+    types = {key: describe(leaf) for key, leaf in numbered(before)}
+    changed = frozenset(path for path, *_ in moved if path in paths)
     captured = dataflow.constants(closed)
     return Profile(
         out=out,
-        changed=frozenset(path for path, *_ in moved if path in paths),
+        changed=changed,
         added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
         rewritten=rewritten,
         remat_in_scan=dataflow.remat_in_scan(closed),
@@ -83,7 +97,30 @@ def profile(subject: Subject) -> Profile:
         input_bytes=sum(map(nbytes, subject.inputs)),
         output_bytes=sum(map(nbytes, out)),
         devices=max(map(devices, [*jax.tree.leaves(before), *subject.inputs])),
+        retyped=tuple(
+            (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
+        ),
+        restructured=structures[0] != structures[1],
+        dropped=dropped_updates(subject, jaxpr, [key[0] for key in known], changed),
+        out_names=subject.outbox.names,
     )
+
+
+def dropped_updates(subject: Subject, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:
+    """Leaves of the optimizers, where the call updates a copy of one, and none that was handed in.
+
+    `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.
+    """
+    owned = [path for path, node in compat.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)]
+    found: list[Path] = []
+    for owner in dict.fromkeys(map(tuple, owned)):
+        own = [path for path in paths if path[: len(owner)] == owner and path[len(owner)] in ("step", "opt_state")]
+        step = next((paths.index(path) for path in own if path[len(owner) :] == ("step",)), None)
+        if changed.intersection(own):
+            return ()
+        if step is not None and dataflow.counted_in_vain(jaxpr, step):
+            found += own
+    return tuple(dict.fromkeys(found))
 
 
 def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pytest_nnxcheck import compat, transforms
-from pytest_nnxcheck.nesting import CALL_FIRST, Layer, Nesting
+from pytest_nnxcheck.nesting import CALL_FIRST, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH, Plan, Program
@@ -111,6 +111,28 @@ def compose(subject: Subject, profile: Profile, nesting: Nesting, guards: Guards
         program = guards.around(layer, layer_function(layer)(program, plan))
         inner = (layer, *inner)
     return program
+
+
+CARRYING = frozenset({"scan", "while_loop", "fori_loop"})
+"""Layers that carry the state from one step to the next."""
+
+
+def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
+    """Why a layer of the nesting cannot take the subject, whatever its code does; empty if all can."""
+    for layer in nesting.layers:
+        if layer.transform in CARRYING and not layer.captures and profile.retyped:
+            path, before, after = profile.retyped[0]
+            return (
+                f"{layer} carries the state, and a carry keeps its types: the call makes {subject.path(path)}, which is "
+                f"{before}, a {after}"
+            )
+        if layer.style == "argument" and layer.transform in STATE_BOUND and profile.added:
+            return f"{layer} carries the state, and the call adds {subject.path(profile.added[0])} to it"
+        if profile.restructured and str(layer) in compat.loops_that_compare():
+            return (
+                f"{layer} compares the modules before and after a step, and the call sets attributes that are no arrays"
+            )
+    return ""
 
 
 def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:

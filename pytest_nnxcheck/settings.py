@@ -97,6 +97,19 @@ def _choice(name: str, valid: tuple[str, ...]) -> Callable[[object], str]:
     return parse
 
 
+def _donated(value: object) -> str:
+    """``state``, ``all``, ``none``, or ``state`` with names of arguments: ``'state,opt_state'``, ``['state', 'cache']``."""
+    parts = [value] if isinstance(value, str) else value
+    words = re.split(r"[,\s]+", ",".join(map(str, parts)).strip(", ")) if isinstance(parts, Iterable) else []
+    if len(words) < 2:
+        return _choice("donate", ("state", "all", "none"))(words[0] if words else value)
+    if "state" not in words or not all(map(str.isidentifier, words)) or {"all", "none"} & {*words}:
+        raise SettingError(
+            f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
+        )
+    return ",".join(dict.fromkeys(["state", *words]))
+
+
 def _whole(name: str, minimum: int) -> Callable[[object], int]:
     def parse(value: object) -> int:
         text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
@@ -196,9 +209,10 @@ class Settings:
     )
     donate: str = _option(
         "state",
-        _choice("donate", ("state", "all", "none")),
+        _donated,
         "WHAT",
-        "what the outermost jit donates: state, all or none",
+        "what the outermost jit donates: state, all (the inputs too), none, or state with the names of arguments"
+        " (state,opt_state)",
         "text",
     )
     on_rejection: str = _option(

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.nesting import CALL_FIRST, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.nesting import CALL_FIRST, STATE_BOUND, TRANSFORMS, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
-
-STATE_BOUND = ("scan", "vmap", "while_loop")
-"""The transforms that, as argument layers, cannot take a call that adds state."""
 
 
 @dataclass(frozen=True, slots=True)

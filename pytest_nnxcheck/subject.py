@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck import compat, holders
+from pytest_nnxcheck.fingerprint import fingerprint, show
 from pytest_nnxcheck.twins import abstract_inputs, abstract_state
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck.verdicts import CheckError, Unfit
+from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -44,8 +46,9 @@ class Place:
 
 @dataclass(slots=True)
 class Outbox:
-    """The structure of what the subject returned last; its arrays travel through the program."""
+    """The structure of what the subject returned last, with a name for each of its arrays, which travel through the program."""
 
+    names: tuple[str, ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
 
 
@@ -54,7 +57,8 @@ class Subject:
     """One call of the user's object, taken apart.
 
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``outbox`` gives them back the structure the user returned.
-    ``program_of`` makes the same call of another function.
+    ``program_of`` makes the same call of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
+    objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's.
     """
 
     name: str
@@ -68,25 +72,41 @@ class Subject:
     static: tuple[str, ...]
     outbox: Outbox
     abstract: bool
+    labels: Mapping[str, str]
+    opened: tuple[tuple[str, Any], ...]
+    code: Any
 
     def fresh(self) -> Any:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
         graphdef, leaves = compat.split(self.state)
         return nnx.merge(graphdef, abstract_state(leaves) if self.abstract else jax.tree.map(copy_leaf, leaves))
 
+    def donated(self, donate: str) -> tuple[int, ...]:
+        """The numbers of the inputs that are donated. Raises `CheckError` for the name of no argument that holds arrays."""
+        if donate == "all":
+            return tuple(range(len(self.input_names)))
+        names = [re.match(r"\w*", label)[0] for label in self.input_names]  # type: ignore[index]
+        _, *wanted = donate.split(",")
+        for word in wanted:
+            if word not in names:
+                known = ", ".join(dict.fromkeys(names)) or "none"
+                raise CheckError(f"donate={donate!r}: {self.name} has no argument {word} with arrays, it has {known}")
+        return tuple(number for number, name in enumerate(names) if name in wanted)
+
     def path(self, path: Path) -> str:
         """A path of the state as the user would write it: ``model.layers[0].kernel``."""
-        root = "" if isinstance(self.state, Nodes) else self.names[0]
-        return spell(root, path)
+        if isinstance(self.state, Nodes):
+            return spell(self.labels.get(path[0], str(path[0])), path[1:])
+        return spell(self.labels[self.names[0]], path)
 
     def roots(self, state: Any) -> list[tuple[str, Any]]:
         """Where the walk over a copy of the state begins: the graph nodes under the user's names, then the code."""
         nodes = (
-            [(name, getattr(state, name)) for name in self.names]
+            [(self.labels[name], getattr(state, name)) for name in self.names]
             if isinstance(state, Nodes)
-            else [(self.names[0], state)]
+            else [(self.labels[self.names[0]], state)]
         )
-        return [*nodes, (function_name(self.function), self.function)]
+        return [*nodes, *self.opened, (function_name(self.function), self.function)]
 
 
 def spell(root: str, path: Path) -> str:
@@ -101,26 +121,56 @@ def function_name(function: Any) -> str:
 
 
 def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
-    """Take a call apart. Raises `CheckError` for a subject that is not callable."""
+    """Take a call apart. Raises `CheckError` for a subject that is not callable and for inputs that no transform can take."""
     function, args, kwargs, labels = unwrap(subject, args, kwargs)
-    leaves, treedef = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=compat.is_graph_node)
-    nodes: dict[str, Any] = {}
-    inputs: list[Any] = []
-    input_names: list[str] = []
-    places: list[Any] = []
-    static: list[str] = []
+    try:
+        tree = holders.open_up((args, kwargs))
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=compat.is_graph_node)
+    except (TypeError, ValueError) as error:
+        raise CheckError(
+            f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}"
+        ) from None
+    parts = Parts(opened=tuple(holders.originals(tree, lambda path: name_of(path, labels))))
     for path, leaf in leaves:
-        label = name_of(path, labels)
+        parts.file(name_of(path, labels), leaf)
+    return assemble(subject, function, treedef, parts)
+
+
+@dataclass(slots=True)
+class Parts:
+    """The leaves of a call's arguments, sorted into graph nodes, inputs and static values."""
+
+    opened: tuple[tuple[str, Any], ...]
+    nodes: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    inputs: list[Any] = field(default_factory=list)
+    input_names: list[str] = field(default_factory=list)
+    static: list[tuple[str, Any]] = field(default_factory=list)
+    places: list[Any] = field(default_factory=list)
+
+    def file(self, label: str, leaf: Any) -> None:
+        """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
         if compat.is_graph_node(leaf):
-            places.append(Place(node=node_name(nodes, label, leaf)))
-        elif isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-            places.append(Place(input=len(inputs)))
-            inputs.append(leaf)
-            input_names.append(label)
+            name = node_name(self.nodes, label, leaf)
+            self.labels.setdefault(name, label)
+            self.places.append(Place(node=name))
+        elif is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            self.places.append(Place(input=len(self.inputs)))
+            self.inputs.append(leaf)
+            self.input_names.append(label)
         else:
-            places.append(leaf)
-            static.append(f"{label}={leaf!r}")
-    return assemble(subject, function, treedef, places, nodes, inputs, input_names, static)
+            refuse(label, leaf)
+            self.places.append(leaf)
+            self.static.append((label, leaf))
+
+
+def is_array(value: Any) -> bool:
+    """Whether jax takes the value for an array; NumPy also has arrays of text, dates and objects."""
+    if isinstance(value, jax.Array):
+        return True
+    if not isinstance(value, np.ndarray | np.generic):
+        return False
+    return value.dtype.kind in "biufc" or bool(value.dtype.kind == "V" and jnp.issubdtype(value.dtype, jnp.number))
 
 
 def unwrap(
@@ -134,15 +184,20 @@ def unwrap(
         )
     if isinstance(subject, functools.partial):
         return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs})
-    owner = None
-    if compat.is_graph_node(subject):
-        owner, subject = subject, type(subject).__call__
-    elif inspect.ismethod(subject) and compat.is_graph_node(subject.__self__):
-        owner, subject = subject.__self__, subject.__func__
+    owner, function = owner_of(subject)
     if owner is None:
         return subject, args, kwargs, argument_names(subject, args)
     args = (owner, *args)
-    return subject, args, kwargs, ["model", *argument_names(subject, args)[1:]]
+    own = "model" if compat.is_graph_node(owner) else "self"
+    return function, args, kwargs, [own, *argument_names(function, args)[1:]]
+
+
+def owner_of(subject: Any) -> tuple[Any, Any]:
+    """The object that the subject is called on, if it holds state, and the function that takes it first."""
+    owner = subject.__self__ if inspect.ismethod(subject) else subject
+    if not compat.is_graph_node(owner) and not isinstance(holders.open_up(owner), holders.Opened):
+        return None, subject
+    return owner, type(subject).__call__ if owner is subject else subject.__func__
 
 
 def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
@@ -181,21 +236,23 @@ def node_name(nodes: dict[str, Any], label: str, node: Any) -> str:
     return name
 
 
-def assemble(
-    subject: Any,
-    function: Callable[..., Any],
-    treedef: Any,
-    places: list[Any],
-    nodes: dict[str, Any],
-    inputs: list[Any],
-    input_names: list[str],
-    static: list[str],
-) -> Subject:
+def refuse(label: str, leaf: Any) -> None:
+    """What is read once cannot be handed to a call that is made many times. Raises `CheckError`."""
+    if isinstance(leaf, Iterator):
+        raise CheckError(
+            f"{label} is a {type(leaf).__name__}, which can be read once, and the call is made under every nesting: "
+            "pass a list of its items, or one item"
+        )
+
+
+def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts) -> Subject:
     """Put the parts of a call together as a program of state and inputs."""
+    nodes, places, inputs = parts.nodes, parts.places, parts.inputs
     names = tuple(nodes)
     single = len(nodes) == 1 and isinstance(next(iter(nodes.values())), nnx.Module)
     state = nodes[names[0]] if single else Nodes(nodes)
     outbox = Outbox()
+    home = state
 
     def fill(place: Any, state: Any, inputs: tuple[Any, ...]) -> Any:
         if not isinstance(place, Place):
@@ -206,8 +263,10 @@ def assemble(
 
     def program_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
         def program(state: Any, *inputs: Any) -> tuple[Any, ...]:
-            args, kwargs = jax.tree_util.tree_unflatten(treedef, [fill(place, state, inputs) for place in places])
-            arrays, outbox.rebuild = flatten_output(function(*args, **kwargs))
+            filled = jax.tree_util.tree_unflatten(treedef, [fill(place, state, inputs) for place in places])
+            with holders.filled(filled) as (args, kwargs):
+                output = function(*args, **kwargs)
+                arrays, outbox.rebuild, outbox.names = flatten_output(output, state, home)
             return arrays
 
         return program
@@ -224,34 +283,64 @@ def assemble(
         state=state,
         names=names,
         inputs=abstract_inputs(filled) if abstract else tuple(map(jnp.asarray, filled)),
-        input_names=tuple(input_names),
-        static=tuple(static),
+        input_names=tuple(parts.input_names),
+        static=tuple(f"{label}={show(value)}" for label, value in parts.static),
         outbox=outbox,
         abstract=abstract,
+        labels=parts.labels,
+        opened=parts.opened,
+        code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
     )
 
 
-def flatten_output(output: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]:
-    """The arrays of an output, and the function that gives them back its structure.
+def flatten_output(
+    output: Any, state: Any = None, home: Any = None
+) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any], tuple[str, ...]]:
+    """The arrays of an output, the function that gives them back its structure, and their names: ``[1].mu['kernel']``.
 
-    Numbers become arrays, as under `jax.jit`; graph nodes are split and merged again; other leaves (strings, say) stay as they are.
+    Numbers become arrays, as under `jax.jit`. A graph node of the state comes back as the user's own, at the same path of ``home``;
+    others are split and merged again; other leaves (strings, say) stay as they are. Raises `CheckError` where jax has no structure
+    for the output, and `Unfit` where a leaf hides arrays from it.
     """
-    leaves, treedef = jax.tree_util.tree_flatten(output, is_leaf=compat.is_graph_node)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(holders.open_up(output), is_leaf=compat.is_graph_node)
+    except (TypeError, ValueError) as error:
+        raise CheckError(
+            f"jax cannot flatten what the call returns, so no transform can hand it out: {error}"
+        ) from None
+    own = paths_of_nodes(state) if any(compat.is_graph_node(leaf) for _, leaf in leaves) else {}
     parts: list[tuple[int, Callable[[tuple[Any, ...]], Any]]] = []
     arrays: list[Any] = []
-    for leaf in leaves:
-        found, rebuild = flatten_leaf(leaf)
+    names: list[str] = []
+    for path, leaf in leaves:
+        found, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(home, own[id(leaf)]))
         parts.append((len(found), rebuild))
         arrays.extend(found)
+        names.extend([jax.tree_util.keystr(path)] * len(found))
 
     def rebuild_all(arrays: tuple[Any, ...]) -> Any:
         rest, values = list(arrays), []
         for count, rebuild in parts:
             values.append(rebuild(tuple(rest[:count])))
             del rest[:count]
-        return jax.tree_util.tree_unflatten(treedef, values)
+        return holders.rebuilt(jax.tree_util.tree_unflatten(treedef, values))
 
-    return tuple(arrays), rebuild_all
+    return tuple(arrays), rebuild_all, tuple(names)
+
+
+def paths_of_nodes(state: Any) -> dict[int, Path]:
+    """Every graph node of the state by its identity."""
+    found: dict[int, Path] = {}
+    if state is not None:
+        for path, node in compat.iter_graph(state):
+            if compat.is_graph_node(node):
+                found.setdefault(id(node), tuple(path))
+    return found
+
+
+def at_home(home: Any, path: Path) -> Callable[[tuple[Any, ...]], Any]:
+    """The user's own node at a path, looked up when the call is over: it may have come with the call."""
+    return lambda _: next((node for there, node in compat.iter_graph(home) if tuple(there) == path), None)
 
 
 def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]:
@@ -265,8 +354,13 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
             return holder.node
 
         return tuple(values), rebuild
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+    if is_array(leaf) or isinstance(leaf, bool | int | float | complex):
         return (jnp.asarray(leaf),), lambda arrays: arrays[0]
+    if walk([("", leaf)]).tracers:
+        raise Unfit(
+            f"the call returns a {type(leaf).__name__} that holds arrays, which no transform hands out: "
+            "return a tuple, a list, a dict or a dataclass"
+        )
     return (), lambda _: leaf
 
 

@@ -44,6 +44,7 @@ class Model:
 class Session:
     def __init__(self) -> None:
         self.adds_state = False
+        self.added: list[str] = []
         self.begun = self.ended = 0
 
     def begin_example(self) -> None:
@@ -71,6 +72,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, session):
     RUNS.append(str(nesting))
     model.calls.append(nesting)
     session.adds_state = session.adds_state or model.adds_state
+    session.added += ["model.hidden"] if model.adds_state and not session.added else []
     if model.bad:
         raise CheckError(model.bad)
     peak, budget = (1000 * (len(nesting) + 1), 8000) if str(nesting).startswith("jit") else (None, None)

@@ -150,7 +150,7 @@ def test_every_nesting_rejected_fails(run_inner):
     result = run_inner(source)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["nnx nothing was checked: flax rejected every nesting (TraceContextError: other trace level), *"]
+        ["nnx nothing was checked: every nesting was rejected (TraceContextError: other trace level), *"]
     )
 
 
@@ -192,7 +192,7 @@ def test_what_was_left_out_is_said_once(run_inner):
     result.stdout.fnmatch_lines(
         [
             "test_inner.py::test_x  * nestings: * held, 6 rejected by flax; worst peak *",
-            "    the call adds state, *: argument scan, vmap, while_loop left out; closure refused by flax (eval_shape[[]closure]: TraceContext*), drawn no more",
+            "    the call adds model.hidden, *: argument scan, vmap, while_loop left out; closure refused by flax (eval_shape[[]closure]: TraceContext*), drawn no more",
         ]
     )
     assert "see -v for what was left out" in run_inner(source).stdout.str()

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from pytest_nnxcheck import strategies
-from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.nesting import STATE_BOUND, STYLES, TRANSFORMS, Layer, Nesting
 from pytest_nnxcheck.settings import DEFAULTS, merge
-from pytest_nnxcheck.strategies import STATE_BOUND, Exclusions
+from pytest_nnxcheck.strategies import Exclusions
 
 quiet = settings(database=None, derandomize=True, max_examples=2000, suppress_health_check=list(HealthCheck))
 some = st.builds(

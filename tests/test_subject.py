@@ -122,7 +122,7 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_outputs_come_back_as_they_were(output):
-    arrays, rebuild = flatten_output(output)
+    arrays, rebuild, _ = flatten_output(output)
     assert all(isinstance(array, jax.Array) for array in arrays)
     again = rebuild(arrays)
     assert jax.tree.structure(again) == jax.tree.structure(output)
@@ -132,7 +132,7 @@ def test_outputs_come_back_as_they_were(output):
 
 def test_outputs_that_hold_graph_nodes():
     linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    arrays, rebuild = flatten_output(Pair(jnp.ones(2), {"cache": linear, "rngs": nnx.Rngs(1)}))
+    arrays, rebuild, _ = flatten_output(Pair(jnp.ones(2), {"cache": linear, "rngs": nnx.Rngs(1)}))
     again = rebuild(arrays)
     assert isinstance(again.cache["cache"], nnx.Linear)
     assert isinstance(again.cache["rngs"], nnx.Rngs)

@@ -112,6 +112,17 @@ def is_refusal(error: BaseException | None) -> bool:
     return str(Path(nnx.__file__).parent) in last
 
 
+def loops_that_compare() -> frozenset[str]:
+    """The argument loops that refuse a module whose static attributes a step changed: `nnx.scan` takes it from flax 0.12 on.
+
+    Tried on all versions.
+    """
+    import flax
+
+    always = frozenset(("while_loop", "fori_loop"))
+    return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | {"scan"}
+
+
 def scan_cure(remat: bool) -> str:
     """How to keep a scan over layers from writing its parameters back, on the installed flax: each cure is tested.
 
