@@ -38,6 +38,8 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
     if isinstance(shown, InvariantViolation):
         outcome = run.outcomes.get(shown.outcome.nesting, shown.outcome)
         shown.args = (report.message(run.report(), outcome),)
+    elif note := report.modes_note(run.report()):
+        shown.add_note(note)
     for other in _further(errors, shown):
         if not isinstance(shown, InvariantViolation):
             shown.add_note(f"  also failed  {run.nesting_of(other)}: {one_line(other)}")

@@ -100,6 +100,11 @@ def rejected_modes(report: Report) -> str:
     return "\n".join([f"{head:<50} {report.test_id}".rstrip(), *(_row(*row) for row in rows)])
 
 
+def modes_note(report: Report) -> str:
+    """The note on the user's exception that says what every mode did; empty where none was named."""
+    return _row("modes", _mode_lines(report)) if _shows_modes(report) else ""
+
+
 def _mode_lines(report: Report) -> str:
     """One line for each mode that nestings ran in: what it did, and the smallest nesting that it broke."""
     return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in modes.by_mode(report.outcomes).items())
