@@ -287,8 +287,11 @@ class Active:
     def _settle(self, call: Call) -> None:
         __tracebackhide__ = True
         outcome, strict = call.outcome, self.run.settings.on_rejection == "fail"
-        if outcome.verdict == "violated" or (outcome.verdict == "rejected" and strict):
-            outcome = expected.excuse(outcome, self.run.settings.expected_failures)
+        known = self.run.settings.expected_failures
+        # A rejection fails nothing, but what names this very nesting has come true.
+        named = strict or any(entry.nesting() == self.nesting for entry in known)
+        if outcome.verdict == "violated" or (outcome.verdict == "rejected" and named):
+            outcome = expected.excuse(outcome, known)
         if outcome.verdict == "expected" and call.error is not None and not self.nesting.layers:
             # A call that raises un-nested is the user's own error, whatever it leaves behind.
             outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(call.error))

@@ -15,7 +15,7 @@ from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.api import assert_invariants, check
-from pytest_nnxcheck.invariants.donation import donation, given_to_outputs
+from pytest_nnxcheck.invariants.donation import Returned, donation, given_to_outputs
 from pytest_nnxcheck.nesting import MODES, Nesting
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.pointers import Leaf, Move
@@ -438,7 +438,7 @@ def test_one_output_excuses_one_leaf():
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
     found = Observation(Nesting(), None, moves=moves, reused=frozenset({0}))
     assert given_to_outputs(found) == ["a"]
-    (violation,) = donation(found, (), (), (), debug_nans=False)
+    (violation,) = donation(found, (), (), Returned((), frozenset("abc"), (), frozenset()), debug_nans=False)
     assert [text.split()[0] for _, text in violation.details] == ["b", "c"]
     assert given_to_outputs(dataclasses.replace(found, reused=frozenset())) == []
 
