@@ -26,8 +26,9 @@ Path = tuple[Any, ...]
 LIBRARIES = ("jax", "jaxlib", "flax")
 BODIES = "flax.nnx.nn"
 """The layers of flax: code of a library, but a body like the user's."""
+LAX = ("scan", "while_loop", "fori_loop", "cond", "switch")
 TRANSFORM_FRAMES = {
-    **{name: name for name in ("scan", "while_loop", "fori_loop", "cond", "switch")},
+    **{name: name for name in LAX},
     **{f"{name}_wrapper": name for name in ("scan", "vmap", "jit", "grad")},
     "_cond": "cond",
     "vmap_f": "vmap",
@@ -69,7 +70,9 @@ class Drop:
 
     @property
     def where(self) -> str:
-        return f"{'nnx' if self.library == 'flax' else 'jax'}.{self.transform} at {self.place}"
+        """The transform as one writes it, and where it was called."""
+        home = "nnx" if self.library == "flax" else "jax.lax" if self.transform in LAX else "jax"
+        return f"{home}.{self.transform} at {self.place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,10 @@ def differ(a: Any, b: Any) -> bool | None:
     """Whether two values differ; none where a tracer hides that."""
     if a is b:
         return False
-    if ABSENT in (a, b) or isinstance(a, tuple) or isinstance(b, tuple):
-        return bool(a != b)
+    if a is ABSENT or b is ABSENT:
+        return True
+    if isinstance(a, tuple) or isinstance(b, tuple):
+        return not (isinstance(a, tuple) and isinstance(b, tuple) and a == b)
     a, b = compat.concrete(a), compat.concrete(b)
     if not (is_array(a) and is_array(b)):
         return None
@@ -206,7 +211,8 @@ def machinery(frame: FrameType) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     if name.startswith(BODIES):
         return False
-    return name.partition(".")[0] in LIBRARIES or compat.is_library_file(frame.f_code.co_filename)
+    file = frame.f_code.co_filename
+    return name.partition(".")[0] in LIBRARIES or (compat.is_library_file(file) and not file.startswith("<"))
 
 
 def transform_of(frame: FrameType) -> str | None:

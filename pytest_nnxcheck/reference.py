@@ -163,7 +163,7 @@ def nudge_leaf(leaf: Any) -> Any:
     steps = np.random.default_rng(leaf.size).choice([-1.0, 1.0], leaf.shape)
     # Half precision is moved by one unit: four of bfloat16 are three per cent.
     units = NUDGE if leaf.dtype.itemsize >= 4 else 1
-    factor = 1 + units * float(jnp.finfo(leaf.dtype).eps) * steps
+    factor = 1 + units * float(jnp.finfo(leaf.dtype).eps) * steps  # type: ignore[no-untyped-call]
     return (jnp.asarray(leaf) * jnp.asarray(factor, leaf.dtype)).astype(leaf.dtype)
 
 

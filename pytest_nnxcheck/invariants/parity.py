@@ -165,7 +165,7 @@ def allowance(want: Any, typed: Any, old: Any) -> float:
     moved = size if old is None else largest(want - old)
     kind = jnp.dtype(getattr(typed, "dtype", np.float64))
     width = kind.itemsize // (2 if kind.kind == "c" else 1)
-    roundings = (ROUNDING if width >= 4 else 2) * float(jnp.finfo(kind).eps)
+    roundings = (ROUNDING if width >= 4 else 2) * float(jnp.finfo(kind).eps)  # type: ignore[no-untyped-call]
     return RELATIVE.get(width, RELATIVE[2]) * moved + roundings * size
 
 
