@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.drops import Drop, transparent
+from pytest_nnxcheck.drops import LAX, Drop, transparent
 from pytest_nnxcheck.explain import first_line
 from pytest_nnxcheck.facts import Effect, read, structure
 from pytest_nnxcheck.invariants.parity import (
@@ -29,11 +29,19 @@ Judged = tuple[tuple[Violation, ...], tuple[str, ...]]
 """Violations and notes."""
 THREEFRY = "threefry2x32"
 BROADCASTING = ("scan", "vmap")
+ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
+TWINS = {
+    name: f"use nnx.{twin}, which hands the updates of a module back"
+    for name, twin in {"checkpoint": "remat", **{same: same for same in (*LAX, "grad", "value_and_grad")}}.items()
+}
+"""What to use instead of a transform of jax that got a module."""
 
 
-def agrees(subject: Subject, found: Observation, wanted: Effect) -> Judged:
+def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judged:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
     nesting = found.nesting
+    if wanted is None:
+        return (), ABSTRACT
     if wanted.error is not None:
         return (), (f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",)
     meaning = meaning_of(nesting)
@@ -91,6 +99,8 @@ def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
 
 def agrees_inside(subject: Subject, found: Observation) -> Judged:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
+    if subject.abstract:
+        return (), ABSTRACT
     wanted, drops = transparent(subject)
     if wanted.error is not None:
         return (), (f"parity inside the call not asserted: with jax.disable_jit it raises {first_line(wanted.error)}",)
@@ -127,10 +137,7 @@ def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
     elif first.library == "flax":
         reason, hint = "which broadcasts it (in_axes None)", carry_advice(first.new.kind)
     else:
-        reason, hint = (
-            "which hands its body a copy",
-            f"write nnx.{first.transform}, which hands updates back, and hand the module in",
-        )
+        reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")
     rows = tuple(("dropped", f"{each.path}   {each.new.kind} in the body of {each.where}") for each in drops)
     return Violation(
         "parity", f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped", rows, hint

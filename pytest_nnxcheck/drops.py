@@ -7,6 +7,7 @@ nodes among its arguments must have changed, when the transform returns, in one 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
@@ -20,7 +21,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.explain import profiled
 from pytest_nnxcheck.facts import UNCHANGED, Effect, frozen, is_array
 from pytest_nnxcheck.reference import effect
-from pytest_nnxcheck.subject import Subject, copy
+from pytest_nnxcheck.subject import Subject
 
 Path = tuple[Any, ...]
 LIBRARIES = ("jax", "jaxlib", "flax")
@@ -228,7 +229,10 @@ def nodes(frame: FrameType) -> list[Any]:
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
     values = [frame.f_locals[name] for name in code.co_varnames[:count] if name in frame.f_locals]
-    found = [leaf for leaf in jax.tree.leaves(values, is_leaf=compat.is_graph_node) if compat.is_graph_node(leaf)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jax warns of generators among them
+        leaves = jax.tree.leaves(values, is_leaf=compat.is_graph_node)
+    found = [leaf for leaf in leaves if compat.is_graph_node(leaf)]
     return list({id(node): node for node in found}.values())
 
 
@@ -241,7 +245,7 @@ def place_of(frame: FrameType) -> str:
 
 def transparent(subject: Subject) -> tuple[Effect, tuple[Drop, ...]]:
     """The call on a copy with its jits off, and the updates that its other transforms dropped."""
-    state = copy(subject.state)
+    state = subject.fresh()
     watch = Watch(subject, state)
 
     def program(state: Any, *inputs: Any) -> Any:

@@ -22,7 +22,7 @@ from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, changed, is_array, r
 from pytest_nnxcheck.nesting import CALL_FIRST, Nesting
 from pytest_nnxcheck.observe import run
 from pytest_nnxcheck.profile import describe
-from pytest_nnxcheck.subject import Subject, copy
+from pytest_nnxcheck.subject import Subject, copy, copy_leaf
 from pytest_nnxcheck.transforms import LENGTH, Program
 from pytest_nnxcheck.walk import walk
 
@@ -48,7 +48,7 @@ def carried(f: Program, subject: Program, axes: int) -> Program:
 
 def mapped(f: Program, subject: Program, axes: int) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        states = [state, *(copy(state) for _ in range(LENGTH - 1))]
+        states = [state, *(copy(state, copy_leaf) for _ in range(LENGTH - 1))]
         return stacked([f(each, *(leaf[index] for leaf in inputs)) for index, each in enumerate(states)])
 
     return layer
@@ -90,7 +90,7 @@ def meaning_of(nesting: Nesting) -> Meaning:
 
 def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False) -> Effect:
     """Make the calls on a copy, and put back whatever else they touched."""
-    state, inputs = copy(subject.state), subject.inputs
+    state, inputs = subject.fresh(), subject.inputs
     if nudged:
         state, inputs = nudge(state), tuple(map(nudge_leaf, inputs))
     for name in meaning:
@@ -192,9 +192,11 @@ class References:
     def begin_example(self) -> None:
         self._calls = 0
 
-    def of(self, subject: Subject, meaning: Meaning) -> Effect:
-        """The reference of the next call of the example."""
+    def of(self, subject: Subject, meaning: Meaning) -> Effect | None:
+        """The reference of the next call of the example; none where the call cannot run."""
         self._calls += 1
+        if subject.abstract:
+            return None
         key = identity(subject)
         if key is None:
             return evaluate(subject, meaning)

@@ -86,7 +86,8 @@ def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None) -> Iterator[D
     if wanted.structure != got.structure:
         yield Difference("output", "differs", "has another structure than that of the un-nested call")
         return
-    same = bool(jax.tree.structure(wanted.returned) == jax.tree.structure(got.returned))
+    structures: list[Any] = [jax.tree.structure(each.returned) for each in (wanted, got)]
+    same = structures[0] == structures[1]
     trees = [(each.returned if same else each.output) if each else None for each in (wanted, got, nudged)]
     names = jax.tree.leaves(wanted.names if same else wanted.structure.names)
     leaves = [jax.tree.leaves(tree) for tree in trees]
@@ -100,6 +101,10 @@ def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None) -> Iterator[D
 
 def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kind: str) -> Difference | None:
     """One array against the other."""
+    if isinstance(have, jax.Array) and have.is_deleted():
+        return Difference(
+            path, "deleted", f"{kind} {describe(want)} was donated, and no new value took its place", kind
+        )
     if describe(want) != describe(have):
         return Difference(path, "differs", f"{describe(want)} expected, {describe(have)} after", kind)
     heading = f"{kind} {describe(want)}".strip()
@@ -210,6 +215,7 @@ def summary(first: Difference) -> str:
         return f"{first.path}: {first.text}"
     return {
         "dropped": f"{first.path} kept its old value: the update was dropped",
+        "deleted": f"{first.path} was donated, and no new value took its place",
         "missing": f"{first.path} is missing: the call adds it",
         "added": f"{first.path} was added: the call adds no such leaf",
     }.get(first.label, f"{first.path} differs from that of the un-nested call")
