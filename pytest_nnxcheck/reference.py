@@ -22,7 +22,7 @@ from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, changed, is_array, r
 from pytest_nnxcheck.nesting import CALL_FIRST, Nesting
 from pytest_nnxcheck.observe import run
 from pytest_nnxcheck.profile import describe
-from pytest_nnxcheck.subject import Subject, copy, copy_leaf
+from pytest_nnxcheck.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms import LENGTH, Program
 from pytest_nnxcheck.walk import walk
 
@@ -48,7 +48,7 @@ def carried(f: Program, subject: Program, axes: int) -> Program:
 
 def mapped(f: Program, subject: Program, axes: int) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        states = [state, *(copy(state, copy_leaf) for _ in range(LENGTH - 1))]
+        states = [state, *(separate(state) for _ in range(LENGTH - 1))]
         return stacked([f(each, *(leaf[index] for leaf in inputs)) for index, each in enumerate(states)])
 
     return layer
@@ -80,6 +80,12 @@ STACKED = frozenset({"scan", "vmap", CALL_FIRST})
 """Layers whose inputs have a leading axis; the outputs of a `CALL_FIRST` are a pair instead."""
 
 
+def separate(state: Any) -> Any:
+    """The same graph with arrays of its own: a call may donate the arrays that it gets."""
+    graphdef, leaves = nnx.split(state)
+    return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
+
+
 def stacked(outputs: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
 
@@ -93,10 +99,15 @@ def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False) -> Eff
     state, inputs = subject.fresh(), subject.inputs
     if nudged:
         state, inputs = nudge(state), tuple(map(nudge_leaf, inputs))
-    for name in meaning:
-        if name in STACKED:
-            inputs = tuple(jnp.stack([leaf] * LENGTH) for leaf in inputs)
-    return effect(subject, composed(subject, meaning), state, inputs, meaning)
+    program = composed(subject, meaning)
+
+    def whole(state: Any, *inputs: Any) -> Any:
+        for name in meaning:
+            if name in STACKED:
+                inputs = tuple(jnp.stack([leaf] * LENGTH) for leaf in inputs)
+        return program(state, *inputs)
+
+    return effect(subject, whole, state, inputs, meaning)
 
 
 def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ...], meaning: Meaning = ()) -> Effect:
