@@ -428,8 +428,7 @@ class Adam(nnx.Module):
 
     def __call__(self, x):
         slope = nnx.grad(lambda layer: (layer(x) ** 2).sum())(self.layer)
-        step = dict(nnx.to_flat_state(slope) if TREE else slope.flat_state())["key", "bias"]
-        step = step[...] if TREE else step.value
+        (step,) = jax.tree.leaves(slope["key"]["bias"])
         bias = self.layer.key.bias
         assign(bias, bias[...] - 0.1 * step / (jnp.abs(step) + 1e-12))
         return x
