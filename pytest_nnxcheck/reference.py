@@ -227,7 +227,8 @@ def identity(subject: Subject) -> Any:
     graphdef, leaves = nnx.split(subject.state)
     try:
         content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
-        key = (code(subject.function), graphdef, content, tuple(map(digest, subject.inputs)), subject.static)
+        inputs = tuple(map(digest, subject.inputs))
+        key = (code(subject.function), graphdef, content, inputs, subject.static, compat.mode_flags())
         hash(key)
     except (Unknown, TypeError):
         return None

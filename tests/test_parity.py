@@ -210,6 +210,22 @@ def test_a_layer_in_tree_mode_drops_a_python_attribute(monkeypatch):
     assert parity(Counts(plain=False), X, nesting="jit").outcome.verdict == "held"
 
 
+@pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
+def test_a_nesting_in_tree_mode_drops_what_the_same_in_graph_mode_keeps():
+    few = {"invariants": "parity", "transforms": "jit", "styles": "argument", "sweep": "singles", "max_examples": 0}
+    found = check(Counts(plain=True), X, modes="graph,tree", **few)
+    assert [str(outcome.nesting) for outcome in found.broken] == ["tree: jit"]
+    assert "model.calls: 1 expected, 0 after" in str(found)
+    assert check(Counts(plain=False), X, modes="graph,tree", **few).ok
+
+
+def test_parity_may_be_an_expected_failure():
+    known = {"parity": "the statistics are frozen on purpose"}
+    few = {"invariants": "parity", "styles": "argument", "transforms": "jit", "sweep": "singles", "max_examples": 0}
+    assert not check(broadcasts, norm(), XS, **few).ok
+    assert check(broadcasts, norm(), XS, expected_failures=known, **few).ok
+
+
 # --- drops inside the user's own call
 
 
