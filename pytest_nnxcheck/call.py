@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck import compat, explain, graft
+from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned, given_to_outputs, permuted, placed
@@ -20,6 +21,7 @@ from pytest_nnxcheck.observe import Observation, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
+from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
@@ -61,9 +63,11 @@ class Session:
     profiles: dict[Any, Profile] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     places: list[Places] = field(default_factory=list)
+    references: References = field(default_factory=References)
 
     def begin_example(self) -> None:
         self.places.clear()
+        self.references.begin_example()
 
     def end_example(self) -> None:
         while self.places:
@@ -138,10 +142,16 @@ def check_call(
         return Call(None, Outcome(nesting, "rejected", reason=str(error)))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(bound_subject, nesting, error, settings)
+    parity = "parity" in settings.invariants
+    # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
+    wanted = session.references.of(bound_subject, meaning_of(nesting)) if parity else None
     found = observe(bound_subject, facts, nesting, settings.donate)
     rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
     violations, limit = judge(bound_subject, facts, found, settings, session, originals)
-    return conclude(bound_subject, facts, found, violations, limit, rebuild)
+    told: tuple[str, ...] = ()
+    if parity and found.error is None and not (violations or found.leaks):
+        violations, told = agrees(bound_subject, found, wanted)
+    return conclude(bound_subject, facts, found, violations, limit, rebuild, told)
 
 
 def look_at_originals(subject: Subject, session: Session) -> Originals:
@@ -176,9 +186,12 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
     # Python control flow on values raises here, say: the call holds as it is, and the nestings will tell.
     with contextlib.suppress(Exception):
         session.profile_of(subject)
+    told: tuple[str, ...] = ()
+    if "parity" in settings.invariants and not found.leaks:
+        violations, told = agrees_inside(subject, found)
     if not violations:
         write_back(subject, found)
-    verdict = Outcome(nesting, "violated" if violations else "held", violations)
+    verdict = Outcome(nesting, "violated" if violations else "held", violations, notes=told)
     return Call(rebuild(found.output), verdict)
 
 
@@ -252,6 +265,7 @@ def conclude(
     violations: tuple[Violation, ...],
     limit: Bound | None,
     rebuild: Callable[[tuple[Any, ...]], Any],
+    told: tuple[str, ...] = (),
 ) -> Call:
     """The verdict of a nesting."""
     if found.error is not None and not violations:
@@ -266,7 +280,7 @@ def conclude(
         violations=violations,
         peak=found.memory.peak if found.memory else None,
         budget=limit.budget if limit else None,
-        notes=notes(facts, found),
+        notes=(*notes(facts, found), *told),
     )
     if found.error is not None or found.leaks:
         return Call(None, outcome)

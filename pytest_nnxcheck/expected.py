@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pytest_nnxcheck.nesting import CALL_FIRST, LAYER_NAMES, MODES, UN_NESTED, Layer, Nesting, NestingError, one_of
-from pytest_nnxcheck.verdicts import INVARIANTS, Outcome
+from pytest_nnxcheck.verdicts import INVARIANTS, OPTIONAL_INVARIANTS, Outcome
 
+ALL_INVARIANTS = (*INVARIANTS, *OPTIONAL_INVARIANTS)
 EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
 
 
@@ -46,7 +47,7 @@ class Entry:
     @property
     def invariant(self) -> str:
         """The invariant that is expected to break; empty for a nesting."""
-        return self._words if self._words in INVARIANTS else ""
+        return self._words if self._words in ALL_INVARIANTS else ""
 
     @property
     def mode(self) -> str:
@@ -108,10 +109,10 @@ def _normal(key: str) -> str:
     if colon:
         return f"{one_of('mode', mode.strip(), MODES)}: {_normal(rest)}"
     word = key.strip()
-    if word in INVARIANTS:
+    if word in ALL_INVARIANTS:
         return word
     if word and not set(word) & set(">["):
-        one_of("word", word, (*INVARIANTS, *LAYER_NAMES, UN_NESTED))
+        one_of("word", word, (*ALL_INVARIANTS, *LAYER_NAMES, UN_NESTED))
     Nesting.parse(word)
     return " > ".join("".join(part.split()) for part in word.split(">"))
 

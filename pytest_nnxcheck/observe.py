@@ -43,7 +43,8 @@ class Leak:
 class Observation:
     """The facts of one run; ``state`` is the copy that ran.
 
-    ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them.
+    ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them. ``returned`` is what the
+    program gave, ``output`` the un-nested output in it.
 
     ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
     program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract.
@@ -52,6 +53,7 @@ class Observation:
     nesting: Nesting
     state: Any
     output: Any = None
+    returned: Any = None
     error: Exception | None = None
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Leak, ...] = ()
@@ -99,6 +101,7 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
         nesting=nesting,
         state=state,
         output=None if error else un_nest(nesting, output),
+        returned=output,
         error=error,
         leaks=leaks,
         dropped=dropped,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pytest_nnxcheck import expected
 from pytest_nnxcheck.expected import Entry, EntryError
 from pytest_nnxcheck.nesting import LAYER_NAMES, MODES, STYLES, TRANSFORMS, Nesting, NestingError, one_of
-from pytest_nnxcheck.verdicts import INVARIANTS, CheckError
+from pytest_nnxcheck.verdicts import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
 
 MARKER = "nnx_invariants"
 UNITS = {
@@ -163,7 +163,11 @@ class Settings:
     """What to check, under which nestings, and within which bounds."""
 
     invariants: tuple[str, ...] = _option(
-        INVARIANTS, _words("invariant", INVARIANTS), "LIST", f"what must hold: {', '.join(INVARIANTS)}", "list"
+        INVARIANTS,
+        _words("invariant", (*INVARIANTS, *OPTIONAL_INVARIANTS)),
+        "LIST",
+        f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
+        "list",
     )
     transforms: tuple[str, ...] = _option(
         TRANSFORMS,

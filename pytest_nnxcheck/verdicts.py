@@ -12,6 +12,9 @@ from pytest_nnxcheck.nesting import Nesting
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
 INVARIANTS = ("tracers", "memory", "donation")
+"""What is asserted by default."""
+OPTIONAL_INVARIANTS = ("parity",)
+"""What is asserted where it is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,10 @@ class DonationLost(InvariantViolation):
     """A donated buffer was not reused for the new value of its leaf."""
 
 
+class ParityLost(InvariantViolation):
+    """The outputs or the state after the nesting are not those of the same calls without it."""
+
+
 class NestingRejected(BaseException):
     """Flax refused the nesting and left the state clean.
 
@@ -98,4 +105,5 @@ ERRORS: dict[str, type[InvariantViolation]] = {
     "tracers": TracerResidue,
     "memory": MemoryBudgetExceeded,
     "donation": DonationLost,
+    "parity": ParityLost,
 }

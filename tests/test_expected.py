@@ -262,7 +262,9 @@ class TestCheck:
         )
         assert found.ok
         assert [text for text in RUNS if "scan" in text.split(" > ")] == ["scan"]
-        assert found.notes == ("the call adds model.hidden, which no loop can carry: argument vmap, while_loop left out",)
+        assert found.notes == (
+            "the call adds model.hidden, which no loop can carry: argument vmap, while_loop left out",
+        )
 
     def test_a_rejection_that_fails_can_be_expected(self):
         model = Model(rejected=has("scan[closure]"))

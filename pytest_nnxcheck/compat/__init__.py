@@ -20,6 +20,7 @@ from pytest_nnxcheck.compat.modes import (
     state,
 )
 from pytest_nnxcheck.compat.nodes import (
+    attributes,
     flat_state,
     flattened_paths,
     is_graph_node,
@@ -43,6 +44,7 @@ from pytest_nnxcheck.compat.programs import (
     staged,
 )
 from pytest_nnxcheck.compat.values import (
+    concrete,
     is_library_file,
     is_tracer,
     kind_of,
@@ -59,8 +61,10 @@ from pytest_nnxcheck.compat.values import (
 __all__ = [
     "active_mesh",
     "annotated",
+    "attributes",
     "byte_bounds",
     "compiler_options",
+    "concrete",
     "flat_state",
     "flattened_paths",
     "flax_mode",

@@ -69,6 +69,33 @@ def raw_leaves(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     return [(path, variable_value(variable)) for path, variable in variables(state)]
 
 
+def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of every attribute of a graph's modules that is neither a Variable nor a graph node: Python values, bare arrays.
+
+    `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10; what flax
+    itself keeps in a module (``_object__state``, ``_pytree__nodes``) is left out. All versions.
+    """
+    from flax import nnx
+
+    found = []
+    for path, node in nnx.iter_graph(state):
+        if not is_graph_node(node) or isinstance(node, nnx.Variable):
+            continue
+        for name, value in vars(node).items() if hasattr(node, "__dict__") else ():
+            if not name.startswith(("_object__", "_pytree__")) and not holds_nodes(value):
+                found.append(((*path, name), value))
+    return found
+
+
+def holds_nodes(value: Any) -> bool:
+    """Whether a graph node is in the value: itself, or as an item of a list, tuple or dict. All versions."""
+    if isinstance(value, list | tuple):
+        return any(map(holds_nodes, value))
+    if isinstance(value, dict):
+        return any(map(holds_nodes, value.values()))
+    return is_graph_node(value)
+
+
 def is_key(array: Any) -> bool:
     """Whether an array, or its abstract twin, holds PRNG keys. All versions."""
     import jax

@@ -134,6 +134,16 @@ def tracer_line(tracer: Any) -> str:
     return ""
 
 
+def concrete(value: Any) -> Any:
+    """The array behind a tracer of an eager `grad` or `vmap`, `None` where there is none; anything else as it is.
+
+    No public way: ``primal`` of JVPTracer and LinearizeTracer, ``val`` of BatchTracer. All versions.
+    """
+    while is_tracer(value):
+        value = next((inner for name in ("val", "primal") if (inner := _read(value, name)) is not None), None)
+    return value
+
+
 @functools.cache
 def _library_directories() -> tuple[tuple[str, ...], str]:
     """The directories of jax, jaxlib, flax and this plugin, and that of the standard library."""

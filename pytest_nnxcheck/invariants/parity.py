@@ -1,0 +1,233 @@
+"""What a run returns and leaves behind is what the same calls return and leave without it.
+
+Integers, flags and keys are compared bit by bit. Floats may differ by what another order of the same operations does to them:
+a part of the distance that the value moved, and a few roundings of the largest value in the array. Both were measured (see
+``RELATIVE`` and ``ROUNDING``). Where rounding is not harmless, as with Adam on a gradient that is zero but for noise, a reference
+that started a few roundings away tells how far the value may lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, Leaf, show
+from pytest_nnxcheck.profile import describe
+from pytest_nnxcheck.verdicts import Violation
+
+SHOWN = 6
+RELATIVE = {8: 1e-9, 4: 1e-4, 2: 2e-2}
+"""Part of the distance moved that a float may differ by, by the bytes of its type."""
+ROUNDING = 16
+"""Roundings (units of the last place of the largest value) that a float of four bytes or more may differ by; half precision: 2."""
+NOISE = 10
+"""How many times the spread of the nudged reference a float may differ by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One leaf or attribute that is not as it should be; ``rounding`` says that only floats differ, by a finite amount."""
+
+    path: str
+    label: str
+    text: str
+    kind: str = ""
+    rounding: bool = False
+
+
+def differences(
+    wanted: Effect, got: Effect, before: Facts, nudged: Effect | None = None, *, drawn: bool = False
+) -> tuple[Difference, ...]:
+    """All differences, the state first. ``before`` is the state that both started from; ``drawn`` excepts what random numbers decide."""
+    found = [*of_state(wanted, got, before, nudged, drawn=drawn), *of_attributes(wanted.after, got.after, before)]
+    return (*found, *(() if drawn else of_outputs(wanted, got, nudged)))
+
+
+def of_state(wanted: Effect, got: Effect, before: Facts, nudged: Effect | None, *, drawn: bool) -> Iterator[Difference]:
+    for path in dict.fromkeys([*wanted.after.leaves, *got.after.leaves]):
+        old, want, have = before.leaves.get(path), wanted.after.leaves.get(path), got.after.leaves.get(path)
+        if want is None or have is None:
+            known = want or have
+            assert known is not None
+            if not (drawn and old is None):
+                label, text = ("missing", "after the run") if have is None else ("added", "that the call does not add")
+                yield Difference(path, label, f"{known.kind} {text}", known.kind)
+            continue
+        want, have = of_old(want, old), of_old(have, old)
+        if want.value is have.value or (drawn and want is not old and not want.kind.startswith("Rng")):
+            continue
+        spread = None if nudged is None else spread_of(path, wanted, nudged)
+        difference = compare(path, want.value, have.value, old.value if old else None, spread, want.kind)
+        if difference is not None:
+            yield difference
+
+
+def of_old(leaf: Leaf, old: Leaf | None) -> Leaf:
+    return old if leaf.value is UNCHANGED and old is not None else leaf
+
+
+def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[Difference]:
+    for path in dict.fromkeys([*wanted.attributes, *got.attributes]):
+        old, want, have = (facts.attributes.get(path) for facts in (before, wanted, got))
+        if want == have:
+            continue
+        texts = [show(value) if value is not None else "missing" for value in (want, have)]
+        label = "dropped" if have == old else "attribute"
+        yield Difference(path, label, f"{texts[0]} expected, {texts[1]} after", "attribute")
+
+
+def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None) -> Iterator[Difference]:
+    if wanted.structure != got.structure:
+        yield Difference("output", "differs", "has another structure than that of the un-nested call")
+        return
+    structures: list[Any] = [jax.tree.structure(each.returned) for each in (wanted, got)]
+    same = structures[0] == structures[1]
+    trees = [(each.returned if same else each.output) if each else None for each in (wanted, got, nudged)]
+    names = jax.tree.leaves(wanted.names if same else wanted.structure.names)
+    leaves = [jax.tree.leaves(tree) for tree in trees]
+    for index, name in enumerate(names):
+        want, have = leaves[0][index], leaves[1][index]
+        spread = distance(want, leaves[2][index]) if nudged is not None else None
+        difference = compare(name, want, have, None, spread, "")
+        if difference is not None:
+            yield difference
+
+
+def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kind: str) -> Difference | None:
+    """One array against the other."""
+    if isinstance(have, jax.Array) and have.is_deleted():
+        return Difference(
+            path, "deleted", f"{kind} {describe(want)} was donated, and no new value took its place", kind
+        )
+    if describe(want) != describe(have):
+        return Difference(path, "differs", f"{describe(want)} expected, {describe(have)} after", kind)
+    heading = f"{kind} {describe(want)}".strip()
+    if not inexact(want):
+        a, b = bits(want), bits(have)
+        wrong = int(np.count_nonzero(a != b))
+        text = f"{first_wrong(a, b)}, {wrong} of {a.size} elements" if wrong else ""
+        return Difference(path, label_of(b, old), f"{heading}   {text}", kind) if wrong else None
+    a, b = numbers(want), numbers(have)
+    allowed = allowance(a, want, numbers(old) if same_type(want, old) else None)
+    allowed += NOISE * spread if spread is not None else 0.0
+    off = apart(a, b)
+    wrong = int(np.count_nonzero(~(off <= allowed)))
+    if not wrong:
+        return None
+    text = f"{heading}   largest difference {np.max(off):.3g} ({allowed:.2g} allowed), {wrong} of {a.size} elements"
+    finite = bool(np.all(np.isfinite(off)))
+    return Difference(path, label_of(b, old), text, kind, rounding=finite)
+
+
+def label_of(have: Any, old: Any) -> str:
+    """Whether the value that is there is the old one: then the update was dropped."""
+    if old is None or np.shape(bits(old)) != np.shape(have):
+        return "differs"
+    before = numbers(old) if inexact(old) else bits(old)
+    return "dropped" if np.array_equal(before, have, equal_nan=before.dtype.kind in "fc") else "differs"
+
+
+def first_wrong(a: Any, b: Any) -> str:
+    index = tuple(int(number[0]) for number in np.nonzero(a != b)) if a.ndim else ()
+    return f"{a[index]} expected, {b[index]} after"
+
+
+def same_type(value: Any, old: Any) -> bool:
+    return old is not None and describe(value) == describe(old)
+
+
+def inexact(value: Any) -> bool:
+    return not hasattr(value, "dtype") or (not compat.is_key(value) and bool(jnp.issubdtype(value.dtype, jnp.inexact)))
+
+
+def bits(value: Any) -> Any:
+    """What is compared exactly: integers, flags, the data of keys."""
+    return np.asarray(jax.random.key_data(value) if hasattr(value, "dtype") and compat.is_key(value) else value)
+
+
+def numbers(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
+
+
+def apart(a: Any, b: Any) -> Any:
+    """Element by element how far two arrays lie apart: nothing where both are NaN or the same infinity."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(a - b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+
+
+def allowance(want: Any, typed: Any, old: Any) -> float:
+    """How far a float may lie off: for a leaf of the state as a part of what it moved, for an output of its size."""
+    size = largest(want)
+    moved = size if old is None else largest(want - old)
+    kind = jnp.dtype(getattr(typed, "dtype", np.float64))
+    width = kind.itemsize // (2 if kind.kind == "c" else 1)
+    roundings = (ROUNDING if width >= 4 else 2) * float(jnp.finfo(kind).eps)  # type: ignore[no-untyped-call]
+    return RELATIVE.get(width, RELATIVE[2]) * moved + roundings * size
+
+
+def largest(array: Any) -> float:
+    sizes = np.abs(array)
+    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+
+
+def distance(a: Any, b: Any) -> float | None:
+    if describe(a) != describe(b) or not inexact(a):
+        return None
+    return largest(apart(numbers(a), numbers(b)))
+
+
+def spread_of(path: str, wanted: Effect, nudged: Effect) -> float | None:
+    """How much further, or less far, a leaf moved in the nudged reference."""
+    want, shaken = wanted.after.leaves.get(path), nudged.after.leaves.get(path)
+    if want is None or shaken is None or UNCHANGED in (want.value, shaken.value):
+        return None
+    if describe(want.value) != describe(shaken.value) or not inexact(want.value):
+        return None
+    starts = [each.before.leaves.get(path) for each in (wanted, nudged)]
+    moves = [numbers(want.value), numbers(shaken.value)]
+    if all(start is not None and describe(start.value) == describe(want.value) for start in starts):
+        moves = [move - numbers(start.value) for move, start in zip(moves, starts, strict=True) if start]
+    return largest(apart(*moves))
+
+
+# --- the message
+
+
+def violation(found: tuple[Difference, ...], hint: str = "") -> Violation:
+    """The violation that the differences make; the first of them is its summary."""
+    rows = [(each.label, f"{each.path}   {each.text}") for each in found[:SHOWN]]
+    if len(found) > SHOWN:
+        rows.append(("", f"and {len(found) - SHOWN} more"))
+    return Violation("parity", summary(found[0]), tuple(rows), hint)
+
+
+def summary(first: Difference) -> str:
+    if first.kind == "attribute" and first.label in ("dropped", "attribute"):
+        return f"{first.path}: {first.text}"
+    return {
+        "dropped": f"{first.path} kept its old value: the update was dropped",
+        "deleted": f"{first.path} was donated, and no new value took its place",
+        "missing": f"{first.path} is missing: the call adds it",
+        "added": f"{first.path} was added: the call adds no such leaf",
+    }.get(first.label, f"{first.path} differs from that of the un-nested call")
+
+
+def attribute_advice(path: str) -> str:
+    return f"keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most transforms drop"
+
+
+def carry_advice(kind: str) -> str:
+    """How a loop hands back the updates of one type of Variable."""
+    from flax import nnx
+
+    name = f"nnx.{kind}" if hasattr(nnx, kind) else kind
+    return f"carry it: in_axes=(nnx.StateAxes({{{name}: nnx.Carry, ...: None}}), 0), or nnx.Carry for the whole module"
