@@ -168,12 +168,13 @@ class Decoder(nnx.Module):
         return self.head(self.norm(x))
 
 
-def adam(model: Decoder) -> nnx.Optimizer:
-    """Adam over the parameters, its two moments in their dtype."""
-    return nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
+def with_adam(c: Config, rngs: nnx.Rngs) -> tuple[Decoder, nnx.Optimizer[Decoder]]:
+    """A model and adam over its parameters, the two moments in their dtype."""
+    model = Decoder(c, rngs=rngs)
+    return model, nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
 
 
-def train_step(model: Decoder, optimizer: nnx.Optimizer, tokens: jax.Array) -> jax.Array:
+def train_step(model: Decoder, optimizer: nnx.Optimizer[Decoder], tokens: jax.Array) -> jax.Array:
     """One step of adam on the loss of the next token, which it returns."""
 
     def loss_of(model: Decoder) -> jax.Array:
