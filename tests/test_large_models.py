@@ -14,8 +14,10 @@ from flax import nnx
 from healthy import FLAX
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 import large_models
+
 from language_model import MISTRAL_7B, TINY, Decoder, train_step, with_adam
 
 TABLES = (ROOT / "docs" / "large_models.md").read_text()
@@ -85,7 +87,9 @@ def test_the_usual_form_holds_one_more_copy_of_the_layers(call):
     assert max(cured) - min(cured) < 0.01 * copy
 
 
-SECTION = re.compile(r"jax (?P<jax>[\d.]+), flax (?P<flax>[\d.]+), Python [\d.]+, (?P<dtype>\w+), 32 layers\n\n(?P<rows>(?:\|.*\n)+)")
+SECTION = re.compile(
+    r"jax (?P<jax>[\d.]+), flax (?P<flax>[\d.]+), Python [\d.]+, (?P<dtype>\w+), 32 layers\n\n(?P<rows>(?:\|.*\n)+)"
+)
 HEAD = "| call | form | state | arguments | outputs | temporaries | aliased | peak, GB | seconds |\n|---|---|---|---|---|---|---|---|---|\n"
 
 

@@ -36,7 +36,7 @@ class Run:
     def peaks(self) -> list[dict[str, str]]:
         """The parts of each peak: ``{"peak": "8.0 GiB", "temporaries": "4.0 GiB", ...}``."""
         return [
-            {"peak": row.partition(" = ")[0], **{name: size for name, size in re.findall(r"(\w+) ([\d.]+ \w+)", row)}}
+            {"peak": row.partition(" = ")[0], **dict(re.findall(r"(\w+) ([\d.]+ \w+)", row))}
             for row in self.rows("peak")
         ]
 
@@ -84,7 +84,9 @@ def test_2_gibibytes_of_jax_926_are_held_four_times_and_donated_twice():
 def test_mistral_7b_holds_a_second_copy_of_its_layers():
     result = run("mistral_7b.py")
     assert counts(result) == "2 failed"
-    assert all(re.search(r"the program holds (0\.9|1\.0) more copies of its state", row) for row in result.rows("memory"))
+    assert all(
+        re.search(r"the program holds (0\.9|1\.0) more copies of its state", row) for row in result.rows("memory")
+    )
     cure = "graph_updates=False" if FLAX >= (0, 12) else "under jax.checkpoint"
     assert all(cure in row for row in result.rows("hint"))
     assert result.resident < 1e9
