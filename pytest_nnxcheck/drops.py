@@ -153,7 +153,7 @@ class Watch:
     def __init__(self, subject: Subject, state: Any) -> None:
         self.drops: dict[tuple[str, str], Drop] = {}
         self._subject = subject
-        self._nodes = [(tuple(path), node) for path, node in nnx.iter_graph(state) if compat.is_graph_node(node)]
+        self._nodes = [(tuple(path), node) for path, node in compat.iter_graph(state) if compat.is_graph_node(node)]
         self._roots = {id(node): path for path, node in self._nodes}
         self._events = 0
         self._active: list[Transform | Body] = []

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.subject import Nodes, Subject, spell
@@ -128,7 +127,7 @@ def structure(output: Any) -> Structure:
     for path, leaf in leaves:
         name = "output" + jax.tree_util.keystr(path)
         if compat.is_graph_node(leaf):
-            names += [spell(name, inner[1:]) for inner, _ in compat.flat_state(nnx.state(Nodes({"node": leaf})))]
+            names += [spell(name, inner[1:]) for inner, _ in compat.flat_state(compat.state(Nodes({"node": leaf})))]
         elif is_array(leaf):
             names.append(name)
         else:

@@ -82,7 +82,7 @@ STACKED = frozenset({"scan", "vmap", CALL_FIRST})
 
 def separate(state: Any) -> Any:
     """The same graph with arrays of its own: a call may donate the arrays that it gets."""
-    graphdef, leaves = nnx.split(state)
+    graphdef, leaves = compat.split(state)
     return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
 
 
@@ -163,7 +163,7 @@ def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
 
 
 def nudge(state: Any) -> Any:
-    graphdef, leaves = nnx.split(state)
+    graphdef, leaves = compat.split(state)
     return nnx.merge(graphdef, jax.tree.map(nudge_leaf, leaves))
 
 
@@ -224,7 +224,7 @@ class Unknown(Exception):
 
 def identity(subject: Subject) -> Any:
     """What decides the result of a call; None where that cannot be told."""
-    graphdef, leaves = nnx.split(subject.state)
+    graphdef, leaves = compat.split(subject.state)
     try:
         content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
         inputs = tuple(map(digest, subject.inputs))
