@@ -449,7 +449,7 @@ class Noise(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(WIDTH))
 
     def __call__(self, x):
-        slope = ((x * 3 + 0.1) / 3 - x - 0.1 / 3).sum(0)
+        slope = jnp.sin(x * 1e7).sum(0)
         assign(self.bias, self.bias[...] - 0.1 * slope / (jnp.abs(slope) + 1e-12))
         return x
 
