@@ -22,7 +22,7 @@ from pytest_nnxcheck.pointers import Leaf, Move
 from pytest_nnxcheck.settings import SettingError
 from pytest_nnxcheck.verdicts import CheckError, TracerResidue
 
-has_modes = pytest.mark.skipif(FLAX < (0, 12), reason="flax before 0.12 has one mode")
+has_modes = pytest.mark.skipif(FLAX < (0, 12, 6), reason="flax before 0.12.6 has one mode")
 FEW = {"styles": "argument", "sweep": "singles", "max_examples": 0}
 ONES = jnp.ones((2, 4))
 
@@ -35,7 +35,7 @@ def in_mode(*modes):
 
 
 def test_the_modes_of_the_installed_flax():
-    assert compat.modes() == (MODES if FLAX >= (0, 12) else ("current", "graph"))
+    assert compat.modes() == (MODES if FLAX >= (0, 12, 6) else ("current", "graph"))
 
 
 @has_modes
@@ -74,7 +74,7 @@ def test_what_was_jitted_in_one_mode_is_traced_anew_in_another():
     assert seen == [True, False]
 
 
-@pytest.mark.skipif(FLAX >= (0, 12), reason="flax 0.12 has all modes")
+@pytest.mark.skipif(FLAX >= (0, 12, 6), reason="flax 0.12.6 has all modes")
 def test_a_mode_that_this_flax_lacks(pytester, inner_args):
     version = re.escape(compat.flax_version())
     wanted = rf"mode 'tree' is not one of flax {version}, which has current, graph: write one of these, or install a newer flax"
@@ -381,9 +381,27 @@ def test_a_violation_in_one_mode_is_none_in_another():
         return model(model(x))
 
     modes = "graph,graph_no_updates,tree"
-    report = check(two_calls, Rematted(nnx.Rngs(0)), jnp.ones((4, 128)), modes=modes, transforms="jit", **FEW)
+    subject, settings = (two_calls, Rematted(nnx.Rngs(0)), jnp.ones((4, 128))), {"transforms": "jit", **FEW}
+    report = check(*subject, modes=modes, **settings)
     assert report.modes == {"graph": "violated", "graph_no_updates": "held", "tree": "held"}
     assert report.violations[0].invariant == "memory"
+    # The expected peak is that of the un-nested jit in the same mode.
+    alone = check(*subject, modes="tree", **settings)
+    assert [outcome.budget for outcome in report.outcomes if outcome.nesting.mode == "tree"] == [
+        None,
+        alone.outcomes[1].budget,
+    ]
+
+
+@has_modes
+def test_the_current_mode_may_be_tree_mode_and_what_it_refuses_is_the_users_own_failure():
+    with nnx.set_graph_mode(False):
+        linear = check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, transforms="jit,vmap", **FEW)
+        case = HEALTHY["shared_weights"]()
+        shared = check(case.subject, *case.args, transforms="jit", **FEW)
+    assert linear.ok
+    assert linear.modes == {"current": "held"}
+    assert shared.modes == {"current": "failed"}
 
 
 @has_modes

@@ -1,7 +1,7 @@
 """The modes of flax: which there are, how to run in one, and how flax refuses a model in one.
 
 Graph mode follows references, with or without changes of the graph that a transform hands out (``graph_updates``); tree mode takes
-a module for a plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public from flax 0.12; before, there is one mode.
+a module for a plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public from flax 0.12.6; before, there is one mode.
 Flax's two flags are read through ``current_value``, which its docstrings name and no page documents.
 """
 
@@ -23,7 +23,7 @@ _WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "gr
 
 
 def modes() -> tuple[str, ...]:
-    """The modes that the installed flax has. Flax 0.10 knows only one, which is ``graph``. All versions."""
+    """The modes that the installed flax has. Flax before 0.12.6 knows only one, which is ``graph``. All versions."""
     from flax import nnx
 
     return MODES if hasattr(nnx, "set_graph_mode") else MODES[:2]
