@@ -20,6 +20,7 @@ from pytest_nnxcheck.compat.modes import (
     state,
 )
 from pytest_nnxcheck.compat.nodes import (
+    cached_partial,
     flat_state,
     flattened_paths,
     is_graph_node,
@@ -60,6 +61,7 @@ __all__ = [
     "active_mesh",
     "annotated",
     "byte_bounds",
+    "cached_partial",
     "compiler_options",
     "flat_state",
     "flattened_paths",
