@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import assert_invariants, check
     from pytest_nnxcheck.nesting import Layer, Nesting
+    from pytest_nnxcheck.registry import register_transform
     from pytest_nnxcheck.report import Report
     from pytest_nnxcheck.suite import ExpectedFailuresWarning
     from pytest_nnxcheck.verdicts import (
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "assert_invariants",
     "check",
+    "register_transform",
 ]
 
 _ROOMS = {
@@ -52,6 +54,7 @@ _ROOMS = {
     "Layer": "nesting",
     "Nesting": "nesting",
     "Report": "report",
+    "register_transform": "registry",
     "ExpectedFailuresWarning": "suite",
 }
 

@@ -21,6 +21,7 @@ from pytest_nnxcheck.invariants.parity import (
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.profile import describe
+from pytest_nnxcheck.program import primal
 from pytest_nnxcheck.reference import evaluate, meaning_of, names_of
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.verdicts import Violation
@@ -59,7 +60,7 @@ def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judge
 def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
     """What a nesting returned and left in its copy of the state."""
     return Effect(
-        returned=found.returned,
+        returned=primal(found.nesting.layers, found.returned),
         names=names,
         output=found.output,
         structure=structure(subject.outbox.rebuild(found.output)),

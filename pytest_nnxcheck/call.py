@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat, explain, graft
+from pytest_nnxcheck import compat, explain, gradient, graft
 from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.invariants import donation, memory, tracers
@@ -21,6 +21,7 @@ from pytest_nnxcheck.observe import Observation, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
+from pytest_nnxcheck.program import unfit
 from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
@@ -61,6 +62,7 @@ class Session:
     adds_state: bool = False
     added: list[str] = field(default_factory=list)
     profiles: dict[Any, Profile] = field(default_factory=dict)
+    gradients: dict[Any, str] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     places: list[Places] = field(default_factory=list)
     references: References = field(default_factory=References)
@@ -77,23 +79,40 @@ class Session:
         """The profile of the call, from the memo where the same call was made before."""
         key = signature(subject)
         if key not in self.profiles:
-            places = walk(subject.roots(subject.state)).places
-            try:
+            with gradient.restored(subject):
                 self.profiles[key] = profile(subject)
-            finally:
-                if walk(subject.roots(subject.state)).tracers:
-                    places.restore()
         found = self.profiles[key]
         self.adds_state = self.adds_state or bool(found.added)
         self.added += [path for path in map(subject.path, found.added) if path not in self.added]
         return found
 
-    def baseline_of(self, subject: Subject, donate: str) -> Memory | None:
-        """Memory of the un-nested jit; None where that does not run."""
-        key = (signature(subject), donate)
+    def baseline_of(self, subject: Subject, donate: str, nesting: Nesting) -> Memory | None:
+        """Memory of the un-nested jit, of the gradient where the nesting takes one; None where that does not run."""
+        baseline = baseline_for(nesting)
+        key = (signature(subject), donate, baseline)
         if key not in self.baselines:
-            self.baselines[key] = observe(subject, self.profile_of(subject), BASELINE, donate).memory
+            self.baselines[key] = observe(subject, self.profile_of(subject), baseline, donate).memory
         return self.baselines[key]
+
+    def no_gradient(self, subject: Subject, nesting: Nesting) -> str:
+        """Why a ``grad`` of the nesting cannot differentiate the call; empty if it can, or there is none."""
+        for layer in nesting.layers:
+            if layer.transform == "grad":
+                key = (signature(subject), layer.captures)
+                if key not in self.gradients:
+                    facts = self.profile_of(subject)
+                    self.gradients[key] = gradient.cannot(subject, facts, by_inputs=layer.captures)
+                if self.gradients[key]:
+                    return self.gradients[key]
+        return ""
+
+
+def baseline_for(nesting: Nesting) -> Nesting:
+    """The un-nested program that a nesting is measured by."""
+    grads = [layer for layer in nesting.layers if layer.transform == "grad"][-1:]
+    return Nesting(
+        (*BASELINE.layers, *(Layer("grad", "jax_closure" if each.captures else "functional") for each in grads))
+    )
 
 
 def write_back(subject: Subject, found: Observation) -> None:
@@ -103,9 +122,16 @@ def write_back(subject: Subject, found: Observation) -> None:
         # The user's real arrays stay, where the call was checked with abstract ones beside them.
         real = subject.abstract and isinstance(compat.variable_value(variable), jax.Array)
         if path in values and not real:
-            compat.set_variable_value(variable, values[path])
+            compat.set_variable_value(variable, where_it_was(values[path], compat.variable_value(variable)))
     if not subject.abstract:
         graft.graft(subject.state, found.state)
+
+
+def where_it_was(value: Any, before: Any) -> Any:
+    """The value on the devices of the one before it: a nesting with ``shard_map`` put it on all of them."""
+    if not isinstance(value, jax.Array) or not isinstance(before, jax.Array):
+        return value
+    return value if value.sharding.device_set == before.sharding.device_set else jax.device_put(value, before.sharding)
 
 
 def signature(subject: Subject) -> Any:
@@ -139,13 +165,17 @@ def check_call(
     try:
         facts = session.profile_of(bound_subject)
     except Unfit as error:
-        return Call(None, Outcome(nesting, "rejected", reason=str(error)))
+        return Call(None, Outcome(nesting, "rejected", reason=str(error), unfit=True))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(bound_subject, nesting, error, settings)
+    if reason := unfit(bound_subject, facts, nesting) or session.no_gradient(bound_subject, nesting):
+        return Call(None, Outcome(nesting, "rejected", reason=reason, unfit=True))
     parity = "parity" in settings.invariants
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
     wanted = session.references.of(bound_subject, meaning_of(nesting)) if parity else None
     found = observe(bound_subject, facts, nesting, settings.donate)
+    if isinstance(found.error, CheckError):
+        raise found.error
     rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
     violations, limit = judge(bound_subject, facts, found, settings, session, originals)
     told: tuple[str, ...] = ()
@@ -234,7 +264,7 @@ def judge(
     if "tracers" in settings.invariants:
         violations += tracers(found)
     if found.memory is not None and found.error is None:
-        baseline = session.baseline_of(subject, settings.donate)
+        baseline = session.baseline_of(subject, settings.donate, found.nesting)
         if baseline is not None:
             limit = bound(found, facts, baseline, settings.memory_budget)
             if "memory" in settings.invariants:
@@ -270,7 +300,7 @@ def conclude(
     """The verdict of a nesting."""
     if found.error is not None and not violations:
         if isinstance(found.error, Unfit):
-            return Call(None, Outcome(found.nesting, "rejected", reason=str(found.error)))
+            return Call(None, Outcome(found.nesting, "rejected", reason=str(found.error), unfit=True))
         if refused(found):
             return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
         return failed(subject, found.nesting, found.error, found)

@@ -73,7 +73,8 @@ class Run:
     def report(self) -> report.Report:
         """What is known so far, as data."""
         test_id, options = self._identity
-        return report.Report(tuple(self.outcomes.values()), self.settings, tuple(self.notes), test_id, options)
+        outcomes = tuple(self.outcomes.values())
+        return report.Report(outcomes, self.settings, (*self.notes, *report.left_out(outcomes)), test_id, options)
 
     def forget(self) -> None:
         """Drop the memo: its exceptions hold frames, and those hold tracers."""
@@ -161,8 +162,9 @@ class Run:
             self._sweep(case, body)
             return
         self.execute(case, body)
-        if self.outcomes.get(case, Outcome(case, "held")).verdict == "rejected":
-            hypothesis.event("rejected by flax")
+        outcome = self.outcomes.get(case, Outcome(case, "held"))
+        if outcome.verdict == "rejected":
+            hypothesis.event(report.word(outcome))
 
     def _sweep(self, case: Sweep, body: Callable[[], object]) -> None:
         __tracebackhide__ = True
@@ -192,6 +194,7 @@ class Run:
                 if nesting in asked or not self._ruled_out(nesting):
                     yield self._error(nesting, body)
                     self._look_for_refusal(nesting)
+                    self._look_for_unfit(nesting)
 
     def _un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
         __tracebackhide__ = True
@@ -223,7 +226,8 @@ class Run:
             bound = [name for name in STATE_BOUND if Nesting((Layer(name),)) not in named]
             stuck = [name for name in bound if name in self.settings.transforms]
             added = ", ".join(self.session.added) or "state"
-            text = f"the call adds {added}, which no loop can carry: argument {', '.join(stuck)} left out"
+            who = "loop" if not {"cond", "switch", "custom_vjp"} & {*stuck} else "loop, branch or custom rule"
+            text = f"the call adds {added}, which no {who} can carry: argument {', '.join(stuck)} left out"
             if stuck and "argument" in self.settings.styles and text not in self.notes:
                 self.notes.append(text)
 
@@ -244,12 +248,19 @@ class Run:
             self._exclude(nesting.mode, refused=known.refused | {style})
             self.notes.append(f"{style} refused by flax ({nesting}: {outcome.reason}), drawn no more")
 
+    def _look_for_unfit(self, nesting: Nesting) -> None:
+        """A layer that alone cannot take the call is in no other nesting."""
+        outcome = self.outcomes.get(nesting)
+        if outcome is not None and outcome.unfit and len(nesting) == 1:
+            self._exclude(nesting.mode, unfit=self.exclusions[nesting.mode].unfit | {*nesting.layers})
+
     def _ruled_out(self, nesting: Nesting) -> bool:
-        """Whether the nesting cannot work; a refused style is answered as rejected, without running."""
+        """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
         known = self.exclusions[nesting.mode]
-        refused = next((layer.style for layer in nesting.layers if layer.style in known.refused), None)
-        if refused and not known.closed:
-            self.outcomes.setdefault(nesting, Outcome(nesting, "rejected", reason=f"not run: {refused} is refused"))
+        reason = next((reason for layer in nesting.layers if (reason := known.rejects(layer))), "")
+        if reason and not known.closed:
+            unfit = any(layer in known.unfit for layer in nesting.layers)
+            self.outcomes.setdefault(nesting, Outcome(nesting, "rejected", reason=report.NOT_RUN + reason, unfit=unfit))
         return known.closed or not all(known.allows(layer) for layer in nesting.layers)
 
     def finish(self) -> str:
@@ -259,9 +270,11 @@ class Run:
         if not self.outcomes:
             return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
         if report.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
-            reasons = dict.fromkeys(o.reason for o in self.outcomes.values() if o.verdict == "rejected")
+            first = next(outcome for outcome in self.outcomes.values() if outcome.verdict == "rejected")
+            if first.unfit:
+                return f"{report.NOTHING}: no nesting can be run ({first.reason}), name other transforms, or replay another nesting"
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
-            return f"{report.NOTHING}: every nesting was rejected ({next(iter(reasons))}), {styles}"
+            return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
         return ""
 
 
@@ -286,7 +299,8 @@ class Active:
 
     def _settle(self, call: Call) -> None:
         __tracebackhide__ = True
-        outcome, strict = call.outcome, self.run.settings.on_rejection == "fail"
+        outcome = call.outcome
+        strict = self.run.settings.on_rejection == "fail" and not outcome.unfit
         known = self.run.settings.expected_failures
         # A rejection fails nothing, but what names this very nesting has come true.
         named = strict or any(entry.nesting() == self.nesting for entry in known)
@@ -308,7 +322,7 @@ class Active:
             raise self._rejection(outcome)
 
     def _rejection(self, outcome: Outcome) -> BaseException:
-        if self.run.settings.on_rejection == "report":
+        if outcome.unfit or self.run.settings.on_rejection == "report":
             return NestingRejected(outcome)
         self.violation = InvariantViolation(report.headline(outcome), outcome)
         return self.violation

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.nesting import CALL_FIRST, LAYER_NAMES, MODES, UN_NESTED, Layer, Nesting, NestingError, one_of
+from pytest_nnxcheck.nesting import CALL_FIRST, MODES, UN_NESTED, Layer, Nesting, NestingError, layer_names, one_of
 from pytest_nnxcheck.verdicts import INVARIANTS, OPTIONAL_INVARIANTS, Outcome
 
 ALL_INVARIANTS = (*INVARIANTS, *OPTIONAL_INVARIANTS)
@@ -112,7 +112,7 @@ def _normal(key: str) -> str:
     if word in ALL_INVARIANTS:
         return word
     if word and not set(word) & set(">["):
-        one_of("word", word, (*ALL_INVARIANTS, *LAYER_NAMES, UN_NESTED))
+        one_of("word", word, (*ALL_INVARIANTS, *layer_names(), UN_NESTED))
     Nesting.parse(word)
     return " > ".join("".join(part.split()) for part in word.split(">"))
 

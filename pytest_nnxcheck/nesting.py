@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 TRANSFORMS = ("jit", "remat", "scan", "vmap", "while_loop", "eval_shape")
 """The transforms, plainest first: hypothesis shrinks towards earlier entries."""
@@ -19,16 +20,54 @@ CALL_FIRST = "call_first"
 MODES = ("current", "graph", "graph_no_updates", "tree")
 """The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
 
-STATE_BOUND = ("scan", "vmap", "while_loop")
+FURTHER = ("fori_loop", "cond", "switch", "grad", "custom_vjp", "shard_map")
+"""Transforms that are in a nesting only where ``transforms`` names them."""
+
+STATE_BOUND = ("scan", "vmap", "while_loop", "fori_loop", "cond", "switch", "custom_vjp")
 """The transforms that, as argument layers, cannot take a call that adds state."""
 
-LAYER_NAMES = (*TRANSFORMS, CALL_FIRST)
+IN_ITSELF = {
+    "grad": "grad inside grad differentiates twice, which is not what this layer is for",
+    "shard_map": "shard_map cannot map the axis of its mesh again, inside a shard_map over it",
+}
+"""Why a transform is not put inside itself."""
+
 UN_NESTED = "un-nested"
 _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")
 
 
 class NestingError(ValueError):
     """A layer or nesting that cannot be read; the text names the nearest valid word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A transform of the user's own in one style: ``function(f)`` gives a layer; ``place`` is where it was defined."""
+
+    function: Callable[[Callable[..., Any]], Callable[..., Any]]
+    place: str
+
+
+REGISTERED: dict[tuple[str, str], Registered] = {}
+"""What `register_transform` was given, by transform and style."""
+
+
+def layer_names() -> tuple[str, ...]:
+    """Every word that a layer can be written with, plainest first."""
+    own = dict.fromkeys(transform for transform, _ in REGISTERED)
+    return (*TRANSFORMS, CALL_FIRST, *FURTHER, *own)
+
+
+def styles_of(transform: str) -> tuple[str, ...]:
+    """The styles that a transform has, plainest first."""
+    if transform in TRANSFORMS:
+        return STYLES
+    if transform == CALL_FIRST:
+        return STYLES[:1]
+    if transform in FURTHER:
+        # jax refuses a custom rule whose function captures what is differentiated.
+        return STYLES[:2] if transform == "custom_vjp" else STYLES
+    return tuple(style for style in STYLES if (transform, style) in REGISTERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +78,13 @@ class Layer:
     style: str = "argument"
 
     def __post_init__(self) -> None:
-        one_of("transform", self.transform, LAYER_NAMES)
+        one_of("transform", self.transform, layer_names())
         one_of("style", self.style, STYLES)
         if self.transform == CALL_FIRST and self.style != "argument":
             raise NestingError(f"{CALL_FIRST} has no styles, write {CALL_FIRST!r} instead of '{self}'")
+        if self.style not in styles_of(self.transform):
+            written = [str(Layer(self.transform, style)) for style in styles_of(self.transform)]
+            raise NestingError(f"{self.transform} has no style {self.style!r}, write {' or '.join(map(repr, written))}")
 
     def __str__(self) -> str:
         return self.transform if self.style == "argument" else f"{self.transform}[{self.style}]"
@@ -55,7 +97,7 @@ class Layer:
     @property
     def plainness(self) -> tuple[int, int]:
         """Sort key: earlier transforms and plainer styles first."""
-        return (STYLES.index(self.style), LAYER_NAMES.index(self.transform))
+        return (STYLES.index(self.style), layer_names().index(self.transform))
 
     @classmethod
     def parse(cls, text: str) -> Layer:
@@ -107,6 +149,18 @@ class Nesting:
         if layers.strip() == UN_NESTED:
             return cls(mode=mode)
         return cls(tuple(Layer.parse(part) for part in layers.split(">")), mode)
+
+
+def impossible(nesting: Nesting) -> str:
+    """Why jax cannot run the nesting, whatever the subject; empty if it can."""
+    outer: list[str] = []
+    for layer in nesting.layers:
+        if layer.transform == "while_loop" and "grad" in outer:
+            return "grad cannot go backwards through a while_loop: its number of steps is not known beforehand"
+        if layer.transform in ("grad", "shard_map") and layer.transform in outer:
+            return IN_ITSELF[layer.transform]
+        outer.append(layer.transform)
+    return ""
 
 
 def one_of(kind: str, word: str, valid: Iterable[str]) -> str:

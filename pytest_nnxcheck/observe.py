@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from pytest_nnxcheck import buffers, compat
 from pytest_nnxcheck.abstract import Addresses, trace
 from pytest_nnxcheck.buffers import Memory
+from pytest_nnxcheck.further import on_mesh
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
@@ -75,6 +77,10 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
     root = Root(subject, profile, nesting, donate)
     program = compose(subject, profile, nesting, guards, root.jit)
     inputs = stack_inputs(nesting, subject.inputs)
+    if root.compiles and any(layer.transform == "shard_map" for layer in nesting.layers):
+        # Elsewhere jax moves them by itself, and refuses to mix captured ones with those of the mesh.
+        graphdef, leaves = compat.split(state)
+        state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
     # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
     inputs = tuple(map(abstract_leaf if subject.abstract else jnp.copy, inputs))
     donated = root.donated(state, inputs)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck import compat, dataflow
@@ -26,7 +27,8 @@ class Profile:
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
     ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
-    A call that is ``restructured`` sets attributes that are no arrays.
+    A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
+    by, ``gradients`` its abstract results, in order.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -48,6 +50,8 @@ class Profile:
     restructured: bool = False
     dropped: tuple[Path, ...] = ()
     out_names: tuple[str, ...] = ()
+    parameters: frozenset[Path] = frozenset()
+    gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -83,6 +87,7 @@ def profile(subject: Subject) -> Profile:
     types = {key: describe(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
     captured = dataflow.constants(closed)
+    parameters = differentiable(subject, before)
     return Profile(
         out=out,
         changed=changed,
@@ -105,6 +110,12 @@ def profile(subject: Subject) -> Profile:
         restructured=structures[0] != structures[1],
         dropped=dropped_updates(subject, jaxpr, [key[0] for key in known], changed),
         out_names=subject.outbox.names,
+        parameters=parameters,
+        gradients=tuple(
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for path, leaf in compat.flat_state(before)
+            if path in parameters
+        ),
     )
 
 
@@ -123,6 +134,14 @@ def dropped_updates(subject: Subject, jaxpr: Any, paths: list[Path], changed: fr
         if step is not None and dataflow.counted_in_vain(jaxpr, step):
             found += own
     return tuple(dict.fromkeys(found))
+
+
+def differentiable(subject: Subject, state: Any) -> frozenset[Path]:
+    """The floating point `nnx.Param` of the state: what one trains."""
+    trained = {path for path, variable in compat.variables(subject.state) if isinstance(variable, nnx.Param)}
+    leaves = compat.flat_state(state)
+    fixed = {path for path, leaf in leaves if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))}
+    return frozenset(path for path, _ in leaves if path in trained - fixed)
 
 
 def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:

@@ -7,7 +7,7 @@ not work inside an outer trace on jax >= 0.5.) Guards read and bind no primitive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytest_nnxcheck import compat, transforms
-from pytest_nnxcheck.nesting import CALL_FIRST, STATE_BOUND, Layer, Nesting
-from pytest_nnxcheck.profile import Profile
+from pytest_nnxcheck import compat, further, transforms
+from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, STATE_BOUND, Layer, Nesting, impossible
+from pytest_nnxcheck.profile import UNKNOWN, Profile
+from pytest_nnxcheck.registry import made_by
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH, Plan, Program
 from pytest_nnxcheck.walk import Found, walk
@@ -116,30 +117,55 @@ def compose(subject: Subject, profile: Profile, nesting: Nesting, guards: Guards
 CARRYING = frozenset({"scan", "while_loop", "fori_loop"})
 """Layers that carry the state from one step to the next."""
 
+SKIPPING = frozenset({"cond", "switch"})
+"""Layers whose other branch hands the state on as it is."""
+
 
 def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
     """Why a layer of the nesting cannot take the subject, whatever its code does; empty if all can."""
+    if reason := impossible(nesting):
+        return reason
     for layer in nesting.layers:
-        if layer.transform in CARRYING and not layer.captures and profile.retyped:
+        if layer.transform in CARRYING | SKIPPING and not layer.captures and profile.retyped:
             path, before, after = profile.retyped[0]
-            return (
-                f"{layer} carries the state, and a carry keeps its types: the call makes {subject.path(path)}, which is "
-                f"{before}, a {after}"
-            )
+            keeps = "a carry keeps its types" if layer.transform in CARRYING else "its branches return the same types"
+            return f"{doing(layer)}, and {keeps}: the call makes {subject.path(path)}, which is {before}, a {after}"
         if layer.style == "argument" and layer.transform in STATE_BOUND and profile.added:
-            return f"{layer} carries the state, and the call adds {subject.path(profile.added[0])} to it"
+            return f"{doing(layer)}, and the call adds {subject.path(profile.added[0])} to it"
         if layer.style == "argument" and layer.transform in CARRYING and profile.removed:
-            return f"{layer} carries the state, and the call takes {subject.path(profile.removed[0])} out of it"
+            return f"{doing(layer)}, and the call takes {subject.path(profile.removed[0])} out of it"
         if profile.restructured and str(layer) in compat.loops_that_compare():
             return (
                 f"{layer} compares the modules before and after a step, and the call sets attributes that are no arrays"
             )
+        if layer.transform == "shard_map" and (parted := spread(subject)):
+            return f"{layer} puts the state whole on each device, and {parted} is sharded over several"
+    return ""
+
+
+def doing(layer: Layer) -> str:
+    return (
+        f"{layer} hands on the state where it skips the call"
+        if layer.transform in SKIPPING
+        else f"{layer} carries the state"
+    )
+
+
+def spread(subject: Subject) -> str:
+    """The path of an array that lies on several devices in parts; empty if there is none."""
+    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    for path, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:
+            return path
     return ""
 
 
 def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:
+    if (registered := REGISTERED.get((layer.transform, layer.style))) is not None:
+        return made_by(layer.transform, registered)
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    function: Callable[[Program, Plan], Program] = getattr(transforms, name)
+    function: Callable[[Program, Plan], Program] = getattr(further if layer.transform in FURTHER else transforms, name)
     return function
 
 
@@ -152,7 +178,7 @@ def make_plan(
     subject: Subject, profile: Profile, layer: Layer, inner: tuple[Layer, ...], guards: Guards, jit: Callable[..., Any]
 ) -> Plan:
     axes = sum(each.transform in STACKED for each in inner)
-    shapes = output_shapes(inner, profile.out)
+    shapes = output_shapes(inner, profile, subject.inputs)
 
     def element(leaf: Any) -> Any:
         return leaf[(0,) * axes]
@@ -161,22 +187,53 @@ def make_plan(
         changed=lambda path, _: tuple(path) in profile.changed,
         subject=subject.program,
         element=element,
+        shapes=None if profile is UNKNOWN else shapes,
         empty=lambda: jax.tree.map(compat.zeros, shapes),
+        parameters=lambda path, _: tuple(path) in profile.parameters,
+        primal=lambda out: primal(inner, out),
         jit=jit,
         unchanged=lambda state: guards.unchanged(layer, state),
         graph_updates=compat.mode_flags()[1],
     )
 
 
-def output_shapes(layers: tuple[Layer, ...], out: Any) -> Any:
-    """The abstract output of a program: every scan and vmap adds a leading axis, ``call_first`` makes a pair."""
-    shapes = out
+def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...]) -> Any:
+    """The abstract output of a program.
+
+    Every scan and vmap adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
+    """
+    shapes: Any = profile.out
+    axes = 0
     for layer in reversed(layers):
         if layer.transform == CALL_FIRST:
-            shapes = (out, shapes)
+            shapes = (profile.out, shapes)
+        elif layer.transform == "grad":
+            shapes = (shapes, gradients(layer, profile, [stacked(leaf, axes) for leaf in inputs]))
         elif layer.transform in STACKED:
-            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((LENGTH, *leaf.shape), leaf.dtype), shapes)
+            shapes = jax.tree.map(stacked, shapes)
+        axes += layer.transform in STACKED
     return shapes
+
+
+def stacked(leaf: Any, axes: int = 1) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((LENGTH,) * axes + leaf.shape, leaf.dtype)
+
+
+def gradients(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tuple[Any, ...]:
+    """The abstract gradients of a ``grad`` layer: by the parameters, or by the inputs where it captures the module."""
+    if layer.captures:
+        return tuple(leaf for leaf in inputs if jnp.issubdtype(leaf.dtype, jnp.inexact))
+    return profile.gradients
+
+
+def primal(layers: tuple[Layer, ...], out: Any) -> Any:
+    """What the subject itself returned, out of the output of a program: no gradients."""
+    for number, layer in enumerate(layers):
+        if layer.transform == CALL_FIRST:
+            return out[0], primal(layers[number + 1 :], out[1])
+        if layer.transform == "grad":
+            out = out[0]
+    return out
 
 
 def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -202,6 +259,8 @@ def un_nest(nesting: Nesting, out: Any) -> Any:
     for layer in nesting.layers:
         if layer.transform == CALL_FIRST:
             out = out[1]
+        elif layer.transform == "grad":
+            out = out[0]
         elif layer.transform in STACKED:
             out = jax.tree.map(first, out)
     return out
@@ -217,3 +276,13 @@ def first(leaf: Any) -> Any:
 def factor(nesting: Nesting) -> int:
     """The factor s of the expected peak: the product of the nesting's axes."""
     return int(LENGTH ** sum(layer.transform in STACKED for layer in nesting.layers))
+
+
+def kept(nesting: Nesting) -> int:
+    """How many calls keep their temporaries at once: one for each element of the axes, and for each step of a differentiated loop.
+
+    A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway.
+    """
+    names = [layer.transform for layer in nesting.layers]
+    inside = names[names.index("grad") :] if "grad" in names else []
+    return int(factor(nesting) * LENGTH ** inside.count("fori_loop"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_nnxcheck import expected, modes
 from pytest_nnxcheck.nesting import MODES, UN_NESTED, Nesting
@@ -20,12 +20,14 @@ REFUSED = "nnx nesting rejected by flax"
 REFUSED_MODE = "nnx mode rejected by flax"
 NOTHING = "nnx nothing was checked"
 _LABEL = 12
+NOT_RUN = "not run: "
 _VERDICTS = {
     "violated": "violated",
     "failed": "failed",
     "held": "held",
     "expected": "expected to fail",
     "rejected": "rejected by flax",
+    "unfit": "left out",
 }
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
@@ -61,7 +63,7 @@ class Report:
     def ok(self) -> bool:
         """Whether something was checked, nothing was violated, no nesting raised, and what was expected to fail did."""
         judged = [outcome.verdict for outcome in self.outcomes if outcome.verdict != "rejected"]
-        refused = len(judged) < len(self.outcomes)
+        refused = any(outcome.verdict == "rejected" and not outcome.unfit for outcome in self.outcomes)
         strict = refused and self.settings.on_rejection == "fail"
         bad = strict or nothing_checked(self.outcomes) or "rejected" in self.modes.values() or self.unexpected
         return not bad and all(verdict in {"held", "expected"} for verdict in judged)
@@ -182,7 +184,17 @@ def tried(report: Report) -> str:
     """``smallest of 41 tried; 1 violated, 31 held, 9 rejected by flax``."""
     if report.settings.nesting is not None:
         return "replayed, no other was tried"
-    return f"smallest of {len(report.outcomes)} tried; {counts(Counter(o.verdict for o in report.outcomes))}"
+    return f"smallest of {len(report.outcomes)} tried; {counts(kinds(report.outcomes))}"
+
+
+def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """How many of each verdict; what was rejected because a layer cannot take the call counts as ``unfit``."""
+    return Counter("unfit" if outcome.unfit else outcome.verdict for outcome in outcomes)
+
+
+def word(outcome: Outcome) -> str:
+    """The verdict as people read it."""
+    return next(_VERDICTS[kind] for kind in kinds([outcome]))
 
 
 def counts(of: Mapping[str, int]) -> str:
@@ -230,6 +242,33 @@ def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
     return any(outcome.nesting.mode not in checked for outcome in nested)
 
 
+def left_out(outcomes: Iterable[Outcome]) -> list[str]:
+    """One note for each reason for which layers, or nestings of several, cannot take the call."""
+    reasons: dict[str, list[Nesting]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.nesting.plainness):
+        if outcome.unfit and not outcome.reason.startswith(NOT_RUN):
+            reasons.setdefault(outcome.reason, []).append(outcome.nesting)
+    notes = []
+    for reason, nestings in reasons.items():
+        shown = [nesting for nesting in nestings if len(nesting) == 1] or nestings[:1]
+        notes.append(f"{', '.join(map(str, shown))} left out: {reason}")
+    return notes
+
+
+def idle_remat(outcomes: Iterable[Outcome]) -> str:
+    """The smallest nesting whose remat inside a grad costs time and saves no memory; empty if there is none."""
+    peaks = {outcome.nesting: outcome.peak for outcome in outcomes if outcome.peak is not None}
+    for nesting in sorted(peaks, key=lambda nesting: nesting.plainness):
+        for number, layer in enumerate(nesting.layers):
+            outer, inner = nesting.layers[:number], nesting.layers[number + 1 :]
+            without = peaks.get(replace(nesting, layers=outer + inner))
+            under_grad = layer.transform == "remat" and any(each.transform == "grad" for each in outer)
+            if under_grad and without is not None and peaks[nesting] >= without:
+                with_it = format_bytes(peaks[nesting])
+                return f"remat does not lower the peak under grad: {with_it} with it, {format_bytes(without)} without ({nesting})"
+    return ""
+
+
 def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The outcome whose peak is the largest part of its budget, or just the largest."""
     known = [outcome for outcome in outcomes if outcome.peak is not None]
@@ -250,15 +289,17 @@ def format_bytes(size: int) -> str:
 
 def properties(report: Report) -> list[tuple[str, str | int]]:
     """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
-    verdicts = Counter(outcome.verdict for outcome in report.outcomes)
+    verdicts = kinds(report.outcomes)
     pairs: list[tuple[str, str | int]] = [("nnx_nestings", len(report.outcomes))]
     pairs += [
         (f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected", "expected")
     ]
+    pairs += [("nnx_unfit", verdicts["unfit"])] if verdicts["unfit"] else []
     worst = worst_peak(report.outcomes)
     if worst is not None and worst.peak is not None:
         pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
+    pairs += [("nnx_remat", remat)] if (remat := idle_remat(report.outcomes)) else []
     if expectations := _expectations(report):
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):
@@ -287,5 +328,6 @@ def summary_of(found: Mapping[str, str | int]) -> str:
     if "nnx_peak" in found:
         bound = f" of {format_bytes(int(found['nnx_budget']))}" if "nnx_budget" in found else ""
         text += f"; worst peak {format_bytes(int(found['nnx_peak']))}{bound} ({found['nnx_peak_nesting']})"
+    text += f"; {found['nnx_remat']}" if "nnx_remat" in found else ""
     text += f"; modes: {found['nnx_modes']}" if "nnx_modes" in found else ""
     return text

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pytest_nnxcheck import expected
 from pytest_nnxcheck.expected import Entry, EntryError
-from pytest_nnxcheck.nesting import LAYER_NAMES, MODES, STYLES, TRANSFORMS, Nesting, NestingError, one_of
+from pytest_nnxcheck.nesting import FURTHER, MODES, STYLES, TRANSFORMS, Nesting, NestingError, layer_names, one_of
 from pytest_nnxcheck.verdicts import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
 
 MARKER = "nnx_invariants"
@@ -70,10 +70,11 @@ class Budget:
         return f"{size // UNITS[unit]}{unit}"
 
 
-def _words(kind: str, valid: tuple[str, ...]) -> Callable[[object], tuple[str, ...]]:
-    """A parser of ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``valid``."""
+def _words(kind: str, known: Callable[[], tuple[str, ...]]) -> Callable[[object], tuple[str, ...]]:
+    """A parser of ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``known()``, the words at that time."""
 
     def parse(value: object) -> tuple[str, ...]:
+        valid = known()
         parts = [value] if isinstance(value, str) else value
         parts = list(parts) if isinstance(parts, Iterable) else [None]
         if not all(isinstance(part, str) for part in parts):
@@ -165,24 +166,25 @@ class Settings:
 
     invariants: tuple[str, ...] = _option(
         INVARIANTS,
-        _words("invariant", (*INVARIANTS, *OPTIONAL_INVARIANTS)),
+        _words("invariant", lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
         "LIST",
         f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
         "list",
     )
     transforms: tuple[str, ...] = _option(
         TRANSFORMS,
-        _words("transform", LAYER_NAMES),
+        _words("transform", layer_names),
         "LIST",
-        f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; call_first only where it is named",
+        f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; only where they are named also"
+        f" {', '.join(FURTHER)}, call_first, and those that register_transform was given",
         "list",
     )
     styles: tuple[str, ...] = _option(
-        STYLES, _words("style", STYLES), "LIST", f"how a layer gets the module: {', '.join(STYLES)}", "list"
+        STYLES, _words("style", lambda: STYLES), "LIST", f"how a layer gets the module: {', '.join(STYLES)}", "list"
     )
     modes: tuple[str, ...] = _option(
         MODES[:1],
-        _words("mode", MODES),
+        _words("mode", lambda: MODES),
         "LIST",
         "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.6 on"
         f" {', '.join(MODES[1:])}",

@@ -7,54 +7,61 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.nesting import CALL_FIRST, STATE_BOUND, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.nesting import CALL_FIRST, STATE_BOUND, Layer, Nesting, impossible, styles_of
 from pytest_nnxcheck.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """What the sweep ruled out in one mode: styles that flax refused, and a call that adds state; ``swept`` layers are done.
+    """What the sweep ruled out in one mode: styles that flax refused, layers that cannot take the subject, a call that adds state.
 
-    ``closed`` is a mode in which the call does not run at all.
+    ``swept`` layers are done. ``closed`` is a mode in which the call does not run at all.
     """
 
     refused: frozenset[str] = frozenset()
     adds_state: bool = False
     swept: int = -1
     closed: bool = False
+    unfit: frozenset[Layer] = frozenset()
 
     @property
     def min_layers(self) -> int:
         """Layers of the smallest nesting that the sweep left to be drawn."""
         return self.swept + 1
 
+    def rejects(self, layer: Layer) -> str:
+        """Why a layer that the sweep tried is not tried again; empty if it may be."""
+        if layer in self.unfit:
+            return f"{layer} is left out"
+        return f"{layer.style} is refused" if layer.style in self.refused else ""
+
     def allows(self, layer: Layer) -> bool:
         """Whether the layer can work at all."""
         stuck = self.adds_state and layer.style == "argument" and layer.transform in STATE_BOUND
-        return layer.style not in self.refused and not stuck
+        return not (stuck or self.rejects(layer))
 
 
 def probes(settings: Settings) -> Iterator[Nesting]:
     """One nesting a closure style: where flax refuses it, the style is drawn no more."""
     plain = [transform for transform in settings.transforms if transform != CALL_FIRST]
-    transform = "eval_shape" if "eval_shape" in plain else next(iter(plain), None)
     for style in settings.styles:
-        if transform and style.endswith("closure"):
-            yield Nesting((Layer(transform, style),))
+        able = [transform for transform in plain if style in styles_of(transform)]
+        if able and style.endswith("closure"):
+            yield Nesting((Layer("eval_shape" if "eval_shape" in able else able[0], style),))
 
 
 def singles(settings: Settings) -> Iterator[Nesting]:
     """Every layer alone, plain styles first."""
     for style in settings.styles:
         for transform in settings.transforms:
-            if transform != CALL_FIRST:
+            if transform != CALL_FIRST and style in styles_of(transform):
                 yield Nesting((Layer(transform, style),))
     if CALL_FIRST in settings.transforms:
         yield Nesting((Layer(CALL_FIRST),))
 
 
 def pairs(settings: Settings) -> Iterator[Nesting]:
-    """``jit > call_first``, and every ordered pair of argument layers.
+    """``jit > call_first``, every ordered pair of argument layers, and what shows whether a remat is worth its time.
 
     Random draws do not find them: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
     """
@@ -62,9 +69,19 @@ def pairs(settings: Settings) -> Iterator[Nesting]:
         return
     if "jit" in settings.transforms and not Layer("jit", settings.styles[0]).captures:
         yield Nesting((Layer("jit", settings.styles[0]), Layer(CALL_FIRST)))
-    if "argument" in settings.styles:
-        layers = [Layer(transform) for transform in settings.transforms]
-        yield from (Nesting((outer, inner)) for outer in layers for inner in layers)
+    plainest = [(transform, styles_of(transform)[0]) for transform in settings.transforms]
+    layers = [Layer(transform, style) for transform, style in plainest if style in settings.styles]
+    made = (Nesting((outer, inner)) for outer in layers for inner in layers)
+    yield from (nesting for nesting in made if not impossible(nesting))
+    yield from rematerialized(settings)
+
+
+def rematerialized(settings: Settings) -> Iterator[Nesting]:
+    """``jit > grad`` without a remat inside and with one: only under a gradient can a remat lower the peak."""
+    style = settings.styles[0]
+    if {"jit", "grad", "remat"} <= {*settings.transforms} and settings.max_depth > 2 and not style.endswith("closure"):
+        layers = tuple(Layer(transform, style) for transform in ("jit", "grad", "remat"))
+        yield from (Nesting(layers[:2]), Nesting(layers))
 
 
 def named(settings: Settings) -> Iterator[Nesting]:
@@ -109,35 +126,52 @@ def nestings(
     open_modes = [mode for mode in settings.modes if not exclusions(mode).closed] or [settings.modes[0]]
     mode = draw(st.sampled_from(open_modes)) if open_modes[1:] else open_modes[0]
     known = exclusions(mode)
-    if known.closed or known.refused.issuperset(settings.styles):
+    one = _layers(settings, known)
+    if known.closed or one is None or known.refused.issuperset(settings.styles):
         return Nesting(mode=mode)
     smallest = min(known.min_layers, settings.max_depth)
-    layers = draw(st.lists(_layers(settings, known), min_size=smallest, max_size=settings.max_depth))
+    layers = draw(st.lists(one, min_size=smallest, max_size=settings.max_depth))
     return workable(Nesting(tuple(layers), mode), settings, known)
 
 
-def _layers(settings: Settings, known: Exclusions) -> st.SearchStrategy[Layer]:
-    styles = [style for style in settings.styles if style not in known.refused]
-    transforms = [transform for transform in settings.transforms if transform != CALL_FIRST]
-    plain = st.builds(Layer, st.sampled_from(transforms or TRANSFORMS[:1]), st.sampled_from(styles))
-    if CALL_FIRST not in settings.transforms:
-        return plain
-    return st.one_of(plain, st.just(Layer(CALL_FIRST))) if transforms else st.just(Layer(CALL_FIRST))
+def _layers(settings: Settings, known: Exclusions) -> st.SearchStrategy[Layer] | None:
+    styles = {transform: _styles(transform, settings, known) for transform in settings.transforms}
+    transforms = [transform for transform in settings.transforms if transform != CALL_FIRST and styles[transform]]
+
+    @st.composite
+    def plain(draw: st.DrawFn) -> Layer:
+        transform = draw(st.sampled_from(transforms))
+        return Layer(transform, draw(st.sampled_from(styles[transform])))
+
+    kinds = ([plain()] if transforms else []) + ([st.just(Layer(CALL_FIRST))] * (CALL_FIRST in settings.transforms))
+    return st.one_of(kinds) if kinds else None
+
+
+def _styles(transform: str, settings: Settings, known: Exclusions) -> list[str]:
+    """The styles in which a transform can be drawn."""
+    styles = [style for style in settings.styles if style in styles_of(transform)]
+    return [style for style in styles if not known.rejects(Layer(transform, style))]
 
 
 def workable(nesting: Nesting, settings: Settings, known: Exclusions) -> Nesting:
     """The nesting with the layers that cannot work made to, or left out.
 
     An argument layer inside a closure layer would be handed a module that the closure captured; a call that adds state
-    cannot be carried by argument scan, vmap and while_loop. Both become functional, where that style is on.
+    cannot be carried by argument scan, vmap and while_loop. Both become functional, where that style is on. What jax cannot
+    run whatever the style, a while_loop inside a grad, is left out.
     """
     made: list[Layer] = []
     for layer in nesting.layers:
-        captured = any(outer.captures for outer in made)
-        if layer.transform == CALL_FIRST or (known.allows(layer) and not (captured and layer.style == "argument")):
-            made.append(layer)
-        elif "functional" in settings.styles:
-            made.append(replace(layer, style="functional"))
-        elif captured:
-            made.append(replace(layer, style=next(outer.style for outer in reversed(made) if outer.captures)))
+        capturing = [outer.style for outer in reversed(made) if outer.captures][:1]
+        styles = [layer.style, *(["functional"] if "functional" in settings.styles else capturing)]
+        able = (replace(layer, style=style) for style in styles if style in styles_of(layer.transform))
+        fits = (each for each in able if _fits(each, made, known))
+        made += [each for each in [next(fits, None)] if each is not None]
     return replace(nesting, layers=tuple(made))
+
+
+def _fits(layer: Layer, outer: list[Layer], known: Exclusions) -> bool:
+    if impossible(Nesting((*outer, layer))):
+        return False
+    captured = any(each.captures for each in outer) and layer.style == "argument"
+    return layer.transform == CALL_FIRST or (known.allows(layer) and not captured)

@@ -39,8 +39,14 @@ class Plan:
     """The un-nested subject, for ``call_first``."""
     element: Callable[[Any], Any]
     """Takes the axes of the layers further in off an input, for ``call_first``."""
+    shapes: Any
+    """The inner program's abstract output, to hold a user's own layer to; None where it is not known."""
     empty: Callable[[], Any]
     """Zeros of the inner program's output, for the carry of a ``while_loop``."""
+    parameters: Callable[[Any, Any], bool]
+    """Filter for `nnx.split`: the leaves that ``grad`` differentiates by, floating point `nnx.Param`."""
+    primal: Callable[[Any], Any]
+    """Takes the gradients of the layers further in off their output, for ``grad``."""
     jit: Callable[..., Program]
     """``jit(wrapper, f)``: the wrapper (`jax.jit` or `nnx.jit`) applied; at the root of the nesting with donation."""
     unchanged: Callable[[Any], AbstractContextManager[None]]

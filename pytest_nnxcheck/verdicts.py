@@ -36,7 +36,8 @@ class Outcome:
     """What one nesting did: the verdict, its violations, and the peak against its budget (bytes a device).
 
     ``reason`` says why a nesting was rejected or failed, or was expected to, ``by_mode`` that flax rejected it for what its mode cannot
-    do; ``notes`` are facts that are reported but not judged. ``expected`` are the keys of the expected failures that came true in it.
+    do, ``unfit`` that it was rejected because a layer cannot take the call, not by flax; ``notes`` are facts that are reported but not
+    judged. ``expected`` are the keys of the expected failures that came true in it.
     """
 
     nesting: Nesting
@@ -48,6 +49,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
     by_mode: bool = False
+    unfit: bool = False
 
 
 class InvariantViolation(AssertionError):

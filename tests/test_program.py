@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.call import Session
-from pytest_nnxcheck.nesting import LAYER_NAMES, STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, layer_names
 from pytest_nnxcheck.observe import observe
-from pytest_nnxcheck.program import factor, output_shapes, stack_inputs, un_nest
+from pytest_nnxcheck.profile import UNKNOWN
+from pytest_nnxcheck.program import factor, output_shapes, primal, stack_inputs, un_nest
 from pytest_nnxcheck.subject import bind
 
-REPEATS = {"scan": 2, "while_loop": 2, "call_first": 2}
+REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
+MORE = [str(Layer(transform, style)) for style in STYLES[:2] for transform in FURTHER]
 
 
 class Counter(nnx.Variable):
@@ -54,13 +58,15 @@ def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nest
         np.testing.assert_allclose(found.output["y"], want["y"], rtol=1e-5)
 
 
-@given(st.lists(st.sampled_from(LAYER_NAMES), max_size=4))
+@given(st.lists(st.sampled_from(layer_names()), max_size=4))
 def test_stacked_inputs_and_abstract_outputs_lose_their_axes_again(names):
     nesting = Nesting(tuple(map(Layer, names)))
-    out = (jax.ShapeDtypeStruct((3,), jnp.float32),)
-    shapes = output_shapes(nesting.layers, out)
+    out, gradient = jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((7,), jnp.float32)
+    shapes = output_shapes(nesting.layers, replace(UNKNOWN, out=(out,), gradients=(gradient,)), ())
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes)
     assert jax.tree.map(np.shape, un_nest(nesting, zeros)) == ((3,),)
+    assert {leaf.shape[-1] for leaf in jax.tree.leaves(primal(nesting.layers, zeros))} == {3}
+    assert sum(leaf.shape[-1] == 7 for leaf in jax.tree.leaves(zeros)) == names.count("grad")
     axes = sum(name in ("scan", "vmap", "call_first") for name in names)
     assert stack_inputs(nesting, (np.zeros(5),))[0].shape == (2,) * axes + (5,)
     assert factor(nesting) == 2**axes

@@ -37,11 +37,13 @@ from pytest_nnxcheck.compat.nodes import (
 from pytest_nnxcheck.compat.programs import (
     byte_bounds,
     compiler_options,
+    nnx_shard_map,
     open_jaxpr,
     quick_compiles,
     scan_layout,
     serialized_buffer_assignment,
     serialized_hlo_module,
+    shard_map,
     staged,
 )
 from pytest_nnxcheck.compat.values import (
@@ -84,6 +86,7 @@ __all__ = [
     "mode_flags",
     "mode_words",
     "modes",
+    "nnx_shard_map",
     "on_devices",
     "open_jaxpr",
     "quick_compiles",
@@ -94,6 +97,7 @@ __all__ = [
     "serialized_hlo_module",
     "set_variable_metadata",
     "set_variable_value",
+    "shard_map",
     "split",
     "staged",
     "state",

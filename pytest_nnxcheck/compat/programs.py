@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
+
+from pytest_nnxcheck.verdicts import Unfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -125,3 +128,31 @@ def byte_bounds(array: Any) -> tuple[int, int]:
     module = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
     start, end = module.byte_bounds(array)
     return start, end
+
+
+def shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
+    """``f`` over a mesh, with one spec for all that goes in and comes out.
+
+    `jax.shard_map` from jax 0.6 on, before that in `jax.experimental`; the check that outputs are replicated is ``check_vma`` and
+    ``check_rep``. It is off, as it refuses loops whose carry starts from constants. All versions.
+    """
+    import jax
+
+    if hasattr(jax, "shard_map"):
+        return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    from jax.experimental.shard_map import shard_map as experimental
+
+    mapped: Callable[..., Any] = experimental(f, mesh=mesh, in_specs=spec, out_specs=spec, check_rep=False)
+    return mapped
+
+
+def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
+    """The same with modules among the arguments; flax has `nnx.shard_map` from 0.10.7 on. Raises `Unfit` before. All versions."""
+    import flax
+    from flax import nnx
+
+    if not hasattr(nnx, "shard_map"):
+        raise Unfit(f"flax {flax.__version__} has no nnx.shard_map")
+    check = "check_vma" if "check_vma" in inspect.signature(nnx.shard_map).parameters else "check_rep"
+    options: dict[str, Any] = {check: False}
+    return nnx.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)

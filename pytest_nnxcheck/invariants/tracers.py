@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.nesting import Layer
+from pytest_nnxcheck.nesting import FURTHER, TRANSFORMS, Layer
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.verdicts import Violation
 
@@ -62,6 +62,14 @@ def carry_advice(layer: Layer) -> str:
     """How to hand the module to a transform that captured it."""
     spelled = {
         "while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
+        "fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",
         "scan": "pass the module in the scan's carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
+        "cond": "pass the module as an operand: nnx.cond(pred, f, g, model, x)",
+        "switch": "pass the module as an operand: nnx.switch(index, branches, model, x)",
+        "shard_map": "pass the state of nnx.split to jax.shard_map, with nnx.merge in its body",
     }
-    return spelled.get(layer.transform, f"pass the module as an argument: nnx.{layer.transform}(f)(model, x)")
+    known = layer.transform in (*TRANSFORMS, *FURTHER)
+    plain = f"pass the module as an argument: nnx.{layer.transform}(f)(model, x)"
+    return spelled.get(
+        layer.transform, plain if known else f"{layer.transform} should hand the module on as an argument of f"
+    )
