@@ -63,7 +63,7 @@ def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
         returned=primal(found.nesting.layers, found.returned),
         names=names,
         output=found.output,
-        structure=structure(subject.outbox.rebuild(found.output)),
+        structure=structure(subject, found.output),
         after=read(subject, found.state),
     )
 

@@ -6,7 +6,7 @@ Arrays are kept by reference (those of jax never change); plain Python values ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -44,10 +44,18 @@ NOTHING = Facts({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The names of an output's arrays, in order, and its other leaves (strings, say) by name."""
+    """The names of an output's arrays, in order, and its other leaves (strings, say) by name.
 
-    names: tuple[str, ...]
-    others: Mapping[str, Any]
+    ``leaves`` names arrays and graph nodes: a node of the state has no arrays here, since it is read with the state.
+    """
+
+    names: tuple[str, ...] = ()
+    others: Mapping[str, Any] = field(default_factory=dict)
+    leaves: tuple[str, ...] = ()
+
+    def alike(self, other: Structure) -> bool:
+        """Whether the same leaves are at the same places, each node new or of the state."""
+        return (self.leaves, self.others) == (other.leaves, other.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Effect:
     returned: Any = None
     names: Any = ()
     output: tuple[Any, ...] = ()
-    structure: Structure = Structure((), {})
+    structure: Structure = Structure()
     before: Facts = NOTHING
     after: Facts = NOTHING
     error: Exception | None = None
@@ -119,17 +127,24 @@ def show(value: Any) -> str:
     return f"another {kind}"
 
 
-def structure(output: Any) -> Structure:
-    """Name the arrays of an output in the order in which `flatten_output` takes them out."""
+def structure(subject: Subject, arrays: tuple[Any, ...]) -> Structure:
+    """Name the arrays of the output that the subject returned last, in the order in which `flatten_output` took them out."""
+    output = subject.outbox.rebuild(arrays)
+    own = {id(node) for _, node in compat.iter_graph(subject.state)}
     names: list[str] = []
+    found: list[str] = []
     others = {}
     leaves, _ = jax.tree_util.tree_flatten_with_path(output, is_leaf=compat.is_graph_node)
     for path, leaf in leaves:
         name = "output" + jax.tree_util.keystr(path)
+        if compat.is_graph_node(leaf) or is_array(leaf):
+            found.append(name)
+        if compat.is_graph_node(leaf) and id(leaf) in own:
+            continue
         if compat.is_graph_node(leaf):
             names += [spell(name, inner[1:]) for inner, _ in compat.flat_state(compat.state(Nodes({"node": leaf})))]
         elif is_array(leaf):
             names.append(name)
         else:
             others[name] = frozen(leaf)
-    return Structure(tuple(names), others)
+    return Structure(tuple(names), others, tuple(found))

@@ -118,7 +118,7 @@ def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ..
         if error is not None:
             return Effect(error=error)
         output = un_nested(meaning, returned)
-        found = structure(subject.outbox.rebuild(output))
+        found = structure(subject, output)
         after = changed(before, read(subject, state))
         kept = Facts(
             {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED},

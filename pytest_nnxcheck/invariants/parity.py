@@ -83,16 +83,20 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[Differen
 
 
 def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None) -> Iterator[Difference]:
-    if wanted.structure != got.structure:
+    if not wanted.structure.alike(got.structure):
         yield Difference("output", "differs", "has another structure than that of the un-nested call")
         return
     structures: list[Any] = [jax.tree.structure(each.returned) for each in (wanted, got)]
-    same = structures[0] == structures[1]
+    same = structures[0] == structures[1] and wanted.structure.names == got.structure.names
     trees = [(each.returned if same else each.output) if each else None for each in (wanted, got, nudged)]
-    names = jax.tree.leaves(wanted.names if same else wanted.structure.names)
+    keys = [jax.tree.leaves(each.names if same else each.structure.names) for each in (wanted, got)]
     leaves = [jax.tree.leaves(tree) for tree in trees]
-    for index, name in enumerate(names):
-        want, have = leaves[0][index], leaves[1][index]
+    there = dict(zip(keys[1], leaves[1], strict=True)) if not same else {}
+    for index, name in enumerate(keys[0]):
+        # A node of the state on one side only is compared with the state.
+        if not same and name not in there:
+            continue
+        want, have = leaves[0][index], leaves[1][index] if same else there[name]
         spread = distance(want, leaves[2][index]) if nudged is not None else None
         difference = compare(name, want, have, None, spread, "")
         if difference is not None:
