@@ -26,7 +26,7 @@ def require(settings: Settings) -> None:
     if lacking:
         raise SettingError(
             f"mode {lacking[0]!r} is not one of flax {compat.flax_version()}, which has {', '.join(compat.modes())}: write one of"
-            f" these, or install a newer flax (0.12.6 has {', '.join(MODES)})"
+            f" these, or install a newer flax (0.12.7 has {', '.join(MODES)})"
         )
 
 

@@ -186,7 +186,7 @@ class Settings:
         MODES[:1],
         _words("mode", lambda: MODES),
         "LIST",
-        "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.6 on"
+        "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.7 on"
         f" {', '.join(MODES[1:])}",
         "list",
     )

@@ -7,7 +7,7 @@ from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import check
 
-pytestmark = pytest.mark.skipif(FLAX < (0, 12, 6), reason="flax before 0.12.6 has one mode, which test_healthy.py runs")
+pytestmark = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode, which test_healthy.py runs")
 
 REJECTED = {"shared_weights": {"tree": "does not support Variable aliasing"}}
 """What flax says of the models that it does not take in a mode; it takes all others."""

@@ -1,7 +1,7 @@
 """The modes of flax: which there are, how to run in one, and how flax refuses a model in one.
 
 Graph mode follows references, with or without changes of the graph that a transform hands out (``graph_updates``); tree mode takes
-a module for a plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public from flax 0.12.6; before, there is one mode.
+a module for a plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public, and work for all layers from flax 0.12.7 on.
 Flax's two flags are read through ``current_value``, which its docstrings name and no page documents.
 """
 
@@ -23,10 +23,13 @@ _WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "gr
 
 
 def modes() -> tuple[str, ...]:
-    """The modes that the installed flax has. Flax before 0.12.6 knows only one, which is ``graph``. All versions."""
+    """The modes that the installed flax has, as far as all layers can be written in them. Flax before has one, which is ``graph``.
+
+    Flax 0.12.6 has `nnx.set_graph_mode`, but no `nnx.prefix` for a vmap without `nnx.StateAxes`, and 0.12.7 has both. All versions.
+    """
     from flax import nnx
 
-    return MODES if hasattr(nnx, "set_graph_mode") else MODES[:2]
+    return MODES if hasattr(nnx, "set_graph_mode") and hasattr(nnx, "prefix") else MODES[:2]
 
 
 def flax_version() -> str:
@@ -67,7 +70,7 @@ def flax_mode(mode: str) -> Iterator[None]:
 
 @functools.cache
 def _retraced() -> Any:
-    """A context on whose value the caches of jax depend: public from jax 0.8 on, which flax with modes needs. jax 0.10 and 0.12."""
+    """A context on whose value the caches of jax depend: public on every jax that a flax with modes runs on: tried on jax 0.9, 0.10 and 0.12."""
     import jax
 
     return jax.make_user_context(None) if hasattr(jax, "make_user_context") else contextlib.nullcontext
