@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.pointers import Leaf, Move, resharded, spec, spread
+from pytest_nnxcheck.program import STACKED
 from pytest_nnxcheck.verdicts import Violation
 
 SHOWN = 12
@@ -101,13 +102,18 @@ def lost_input(before: Leaf, observation: Observation, call: Returned) -> str:
     returned = owners(call.outputs, [each.path for each in inputs if keys(each.path)])
     if before.path not in returned:
         return "not returned"
-    old, _, shape = before.type.partition("[")
-    new, _, new_shape = (other := returned[before.path]).partition("[")
-    # Under scan and vmap the program's own arrays have leading axes.
-    if old != new or not f",{shape}".endswith(f",{new_shape}"):
-        return f"an output is {other}: {'dtype' if old != new else 'shape'} changed"
+    own, other = without_axes(before.type, observation), returned[before.path]
+    if own != other:
+        return f"an output is {other}: {changed_type(own, other)}"
     swapped = any(each.type == before.type and each.path not in returned for each in inputs)
     return "" if swapped or set(before.pointers) <= observation.reused else "not reused by XLA"
+
+
+def without_axes(kind: str, observation: Observation) -> str:
+    """The type of an input as the call gets it: scan and vmap give the program's own arrays a leading axis each."""
+    dtype, _, shape = kind.rstrip("]").partition("[")
+    axes = sum(layer.transform in STACKED for layer in observation.nesting.layers)
+    return f"{dtype}[{','.join(shape.split(',')[axes:])}]"
 
 
 def lost_array(before: Leaf, observation: Observation, call: Returned) -> str:

@@ -1,0 +1,322 @@
+"""Training steps: the healthy ones keep every buffer, and each way to lose one is named with its leaves. The claims are tried in jax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from checking import call, text
+from flax import nnx
+from healthy import FLAX, WIDTH, numbers, rngs
+from wild_training import (
+    TRAINING,
+    Attention,
+    Mlp,
+    batch_of,
+    functional_args,
+    functional_step,
+    loss_of,
+    optimizer_of,
+    step_of,
+)
+
+from pytest_nnxcheck import check, compat
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.observe import observe
+from pytest_nnxcheck.profile import profile
+from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.verdicts import CheckError
+
+ROOTS = ["jit", "jit[functional]"]
+ADAM = optax.adam(1e-3)
+LAYERS = [f"layers[{index}].{name}" for index in range(2) for name in ("bias", "kernel")]
+IN_STATES = [f"['layers'][{index}]['{name}']" for index in range(2) for name in ("bias", "kernel")]
+
+
+def rows(found):
+    """The rows of the donation's violation."""
+    (violation,) = [each for each in found.outcome.violations if each.invariant == "donation"]
+    return {row for _, row in violation.details}, violation
+
+
+def assert_healthy(subject, args, nesting, **settings):
+    found = call(subject, *args, nesting=nesting, **settings)
+    assert found.outcome.verdict == "held", (text(found), found.error)
+
+
+# --- every leaf that is read keeps its pointer
+
+
+@pytest.mark.parametrize("nesting", [*ROOTS, "jit > remat"])
+@pytest.mark.parametrize("name", ["mlp_and_adam", "attention_and_adam"])
+def test_every_leaf_of_a_training_step_keeps_its_pointer(name, nesting):
+    case = TRAINING[name]()
+    subject = bind(case.subject, case.args, {})
+    found = observe(subject, profile(subject), Nesting.parse(nesting), "state")
+    assert found.error is None
+    paths = {subject.path(path) for path, _ in compat.raw_leaves(subject.state)}
+    unchanged = paths - {move.before.path for move in found.moves}
+    # A functional step returns what it changes: not the key, into which dropout folds its count.
+    assert unchanged == (
+        {path for path in paths if ".key" in path and "rngs" in path} if nesting == ROOTS[1] else set()
+    )
+    assert all(move.before.pointers and move.after.pointers == move.before.pointers for move in found.moves)
+    names = {move.before.path for move in found.moves}
+    assert {"optimizer.step", "metrics.loss.total", "optimizer.opt_state[0].count"} <= names
+    assert_healthy(case.subject, TRAINING[name]().args, nesting)
+
+
+# --- a learning rate that promotes
+
+
+def sgd(model, batch, learning_rate):
+    gradients = nnx.grad(lambda model: loss_of(model, batch)[0])(model)
+    params = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients))
+
+
+def sgd_cast_back(model, batch, learning_rate):
+    gradients = nnx.grad(lambda model: loss_of(model, batch)[0])(model)
+    params = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda p, g: (p - learning_rate * g).astype(p.dtype), params, gradients))
+
+
+def bfloat16_args(learning_rate):
+    return Mlp(rngs(), jnp.bfloat16), batch_of(), learning_rate
+
+
+@pytest.mark.parametrize("nesting", ROOTS)
+def test_a_learning_rate_that_promotes_is_named_with_every_parameter(nesting):
+    found = call(sgd, *bfloat16_args(jnp.asarray(0.1, jnp.float32)), nesting=nesting)
+    lost, violation = rows(found)
+    shapes = ["16", "8,16", "4", "16,4"]
+    assert lost == {
+        f"model.{leaf}   bfloat16[{shape}]   became float32[{shape}]: dtype changed"
+        for leaf, shape in zip(LAYERS, shapes, strict=True)
+    }
+    assert violation.hint == "cast the new value back to the old dtype before it is stored or returned"
+    assert_healthy(sgd_cast_back, bfloat16_args(jnp.asarray(0.1, jnp.float32)), nesting)
+    assert_healthy(sgd, bfloat16_args(0.1), nesting)
+
+
+def test_a_loop_over_a_step_that_promotes_is_rejected_with_the_reason():
+    found = call(sgd, *bfloat16_args(jnp.asarray(0.1, jnp.float32)), nesting="jit > scan")
+    assert found.outcome.verdict == "rejected"
+    assert "the call makes model.layers[0].bias, which is bfloat16[16], a float32[16]" in found.outcome.reason
+
+
+# --- an optimizer that holds a buffer of the model
+
+
+def keeps_parameters(copy):
+    """A running mean of the parameters that begins with them."""
+
+    def update(updates, state, params=None):
+        return updates, jax.tree.map(lambda mean, param: 0.9 * mean + 0.1 * param, state, params)
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(copy, params), update)
+
+
+@pytest.mark.parametrize("nesting", ROOTS)
+def test_an_optimizer_that_holds_buffers_of_the_model_is_named_with_both_paths(nesting):
+    def args(copy):
+        return *optimizer_of(Mlp(rngs()), optax.chain(ADAM, keeps_parameters(copy))), batch_of()
+
+    found = call(step_of(), *args(lambda leaf: leaf), nesting=nesting)
+    shared, violation = rows(found)
+    pairs = {frozenset((f"model.{leaf}", f"optimizer.opt_state[1].{leaf}")) for leaf in LAYERS}
+    assert {frozenset(row.partition(" share a buffer")[0].split(" and ")) for row in shared} == pairs
+    assert all(row.endswith("share a buffer: XLA refuses to donate it twice") for row in shared)
+    assert violation.hint == "give one of them an array of its own: jnp.copy(value)"
+    assert_healthy(step_of(), args(jnp.copy), nesting)
+
+
+def test_xla_refuses_a_buffer_that_is_donated_twice_or_used_beside():
+    x = jnp.ones(8)
+    for donated in ((0, 1), (0,)):
+        with pytest.raises((ValueError, RuntimeError), match="donate"):
+            jax.jit(lambda a, b: (a + b, a - b), donate_argnums=donated)(x, x)
+
+
+@pytest.mark.parametrize("nesting", ROOTS)
+def test_an_average_beside_the_model_that_shares_its_buffers_is_named(nesting):
+    def step(model, average, batch):
+        sgd(model, batch, 0.1)
+        return jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, average, nnx.state(model, nnx.Param))
+
+    def args(copy):
+        model = Mlp(rngs())
+        return model, jax.tree.map(copy, nnx.state(model, nnx.Param)), batch_of()
+
+    shared, _ = rows(call(step, *args(lambda leaf: leaf), nesting=nesting))
+    assert shared == {
+        f"model.{leaf} and average{inside} share a buffer: XLA refuses to donate it and use it beside that"
+        for leaf, inside in zip(LAYERS, IN_STATES, strict=True)
+    }
+    assert_healthy(step, args(jnp.copy), nesting)
+
+
+def test_a_model_that_is_only_read_may_share_its_buffers():
+    def evaluate(model, best, batch):
+        return loss_of(model, batch)[0], jax.tree.map(jnp.sum, best)
+
+    model = Mlp(rngs())
+    args = (model, nnx.state(model, nnx.Param), batch_of())
+    assert_healthy(evaluate, args, "jit")
+
+
+# --- a step that forgets the optimizer
+
+
+def forgets(graphdef, params, opt_state, batch):
+    params, _, loss = functional_step(ADAM)(graphdef, params, opt_state, batch)
+    return params, loss
+
+
+def forgets_params(graphdef, params, opt_state, batch):
+    _, opt_state, loss = functional_step(ADAM)(graphdef, params, opt_state, batch)
+    return loss, opt_state
+
+
+OPT_STATE = {"opt_state[0].count", *(f"opt_state[0].{name}{inside}" for name in ("mu", "nu") for inside in IN_STATES)}
+
+
+@pytest.mark.parametrize("nesting", [*ROOTS, "jit > scan"])
+def test_a_functional_step_that_does_not_return_the_optimizer_is_named_with_every_leaf(nesting):
+    donate = "state,params,opt_state"
+    lost, violation = rows(call(forgets, *functional_args(ADAM), nesting=nesting, donate=donate))
+    assert {row.split("   ")[0] for row in lost} == OPT_STATE
+    assert all(row.endswith("   not returned") for row in lost)
+    assert violation.hint == "return the new value of every donated array"
+    assert_healthy(functional_step(ADAM), functional_args(ADAM), nesting, donate=donate)
+
+
+def test_the_leaves_that_are_named_are_those_that_are_forgotten():
+    """Moments and parameters have the same types: the names tell them apart, and so does their order."""
+    found = call(forgets_params, *functional_args(ADAM), nesting="jit", donate="state,params,opt_state")
+    assert {row.split("   ")[0] for row in rows(found)[0]} == {f"params{inside}" for inside in IN_STATES}
+
+    def step(opt_state, params, graphdef, batch):
+        return forgets(graphdef, params, opt_state, batch)
+
+    graphdef, params, opt_state, batch = functional_args(ADAM)
+    found = call(step, opt_state, params, graphdef, batch, nesting="jit", donate="state,params,opt_state")
+    assert {row.split("   ")[0] for row in rows(found)[0]} == OPT_STATE
+
+
+def test_donating_all_donates_the_batch_too():
+    found = call(forgets, *functional_args(ADAM), nesting="jit", donate="all")
+    assert {row.split("   ")[0] for row in rows(found)[0]} == {*OPT_STATE, "batch['x']", "batch['y']"}
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("step, reused", [(forgets, False), (functional_step(ADAM), True)])
+def test_jax_reuses_no_buffer_of_what_is_donated_and_not_returned(step, reused):
+    graphdef, params, opt_state, batch = functional_args(ADAM)
+    jax.jit(lambda p, o: step(graphdef, p, o, batch), donate_argnums=(0, 1))(params, opt_state)
+    moments = jax.tree.leaves((opt_state[0].mu, opt_state[0].nu))
+    assert [leaf.is_deleted() for leaf in moments] == [reused] * 8
+
+
+def clones(model, optimizer, batch):
+    return step_of()(model, nnx.clone(optimizer), batch)
+
+
+def merges(model, optimizer, batch):
+    graphdef, state = nnx.split((model, optimizer))
+    copy, its_optimizer = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
+    loss = step_of()(copy, its_optimizer, batch)
+    nnx.update(model, nnx.state(copy))
+    return loss
+
+
+def merges_and_writes_back(model, optimizer, batch):
+    graphdef, state = nnx.split((model, optimizer))
+    copy, its_optimizer = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf, state))
+    loss = step_of()(copy, its_optimizer, batch)
+    nnx.update((model, optimizer), nnx.state((copy, its_optimizer)))
+    return loss
+
+
+def jitted_clone(model, optimizer, batch):
+    return nnx.jit(clones)(model, optimizer, batch)
+
+
+@pytest.mark.parametrize("nesting", ROOTS)
+@pytest.mark.parametrize("step", [clones, merges, jitted_clone])
+def test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf(step, nesting):
+    def args():
+        return *optimizer_of(Mlp(rngs())), batch_of()
+
+    dropped, violation = rows(call(step, *args(), nesting=nesting))
+    leaves = {
+        "step",
+        "opt_state[0].count",
+        *(f"opt_state[0].{name}.{leaf}" for name in ("mu", "nu") for leaf in LAYERS),
+    }
+    assert {row.split("   ")[0] for row in dropped} == {f"optimizer.{leaf}" for leaf in leaves}
+    assert all(row.endswith("   not written back: the call updates a copy of the optimizer") for row in dropped)
+    assert violation.hint == "update the optimizer that was passed in, or return the copy"
+    assert_healthy(merges_and_writes_back if step is merges else step_of(), args(), nesting)
+
+
+@pytest.mark.parametrize("step", [clones, merges, jitted_clone])
+def test_the_optimizer_of_a_step_that_updates_a_copy_stays_behind(step):
+    model, optimizer = optimizer_of(Mlp(rngs()))
+    nnx.jit(step)(model, optimizer, batch_of())
+    assert int(optimizer.step[...]) == 0
+    nnx.jit(step_of())(model, optimizer, batch_of())
+    assert int(optimizer.step[...]) == 1
+
+
+def test_an_optimizer_that_is_only_read_or_returned_is_no_dropped_update():
+    def returns_the_copy(model, optimizer, batch):
+        copy = nnx.clone(optimizer)
+        return step_of()(model, copy, batch), nnx.state(copy)
+
+    def adapts_with_one_of_two(model, optimizer, inner, batch):
+        adapted, copy = nnx.clone((model, inner))
+        step_of()(adapted, copy, batch)
+        return step_of()(model, optimizer, batch)
+
+    def reports(model, optimizer, batch):
+        return loss_of(model, batch)[0], optimizer.step[...] + 1, {"lr": 0.1 * 0.9 ** optimizer.step[...]}
+
+    model, optimizer = optimizer_of(Mlp(rngs()))
+    assert_healthy(returns_the_copy, (model, optimizer, batch_of()), "jit")
+    assert_healthy(reports, (model, optimizer, batch_of()), "jit")
+    if FLAX >= (0, 11):
+        _, inner = optimizer_of(model)
+        assert_healthy(adapts_with_one_of_two, (model, optimizer, inner, batch_of()), "jit")
+
+
+# --- the names of arguments
+
+
+def test_arguments_are_donated_by_name():
+    def decode(model, cache, token):
+        new = cache["keys"].at[0].set(token[0].astype(jnp.bfloat16))
+        return model(token), {"keys": new, "position": cache["position"] + 1}
+
+    def upcasts(model, cache, token):
+        out, cache = decode(model, cache, token)
+        return out, {**cache, "keys": cache["keys"].astype(jnp.float32)}
+
+    cache = {"keys": jnp.zeros((4, WIDTH), jnp.bfloat16), "position": jnp.int32(0)}
+    args = (nnx.Linear(WIDTH, WIDTH, rngs=rngs()), cache, numbers((1, WIDTH)))
+    assert_healthy(decode, args, "jit", donate="state,cache")
+    assert_healthy(decode, args, "jit > vmap > scan", donate=["state", "cache"])
+    assert_healthy(upcasts, args, "jit")
+    lost, _ = rows(call(upcasts, *args, nesting="jit", donate="state,cache"))
+    assert lost == {"cache['keys']   bfloat16[4,8]   an output is float32[4,8]: dtype changed"}
+    with pytest.raises(
+        CheckError, match="donate='state,caches': .*decode has no argument caches with arrays, it has cache, token"
+    ):
+        call(decode, *args, donate="state,caches")
+
+
+def test_the_report_of_a_step_that_forgets_names_the_leaves():
+    text = str(check(clones, *optimizer_of(Attention(rngs())), batch_of((2, 4, WIDTH)), nesting="jit"))
+    assert "nnx invariant broken: donation" in text
+    assert "optimizer.opt_state[0].mu.attention.key.kernel" in text

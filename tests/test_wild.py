@@ -1,0 +1,288 @@
+"""Subjects as they are in the wild hold, or are rejected with a reason; none ends in an exception of the plugin's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import text
+from flax import nnx
+from healthy import WIDTH, assign, numbers, rngs
+from wild import TOKENS, WILD, Batch, LazyCache, Sows, Trainer, X
+from wild_training import TRAINING, Mlp, batch_of, optimizer_of, step_of
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.call import Session, check_call
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck.verdicts import CheckError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+NESTINGS = [
+    "jit > scan",
+    "vmap > while_loop[functional]",
+    "jit[functional] > vmap > remat",
+    "eval_shape > while_loop",
+    "remat > scan[functional]",
+    "jit > call_first",
+]
+
+
+def run(case, nesting, session, **more):
+    settings = merge(parse_given({**case.settings, **more}, lambda name: name))
+    parsed = Nesting.parse(nesting)
+    return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, session=session)
+
+
+@pytest.mark.parametrize("name", sorted(set(WILD) - {"dict_with_keys_of_several_types"}))
+def test_it_holds_or_is_rejected_with_a_reason(name):
+    case, session = WILD[name](), Session()
+    number = sorted(WILD).index(name)
+    session.begin_example()
+    plain = run(case, "un-nested", session)
+    session.end_example()
+    assert plain.outcome.verdict == "held", (text(plain), plain.error)
+    # The steps with gradients take the longest to compile.
+    for nesting in NESTINGS[:1] if name in TRAINING else (NESTINGS[0], NESTINGS[1 + number % 5]):
+        session.begin_example()
+        found = run(case, nesting, session)
+        session.end_example()
+        assert found.outcome.verdict in ("held", "rejected"), (nesting, text(found), found.error)
+        assert found.outcome.reason if found.outcome.verdict == "rejected" else alike(found.output, plain.output)
+
+
+def alike(one, other):
+    """The same structure, whatever the numbers: a later call may see another state."""
+    kinds = [[type(leaf) for leaf in jax.tree.leaves(each, is_leaf=is_node)] for each in (one, other)]
+    return kinds[0] == kinds[1] and jax.tree.structure(one, is_leaf=is_node) == jax.tree.structure(
+        other, is_leaf=is_node
+    )
+
+
+def is_node(value):
+    return isinstance(value, nnx.Module | nnx.Variable | nnx.GraphDef | Batch)
+
+
+# --- what a call does to the user's objects
+
+
+def held(subject, *args, session=None, nesting="jit", **kwargs):
+    settings = merge({})
+    found = check_call(
+        subject, args, kwargs, nesting=Nesting.parse(nesting), settings=settings, session=session or Session()
+    )
+    assert found.outcome.verdict == "held", (text(found), found.error)
+    return found.output
+
+
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "jit[functional] > remat"])
+def test_a_trainer_sees_its_model_trained_and_its_calls_counted(nesting):
+    trainer = Trainer()
+    before = np.asarray(trainer.model.layers[0].kernel[...])
+    loss = held(trainer.step, batch_of(), nesting=nesting)["loss"]
+    assert isinstance(loss, jax.Array)
+    assert trainer.calls > 0
+    assert trainer.model is trainer.models["eval"]
+    assert not np.array_equal(trainer.model.layers[0].kernel[...], before)
+
+
+def test_what_a_plain_object_keeps_of_a_trace_is_a_leak():
+    class Keeps(Trainer):
+        def step(self, batch):
+            self.last = super().step(batch)
+            return self.last
+
+    found = check(Keeps().step, batch_of(), nesting="jit")
+    assert [violation.invariant for violation in found.broken[0].violations] == ["tracers"]
+    assert "tracers remain in self.last['loss']" in str(found)
+
+
+def test_arrays_of_a_plain_object_are_inputs_and_a_new_one_that_it_keeps_is_a_leak():
+    class Ema:
+        def __init__(self):
+            self.average = jnp.zeros(WIDTH)
+
+        def __call__(self, x):
+            return self.average + x
+
+        def update(self, x):
+            self.average = self.average * 0.9 + x.mean(0) * 0.1
+            return self.average
+
+    assert check(Ema(), numbers(X), nesting="jit").ok
+    ema = Ema()
+    assert held(ema.update, numbers(X), nesting="un-nested") is not None
+    assert ema.average.any(), "the call sets the user's own object"
+    assert "tracers remain in self.average" in str(check(Ema().update, numbers(X), nesting="jit"))
+
+
+def test_nodes_of_the_state_come_back_as_the_users_own():
+    model, optimizer = optimizer_of(Mlp(rngs()))
+
+    def step(model, optimizer, batch):
+        return model, optimizer, model.layers[0].kernel, step_of()(model, optimizer, batch)
+
+    for nesting in ("un-nested", "jit", "jit[functional] > scan"):
+        first, second, kernel, _ = held(step, model, optimizer, batch_of(), nesting=nesting)
+        assert (first, second, kernel) == (model, optimizer, model.layers[0].kernel)
+
+
+def test_plain_dataclasses_go_in_and_come_out_whole():
+    def forward(model, batch):
+        assert (batch.name, type(batch)) == ("train", Batch)
+        return dataclasses.replace(batch, x=model(batch.x), name="out")
+
+    batch = Batch(numbers(X), np.ones((3, 1)))
+    for nesting in ("un-nested", "jit", "vmap > scan[functional]"):
+        out = held(forward, nnx.Linear(WIDTH, 4, rngs=rngs()), batch, nesting=nesting)
+        assert (type(out), out.name, out.x.shape, out.weights) == (Batch, "out", (3, 4), None)
+    assert isinstance(batch.y, np.ndarray), "the user's own object holds what it held"
+
+
+def test_added_variables_are_there_after_the_call_and_gone_after_the_example():
+    for model, name in ((Sows(rngs()), "hidden"), (LazyCache(rngs()), "last")):
+        for nesting in ("un-nested", "jit", "jit[functional]"):
+            session = Session()
+            session.begin_example()
+            y = held(model, numbers(X), session=session, nesting=nesting)
+            # A functional layer hands out the state that was there before, as a user would write it.
+            assert hasattr(model, name) == (nesting != "jit[functional]")
+            assert y.shape == (3, 4)
+            session.end_example()
+            assert not hasattr(model, name)
+
+
+def test_the_note_on_added_state_names_the_variables():
+    report = check(
+        Sows(rngs()), numbers(X), sweep="singles", max_examples=0, styles="argument", transforms="jit,scan,vmap"
+    )
+    assert report.notes == ("the call adds model.hidden, which no loop can carry: argument scan, vmap left out",)
+    replayed = check(LazyCache(rngs()), numbers(X), nesting="vmap", on_rejection="fail").outcomes[-1]
+    assert replayed.verdict == "rejected"
+    assert replayed.reason == "vmap carries the state, and the call adds model.last to it"
+
+
+def test_static_attributes_that_the_call_sets_are_set():
+    class Counts(nnx.Module):
+        def __init__(self):
+            self.calls = 0
+
+        def __call__(self, x):
+            self.calls += 1
+            return x
+
+    for nesting in ("un-nested", "jit"):
+        model = Counts()
+        held(model, numbers(X), nesting=nesting)
+        assert model.calls == 1
+
+
+def test_a_jit_inside_that_donates_does_not_take_the_users_arrays():
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = numbers(X)
+    for nesting in ("un-nested", "jit", "un-nested"):
+        held(lambda model, x: model(step(x)), nnx.Linear(WIDTH, 4, rngs=rngs()), x, nesting=nesting)
+        assert not x.is_deleted()
+
+
+# --- two calls of one test that look alike
+
+
+def test_two_functions_of_one_name_are_told_apart():
+    session = Session()
+    model = nnx.BatchNorm(WIDTH, rngs=rngs())
+    for train in (False, True):
+
+        def forward(model, x, train=train):
+            return model(x, use_running_average=not train)
+
+        held(forward, model, numbers(X), session=session)
+    assert [bool(profile.changed) for profile in session.profiles.values()] == [False, True]
+
+
+def test_the_same_function_made_again_is_the_same_call():
+    session = Session()
+
+    def make():
+        config = {"scale": 2.0, "names": ("a", "b")}
+        return lambda model, x: model(x) * config["scale"]
+
+    for _ in range(2):
+        held(make(), nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), session=session)
+    assert len(session.profiles) == 1
+
+
+# --- what cannot be taken
+
+
+def test_an_iterator_is_refused_by_name():
+    def epoch(model, batches):
+        return sum(model(batch).mean() for batch in batches)
+
+    model = nnx.Linear(WIDTH, 4, rngs=rngs())
+    with pytest.raises(CheckError, match="batches is a generator, which can be read once"):
+        check(epoch, model, (numbers(X) for _ in range(2)))
+    assert check(epoch, model, [numbers(X) for _ in range(2)], nesting="jit").ok
+
+
+def test_arguments_that_jax_cannot_flatten_are_refused():
+    case = WILD["dict_with_keys_of_several_types"]()
+    with pytest.raises(CheckError, match="jax cannot flatten the arguments of .*forward"):
+        check(case.subject, *case.args)
+
+
+class Bag:
+    """Holds arrays where no attribute shows them."""
+
+    def __init__(self, *arrays):
+        self.add = lambda: arrays
+
+
+def test_an_output_that_hides_arrays_is_rejected_with_the_reason():
+    report = check(lambda x: Bag(x, x + 1), numbers(X), nesting="jit", on_rejection="fail")
+    assert report.outcomes[0].verdict == "rejected"
+    assert "returns a Bag that holds arrays, which no transform hands out: return a tuple" in report.outcomes[0].reason
+
+
+def test_a_carry_that_would_change_its_type_is_rejected_and_a_jit_is_not():
+    class Promotes(nnx.Module):
+        def __init__(self):
+            self.total = nnx.Variable(jnp.zeros(WIDTH, jnp.bfloat16))
+
+        def __call__(self, x):
+            assign(self.total, self.total[...] + x.sum(0))
+            return x
+
+    for nesting in ("scan", "while_loop[functional]", "vmap > scan"):
+        (outcome,) = check(Promotes(), numbers(X), nesting=nesting, on_rejection="fail").outcomes
+        assert outcome.verdict == "rejected"
+        assert (
+            "a carry keeps its types: the call makes model.total, which is bfloat16[8], a float32[8]" in outcome.reason
+        )
+    assert check(Promotes(), numbers(X), nesting="jit > vmap", donate="none").ok
+
+
+def test_names_in_messages_are_the_users():
+    def forward(models, batch):
+        return models["a"][0](batch["tokens"])
+
+    class Stale(nnx.Module):
+        def __init__(self):
+            self.embed = nnx.Embed(10, WIDTH, rngs=rngs())
+
+        def __call__(self, tokens):
+            holder.append(self.embed(tokens))
+            return holder[-1]
+
+    holder = []
+    stale = Stale()
+    found = check(functools.partial(forward, {"a": [stale]}), {"tokens": TOKENS}, nesting="jit")
+    assert "holder" in str(found)
+    stale.embed.embedding[...].delete()
+    with pytest.raises(CheckError, match=r"models\['a'\]\[0\].embed.embedding is deleted before the call"):
+        check(functools.partial(forward, {"a": [stale]}), {"tokens": TOKENS})
