@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.tree_util import GetAttrKey, SequenceKey, keystr, register_pytree_with_keys
+from jax.tree_util import DictKey, GetAttrKey, keystr, register_pytree_with_keys
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.reading import LIBRARIES, MISSING, layout, mro, top_package
@@ -69,7 +69,7 @@ class Bare:
 
 
 def _keys_of_opened(opened: Opened) -> Any:
-    keys = [GetAttrKey(name) if kind == "attribute" else SequenceKey(name) for kind, name in opened.fields]
+    keys = [GetAttrKey(name) if kind == "attribute" else DictKey(name) for kind, name in opened.fields]
     return list(zip(keys, opened.values, strict=True)), (_Same(opened.original), opened.fields)
 
 

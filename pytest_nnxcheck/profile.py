@@ -44,6 +44,7 @@ class Profile:
     output_bytes: int
     devices: int
     retyped: tuple[tuple[Path, str, str], ...] = ()
+    removed: tuple[Path, ...] = ()
     restructured: bool = False
     dropped: tuple[Path, ...] = ()
     out_names: tuple[str, ...] = ()
@@ -100,6 +101,7 @@ def profile(subject: Subject) -> Profile:
         retyped=tuple(
             (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
         ),
+        removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
         restructured=structures[0] != structures[1],
         dropped=dropped_updates(subject, jaxpr, [key[0] for key in known], changed),
         out_names=subject.outbox.names,

@@ -128,6 +128,8 @@ def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
             )
         if layer.style == "argument" and layer.transform in STATE_BOUND and profile.added:
             return f"{layer} carries the state, and the call adds {subject.path(profile.added[0])} to it"
+        if layer.style == "argument" and layer.transform in CARRYING and profile.removed:
+            return f"{layer} carries the state, and the call takes {subject.path(profile.removed[0])} out of it"
         if profile.restructured and str(layer) in compat.loops_that_compare():
             return (
                 f"{layer} compares the modules before and after a step, and the call sets attributes that are no arrays"

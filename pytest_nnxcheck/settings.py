@@ -107,7 +107,8 @@ def _donated(value: object) -> str:
         raise SettingError(
             f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
         )
-    return ",".join(dict.fromkeys(["state", *words]))
+    words.remove("state")  # once: an argument may have that name too
+    return ",".join(["state", *dict.fromkeys(words)])
 
 
 def _whole(name: str, minimum: int) -> Callable[[object], int]:

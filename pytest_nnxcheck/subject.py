@@ -184,6 +184,8 @@ def unwrap(
         )
     if isinstance(subject, functools.partial):
         return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs})
+    if cached := compat.cached_partial(subject):
+        return unwrap(cached[0], (*cached[1], *args), kwargs)
     owner, function = owner_of(subject)
     if owner is None:
         return subject, args, kwargs, argument_names(subject, args)

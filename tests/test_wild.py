@@ -12,7 +12,11 @@ import pytest
 from checking import text
 from flax import nnx
 from healthy import WIDTH, assign, numbers, rngs
-from wild import TOKENS, WILD, Batch, LazyCache, Sows, Trainer, X
+from wild import HERE
+from wild_calls import Batch
+from wild_cases import TOKENS, X
+from wild_code import Trainer
+from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Mlp, batch_of, optimizer_of, step_of
 
 from pytest_nnxcheck import check
@@ -39,10 +43,10 @@ def run(case, nesting, session, **more):
     return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, session=session)
 
 
-@pytest.mark.parametrize("name", sorted(set(WILD) - {"dict_with_keys_of_several_types"}))
+@pytest.mark.parametrize("name", sorted(set(HERE) - {"dict_with_keys_of_several_types"}))
 def test_it_holds_or_is_rejected_with_a_reason(name):
-    case, session = WILD[name](), Session()
-    number = sorted(WILD).index(name)
+    case, session = HERE[name](), Session()
+    number = sorted(HERE).index(name)
     session.begin_example()
     plain = run(case, "un-nested", session)
     session.end_example()
@@ -231,7 +235,7 @@ def test_an_iterator_is_refused_by_name():
 
 
 def test_arguments_that_jax_cannot_flatten_are_refused():
-    case = WILD["dict_with_keys_of_several_types"]()
+    case = HERE["dict_with_keys_of_several_types"]()
     with pytest.raises(CheckError, match="jax cannot flatten the arguments of .*forward"):
         check(case.subject, *case.args)
 

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from flax.training.train_state import TrainState
 from healthy import FLAX, WIDTH, assign, node_list, numbers, rngs
+from wild_cases import Case, subject
 
 CLASSES = 4
-
-
-@dataclass(frozen=True)
-class Case:
-    """A subject and the arguments to call it with; `settings` where the defaults would say nothing of it."""
-
-    subject: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Mlp(nnx.Module):
@@ -115,7 +105,7 @@ TRAINING: dict[str, Callable[[], Case]] = {}
 
 def training(factory: Callable[[], Case]) -> Callable[[], Case]:
     TRAINING[factory.__name__] = factory
-    return factory
+    return subject(factory)
 
 
 @training
@@ -295,3 +285,22 @@ def loss_scaling():
         return jax.lax.cond(finite, lambda: loss, lambda: jnp.zeros_like(loss))
 
     return Case(step, (Mlp(rngs()), nnx.Variable(jnp.float32(2.0)), batch_of()))
+
+
+@training
+def train_state_of_linen_habits():
+    """Only the state of the loop, and the graph in its closure."""
+    graphdef, params = nnx.split(Mlp(rngs()))
+    state = TrainState.create(
+        apply_fn=lambda params, x: nnx.merge(graphdef, params)(x), params=params, tx=optax.adam(1e-3)
+    )
+
+    def step(state, batch):
+        def loss(params):
+            logits = state.apply_fn(params, batch["x"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+
+        value, gradients = jax.value_and_grad(loss)(state.params)
+        return state.apply_gradients(grads=gradients), value
+
+    return Case(step, (state, batch_of()), settings={"donate": "state,state"})

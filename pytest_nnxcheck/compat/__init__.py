@@ -21,6 +21,7 @@ from pytest_nnxcheck.compat.modes import (
 )
 from pytest_nnxcheck.compat.nodes import (
     attributes,
+    cached_partial,
     flat_state,
     flattened_paths,
     is_graph_node,
@@ -63,6 +64,7 @@ __all__ = [
     "annotated",
     "attributes",
     "byte_bounds",
+    "cached_partial",
     "compiler_options",
     "concrete",
     "flat_state",
