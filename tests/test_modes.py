@@ -376,6 +376,13 @@ def test_shared_weights_are_rejected_in_tree_mode_and_nothing_more_is_run_there(
 
 
 @has_modes
+def test_what_the_checks_read_of_a_model_is_read_in_graph_mode():
+    case = HEALTHY["shared_weights"]()
+    report = check(case.subject, *case.args, nesting="tree: un-nested", invariants="tracers,parity")
+    assert report.ok, str(report)
+
+
+@has_modes
 def test_a_violation_in_one_mode_is_none_in_another():
     def two_calls(model, x):
         return model(model(x))

@@ -78,7 +78,7 @@ def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     from flax import nnx
 
     found = []
-    for path, node in nnx.iter_graph(state):
+    for path, node in iter_graph(state):
         if not is_graph_node(node) or isinstance(node, nnx.Variable):
             continue
         for name, value in vars(node).items() if hasattr(node, "__dict__") else ():
