@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.subject import Nodes, Subject, spell
+from pytest_nnxcheck.subject import Subject
 
 OTHER = "other"
 """Marks an attribute that is no plain value: only whether it is there, and its type, is compared."""
@@ -119,17 +119,14 @@ def show(value: Any) -> str:
     return f"another {kind}"
 
 
-def structure(output: Any) -> Structure:
-    """Name the arrays of an output in the order in which `flatten_output` takes them out."""
-    names: list[str] = []
-    others = {}
-    leaves, _ = jax.tree_util.tree_flatten_with_path(output, is_leaf=compat.is_graph_node)
-    for path, leaf in leaves:
-        name = "output" + jax.tree_util.keystr(path)
-        if compat.is_graph_node(leaf):
-            names += [spell(name, inner[1:]) for inner, _ in compat.flat_state(compat.state(Nodes({"node": leaf})))]
-        elif is_array(leaf):
-            names.append(name)
-        else:
-            others[name] = frozen(leaf)
-    return Structure(tuple(names), others)
+def structure(subject: Subject, output: tuple[Any, ...]) -> Structure:
+    """The names of an output's arrays, as the call took them out last, and its leaves that are no arrays."""
+    named = ["output" + name for name in subject.outbox.names]
+    rebuilt = subject.outbox.rebuild(output)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(rebuilt, is_leaf=compat.is_graph_node)
+    others = {
+        "output" + jax.tree_util.keystr(path): frozen(leaf)
+        for path, leaf in leaves
+        if not (is_array(leaf) or compat.is_graph_node(leaf))
+    }
+    return Structure(tuple(named[: len(output)]), others)
