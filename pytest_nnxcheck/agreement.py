@@ -107,9 +107,9 @@ def agrees_inside(subject: Subject, found: Observation) -> Judged:
         return (), (f"parity inside the call not asserted: with jax.disable_jit it raises {first_line(wanted.error)}",)
     before = read(subject, subject.state)
     got = effect_of(subject, found, wanted.names)
-    different = differences(wanted, got, before)
+    different = differences(wanted, got, before, inside=True)
     if any(each.rounding for each in different):
-        different = differences(wanted, got, before, evaluate(subject, (), nudged=True))
+        different = differences(wanted, got, before, evaluate(subject, (), nudged=True), inside=True)
     different = tuple(each for each in different if not returned(each, wanted, got))
     if drops:
         return (dropped_inside(drops),), ()

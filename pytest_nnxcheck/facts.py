@@ -6,14 +6,14 @@ Arrays are kept by reference (those of jax never change); plain Python values ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.subject import Nodes, Subject, spell
+from pytest_nnxcheck.subject import Subject
 
 OTHER = "other"
 """Marks an attribute that is no plain value: only whether it is there, and its type, is compared."""
@@ -44,18 +44,10 @@ NOTHING = Facts({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The names of an output's arrays, in order, and its other leaves (strings, say) by name.
+    """The names of an output's arrays, in order, and its other leaves (strings, say) by name."""
 
-    ``leaves`` names arrays and graph nodes: a node of the state has no arrays here, since it is read with the state.
-    """
-
-    names: tuple[str, ...] = ()
-    others: Mapping[str, Any] = field(default_factory=dict)
-    leaves: tuple[str, ...] = ()
-
-    def alike(self, other: Structure) -> bool:
-        """Whether the same leaves are at the same places, each node new or of the state."""
-        return (self.leaves, self.others) == (other.leaves, other.others)
+    names: tuple[str, ...]
+    others: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +61,7 @@ class Effect:
     returned: Any = None
     names: Any = ()
     output: tuple[Any, ...] = ()
-    structure: Structure = Structure()
+    structure: Structure = Structure((), {})
     before: Facts = NOTHING
     after: Facts = NOTHING
     error: Exception | None = None
@@ -127,24 +119,14 @@ def show(value: Any) -> str:
     return f"another {kind}"
 
 
-def structure(subject: Subject, arrays: tuple[Any, ...]) -> Structure:
-    """Name the arrays of the output that the subject returned last, in the order in which `flatten_output` took them out."""
-    output = subject.outbox.rebuild(arrays)
-    own = {id(node) for _, node in compat.iter_graph(subject.state)}
-    names: list[str] = []
-    found: list[str] = []
-    others = {}
-    leaves, _ = jax.tree_util.tree_flatten_with_path(output, is_leaf=compat.is_graph_node)
-    for path, leaf in leaves:
-        name = "output" + jax.tree_util.keystr(path)
-        if compat.is_graph_node(leaf) or is_array(leaf):
-            found.append(name)
-        if compat.is_graph_node(leaf) and id(leaf) in own:
-            continue
-        if compat.is_graph_node(leaf):
-            names += [spell(name, inner[1:]) for inner, _ in compat.flat_state(compat.state(Nodes({"node": leaf})))]
-        elif is_array(leaf):
-            names.append(name)
-        else:
-            others[name] = frozen(leaf)
-    return Structure(tuple(names), others, tuple(found))
+def structure(subject: Subject, output: tuple[Any, ...]) -> Structure:
+    """The names of an output's arrays, as the call took them out last, and its leaves that are no arrays."""
+    named = ["output" + name for name in subject.outbox.names]
+    rebuilt = subject.outbox.rebuild(output)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(rebuilt, is_leaf=compat.is_graph_node)
+    others = {
+        "output" + jax.tree_util.keystr(path): frozen(leaf)
+        for path, leaf in leaves
+        if not (is_array(leaf) or compat.is_graph_node(leaf))
+    }
+    return Structure(tuple(named[: len(output)]), others)

@@ -112,7 +112,8 @@ def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False) -> Eff
 
 def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ...], meaning: Meaning = ()) -> Effect:
     """What a program returns and leaves in the state; all else that it touches is put back."""
-    before, rebuild, places = read(subject, state), subject.outbox.rebuild, walk(subject.roots(state)).places
+    before, places = read(subject, state), walk(subject.roots(state)).places
+    outbox = (subject.outbox.names, subject.outbox.rebuild)
     returned, error = run(program, state, inputs)
     try:
         if error is not None:
@@ -127,7 +128,7 @@ def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ..
         return Effect(returned, names_of(meaning, found.names), output, found, kept, after)
     finally:
         places.restore()
-        subject.outbox.rebuild = rebuild
+        subject.outbox.names, subject.outbox.rebuild = outbox
 
 
 def composed(subject: Subject, meaning: Meaning) -> Program:

@@ -42,11 +42,19 @@ class Difference:
 
 
 def differences(
-    wanted: Effect, got: Effect, before: Facts, nudged: Effect | None = None, *, drawn: bool = False
+    wanted: Effect,
+    got: Effect,
+    before: Facts,
+    nudged: Effect | None = None,
+    *,
+    drawn: bool = False,
+    inside: bool = False,
 ) -> tuple[Difference, ...]:
-    """All differences, the state first. ``before`` is the state that both started from; ``drawn`` excepts what random numbers decide."""
+    """All differences, the state first. ``before`` is the state that both started from; ``drawn`` excepts what random numbers decide;
+    ``inside`` says that both are the un-nested call.
+    """
     found = [*of_state(wanted, got, before, nudged, drawn=drawn), *of_attributes(wanted.after, got.after, before)]
-    return (*found, *(() if drawn else of_outputs(wanted, got, nudged)))
+    return (*found, *(() if drawn else of_outputs(wanted, got, nudged, inside=inside)))
 
 
 def of_state(wanted: Effect, got: Effect, before: Facts, nudged: Effect | None, *, drawn: bool) -> Iterator[Difference]:
@@ -82,25 +90,32 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[Differen
         yield Difference(path, label, f"{texts[0]} expected, {texts[1]} after", "attribute")
 
 
-def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None) -> Iterator[Difference]:
-    if not wanted.structure.alike(got.structure):
+def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None, *, inside: bool) -> Iterator[Difference]:
+    if wanted.structure.others != got.structure.others:
         yield Difference("output", "differs", "has another structure than that of the un-nested call")
         return
     structures: list[Any] = [jax.tree.structure(each.returned) for each in (wanted, got)]
-    same = structures[0] == structures[1] and wanted.structure.names == got.structure.names
-    trees = [(each.returned if same else each.output) if each else None for each in (wanted, got, nudged)]
-    keys = [jax.tree.leaves(each.names if same else each.structure.names) for each in (wanted, got)]
-    leaves = [jax.tree.leaves(tree) for tree in trees]
-    there = dict(zip(keys[1], leaves[1], strict=True)) if not same else {}
-    for index, name in enumerate(keys[0]):
-        # A node of the state on one side only is compared with the state.
-        if not same and name not in there:
+    runs = [by_name(each, whole=structures[0] == structures[1]) for each in (wanted, got, nudged) if each]
+    for name in dict.fromkeys([*runs[0], *runs[1]]):
+        want, have, *shaken = (run.get(name, []) for run in runs)
+        if len(want) != len(have):
+            # A module that a jit inside the call hands out as a copy comes in arrays, the call's own module in none: neither is wrong.
+            if not inside:
+                yield Difference(name, "differs", f"{len(want)} arrays expected, {len(have)} after")
             continue
-        want, have = leaves[0][index], leaves[1][index] if same else there[name]
-        spread = distance(want, leaves[2][index]) if nudged is not None else None
-        difference = compare(name, want, have, None, spread, "")
-        if difference is not None:
-            yield difference
+        known = shaken and len(shaken[0]) == len(want)
+        spreads = [distance(*pair) for pair in zip(want, shaken[0], strict=True)] if known else [None] * len(want)
+        found = (compare(name, a, b, None, spread, "") for a, b, spread in zip(want, have, spreads, strict=True))
+        yield from (difference for difference in found if difference is not None)
+
+
+def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
+    """The arrays of an output by name, with the axes that the layers added where ``whole`` says so."""
+    found: dict[str, list[Any]] = {}
+    names, tree = (effect.names, effect.returned) if whole else (effect.structure.names, effect.output)
+    for name, leaf in zip(jax.tree.leaves(names), jax.tree.leaves(tree), strict=True):
+        found.setdefault(name, []).append(leaf)
+    return found
 
 
 def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kind: str) -> Difference | None:
