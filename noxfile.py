@@ -73,6 +73,14 @@ def floors(session: nox.Session) -> None:
     session.run("pytest", "-n", "2", *session.posargs)
 
 
+@nox.session(python=NEWEST)
+def published(session: nox.Session) -> None:
+    """A package from PyPI that is not ours, on the newest versions that it allows: see docs/published.md."""
+    session.install(".[test]", "google-tunix")
+    # Its own warnings are not ours to judge.
+    session.run("pytest", "-n", "2", "-W", "ignore", "examples/published", *session.posargs)
+
+
 @nox.session(python=[OLDEST, NEWEST], venv_backend="venv")
 def readme(session: nox.Session) -> None:
     """The commands of the README, word for word, in a fresh environment with pip."""
