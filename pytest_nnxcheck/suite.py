@@ -105,7 +105,8 @@ class Suite:
 
     def entries(self, item: pytest.Item) -> tuple[Entry, ...]:
         """The entries for a test; where two tables have the same key, the earlier one wins."""
-        nodeid = item.stash.setdefault(_nodeid, item.nodeid)  # xdist adds to it for --dist=loadgroup
+        # Kept from here on: for --dist=loadgroup xdist adds to the node id of older versions of pytest.
+        nodeid = item.stash.setdefault(_nodeid, item.nodeid)
         tables = [table for table in self.tables if table.matches(nodeid)]
         for table in tables:
             self.asked.setdefault(table.pattern, set()).add(nodeid)
