@@ -9,6 +9,7 @@ import hypothesis
 
 from pytest_nnxcheck import devices, examples, failures, modes
 from pytest_nnxcheck.report import Report, rejected_modes
+from pytest_nnxcheck.run import Run, active
 from pytest_nnxcheck.settings import SettingError, merge, parse_given
 from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, UnexpectedPass
 
@@ -31,14 +32,14 @@ class Wrapped(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the subject under the nesting. Raises a violation, or the subject's own exception."""
         __tracebackhide__ = True
-        active = examples.active()
-        if active is None:
+        running = active()
+        if running is None:
             raise CheckError(
                 f"{self!r} was called outside of a test with @pytest.mark.nnx_invariants: mark the test, or use"
                 " pytest_nnxcheck.check(subject, *args)"
             )
         arguments = tuple(unwrap(value) for value in args)
-        output: R = active.call(self.__wrapped__, arguments, {name: unwrap(value) for name, value in kwargs.items()})
+        output: R = running.call(self.__wrapped__, arguments, {name: unwrap(value) for name, value in kwargs.items()})
         return output
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +104,7 @@ def assert_invariants(
 
 def _run(
     wrapped: Wrapped[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Mapping[str, Any]
-) -> tuple[examples.Run, BaseException | None]:
+) -> tuple[Run, BaseException | None]:
     chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
     if chosen.devices is not None:
         devices.require(chosen.devices, devices.found())
@@ -118,7 +119,7 @@ def _run(
         __tracebackhide__ = True
         wrapped(*args, **kwargs)
 
-    built, run = examples.build(body, lambda remember: examples.Run(chosen, remember=remember), ())
+    built, run = examples.build(body, lambda remember: Run(chosen, remember=remember), ())
     error = _outcome(built, run)
     run.forget()
     if error is None and (problem := run.finish()):
@@ -126,7 +127,7 @@ def _run(
     return run, error
 
 
-def _outcome(built: Callable[..., Any], run: examples.Run) -> BaseException | None:
+def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
     try:
         built()
     except BaseException as error:
@@ -136,7 +137,7 @@ def _outcome(built: Callable[..., Any], run: examples.Run) -> BaseException | No
     return None
 
 
-def _told(run: examples.Run, error: BaseException) -> bool:
+def _told(run: Run, error: BaseException) -> bool:
     """Whether the report tells of the exception: all but the subject's own, without any nesting, in every mode."""
     outcomes = run.outcomes.values()
     return isinstance(error, InvariantViolation) or any(

@@ -14,7 +14,7 @@ from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.verdicts import InvariantViolation
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.examples import Run
+    from pytest_nnxcheck.run import Run
 
 _NOTES = ("Failing test case", "Failing explicit example", "Falsifying example", "Falsifying explicit example")
 _FLAKY = (

@@ -26,7 +26,7 @@ from pytest_nnxcheck.verdicts import CheckError
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
-    from pytest_nnxcheck.examples import Run
+    from pytest_nnxcheck.run import Run
     from pytest_nnxcheck.suite import Suite
 
 FIXTURE = "nnx_wrap"
@@ -319,6 +319,7 @@ def _settings_of(item: pytest.Function) -> Settings:
 
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import examples, modes
+    from pytest_nnxcheck import run as runs
 
     try:
         settings = _settings_of(item)
@@ -336,7 +337,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     )
 
     def run_of(remember: bool) -> Run:
-        return examples.Run(settings, test_id=item.nodeid, options=options, remember=remember)
+        return runs.Run(settings, test_id=item.nodeid, options=options, remember=remember)
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)

@@ -13,6 +13,7 @@ import pytest_nnxcheck
 from pytest_nnxcheck import examples
 from pytest_nnxcheck.api import Wrapped, assert_invariants, check, wrap
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.run import Run
 from pytest_nnxcheck.settings import DEFAULTS
 from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
 
@@ -300,7 +301,7 @@ def run_of(step):
     def body():
         step(1)
 
-    built, run = examples.build(body, lambda remember: examples.Run(DEFAULTS, remember=remember), ())
+    built, run = examples.build(body, lambda remember: Run(DEFAULTS, remember=remember), ())
     built()
     return run
 

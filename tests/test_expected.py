@@ -7,9 +7,10 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import UnexpectedPass, assert_invariants, check, examples, expected, report
+from pytest_nnxcheck import UnexpectedPass, assert_invariants, check, expected, report
 from pytest_nnxcheck.expected import Entry, EntryError, add_up, excuse, tally, unexpected
 from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.run import Active, Run
 from pytest_nnxcheck.settings import SettingError, merge
 from pytest_nnxcheck.verdicts import INVARIANTS, InvariantViolation, NestingExcused, Outcome, Violation
 
@@ -281,13 +282,13 @@ class TestCheck:
             check(Model(failed=lambda nesting: not nesting.layers), 1, expected_failures={"tracers": "x"})
 
     def test_a_call_that_raises_un_nested_is_the_users_own_whatever_it_leaves_behind(self):
-        run = examples.Run(merge({"expected_failures": expected.parse({"tracers": "x"})}))
+        run = Run(merge({"expected_failures": expected.parse({"tracers": "x"})}))
         error = TypeError("mine")
         with pytest.raises(TypeError, match="mine"):
-            examples.Active(run, Nesting())._settle(Call(None, broken("jit", "tracers"), error))
+            Active(run, Nesting())._settle(Call(None, broken("jit", "tracers"), error))
         assert [o.verdict for o in run.outcomes.values()] == ["failed"]
         with pytest.raises(NestingExcused):
-            examples.Active(run, Nesting.parse("jit"))._settle(Call(None, broken("jit", "tracers"), error))
+            Active(run, Nesting.parse("jit"))._settle(Call(None, broken("jit", "tracers"), error))
 
     def test_a_note_does_not_say_that_the_un_nested_call_passed(self):
         model = Model(tracers=lambda nesting: not nesting.layers, failed=has("vmap"))

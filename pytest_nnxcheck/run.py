@@ -1,0 +1,353 @@
+"""One run of a marked test, or of a `check`: its nestings one after the other, the memo of verdicts, what was excluded and why."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+
+from pytest_nnxcheck import compat, expected, modes, report, strategies
+from pytest_nnxcheck.failures import one_line, passes_through, plainest
+from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.verdicts import (
+    ERRORS,
+    CheckError,
+    InvariantViolation,
+    NestingExcused,
+    NestingRejected,
+    Outcome,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.call import Call, Session
+
+_RANK = ("held", "rejected", "expected", "failed", "violated")
+_active: ContextVar[Active] = ContextVar("nnxcheck_active")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """An explicit example: in every mode the un-nested call, then these nestings, one after the other."""
+
+    amount: str
+    nestings: tuple[Nesting, ...] = ()
+    modes: tuple[str, ...] = MODES[:1]
+
+    def __repr__(self) -> str:
+        return f"<the {self.amount} sweep>"
+
+
+class Run:
+    """Everything that one marked test, or one `check`, learns while its nestings run.
+
+    ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example.
+    """
+
+    def __init__(self, settings: Settings, *, test_id: str = "", options: str = "", remember: bool = True) -> None:
+        self.settings = settings
+        self.session: Session = engine().Session()
+        self.outcomes: dict[Nesting, Outcome] = {}
+        self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
+        self.notes: list[str] = []
+        self.problem = ""
+        self._identity = (test_id, options)
+        self._remember = remember
+        self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
+        self._raised: dict[int, Nesting] = {}
+
+    def report(self) -> report.Report:
+        """What is known so far, as data."""
+        test_id, options = self._identity
+        outcomes = tuple(self.outcomes.values())
+        return report.Report(outcomes, self.settings, (*self.notes, *report.left_out(outcomes)), test_id, options)
+
+    def forget(self) -> None:
+        """Drop the memo: its exceptions hold frames, and those hold tracers."""
+        self._memo.clear()
+        self._raised.clear()
+
+    def nesting_of(self, error: BaseException) -> Nesting:
+        """The nesting under which an exception was raised; un-nested if it is none of ours."""
+        return self._raised.get(id(error), Nesting())
+
+    def record(self, outcome: Outcome) -> None:
+        """Keep the worst verdict of a nesting, and its highest peak."""
+        known = self.outcomes.get(outcome.nesting)
+        self.outcomes[outcome.nesting] = outcome if known is None else _worse(known, outcome)
+
+    def execute(self, nesting: Nesting, body: Callable[[], object]) -> None:
+        """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
+        __tracebackhide__ = True
+        if not self._remember or nesting not in self._memo:
+            error = self._attempt(nesting, body)
+            self._raised[id(error)] = nesting
+            self._memo[nesting] = None if error is None else (error, error.__traceback__)
+        answer = self._memo[nesting]
+        if answer is not None:
+            # Each raise prepends frames: from a fresh start, hypothesis sees the same error every time.
+            raise answer[0].with_traceback(answer[1])
+
+    def _attempt(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        active = Active(self, nesting)
+        token = _active.set(active)
+        try:
+            self.session.begin_example()
+            with compat.flax_mode(nesting.mode):
+                body()
+        except (NestingRejected, NestingExcused):
+            return None
+        except BaseException as error:
+            if passes_through(error):
+                raise
+            if compat.is_mode_refusal(error, nesting.mode):
+                return active.refuse(error)
+            if self._excuses(nesting, error):
+                return None
+            self._note_failure(active, error)
+            return error
+        finally:
+            _active.reset(token)
+            self.session.end_example()
+        if active.error is not None:
+            # The body expected the exception: under this nesting as without any, it is what the test asks for.
+            known = self.outcomes[nesting]
+            verdict: Verdict = "expected" if known.expected else "held"
+            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=())
+        # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
+        return active.violation
+
+    def _excuses(self, nesting: Nesting, error: BaseException) -> bool:
+        """Whether an exception under the nesting was expected, wherever in the body it was raised."""
+        if isinstance(error, InvariantViolation | CheckError):
+            return False
+        known = self.outcomes.get(nesting, Outcome(nesting, "held"))
+        failed = replace(known, verdict="failed", violations=(), reason=one_line(error))
+        outcome = expected.excuse(failed, self.settings.expected_failures)
+        if outcome.verdict == "expected":
+            self.outcomes[nesting] = outcome
+        return outcome.verdict == "expected"
+
+    def _note_failure(self, active: Active, error: BaseException) -> None:
+        if isinstance(error, InvariantViolation | CheckError):
+            return
+        reason = one_line(error)
+        known = self.outcomes.get(active.nesting, Outcome(active.nesting, "held"))
+        self.record(Outcome(active.nesting, "failed", reason=reason, peak=known.peak, budget=known.budget))
+        told = self.outcomes[active.nesting]
+        note = report.failed_note(self.report(), told, own=error is not active.error)
+        if note:
+            error.add_note(note)
+
+    def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
+        """Run one example of hypothesis: a drawn nesting, or the sweep."""
+        __tracebackhide__ = True
+        if self.problem:
+            return
+        if isinstance(case, Sweep):
+            self._sweep(case, body)
+            return
+        self.execute(case, body)
+        outcome = self.outcomes.get(case, Outcome(case, "held"))
+        if outcome.verdict == "rejected":
+            hypothesis.event(report.word(outcome))
+
+    def _sweep(self, case: Sweep, body: Callable[[], object]) -> None:
+        __tracebackhide__ = True
+        errors = [error for error in self._sweep_errors(case, body) if error is not None]
+        if self._remember:
+            # With the user's own arguments, what held was held for one value of them only.
+            for mode in case.modes:
+                self._exclude(mode, swept=strategies.swept_layers(self.settings))
+        if errors:
+            error = plainest(errors, self.nesting_of)
+            raise error.with_traceback(error.__traceback__)
+
+    def _sweep_errors(self, case: Sweep, body: Callable[[], object]) -> Iterator[BaseException | None]:
+        __tracebackhide__ = True
+        for mode in case.modes:
+            replayed = case.amount == "replay"
+            error = None if replayed else self._un_nested(mode, body)
+            yield error
+            # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
+            if self.problem or (
+                error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)
+            ):
+                continue
+            # What is expected to fail is not ruled out: it must be seen to fail.
+            asked = set(modes.in_mode(case.nestings if replayed else strategies.named(self.settings), mode))
+            for nesting in modes.in_mode(case.nestings, mode):
+                if nesting in asked or not self._ruled_out(nesting):
+                    yield self._error(nesting, body)
+                    self._look_for_refusal(nesting)
+                    self._look_for_unfit(nesting)
+
+    def _un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
+        __tracebackhide__ = True
+        error = self._error(Nesting(mode=mode), body)
+        if error is None and not self.outcomes:
+            self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+        self._look_for_added_state(mode)
+        self._look_for_refusal(Nesting(mode=mode))
+        return error
+
+    def _exclude(self, mode: str, **found: Any) -> None:
+        self.exclusions[mode] = replace(self.exclusions[mode], **found)
+
+    def _error(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        try:
+            self.execute(nesting, body)
+        except CheckError:
+            raise
+        except BaseException as error:
+            if passes_through(error):
+                raise
+            return error
+        return None
+
+    def _look_for_added_state(self, mode: str) -> None:
+        if self.session.adds_state and not self.exclusions[mode].adds_state:
+            self._exclude(mode, adds_state=True)
+            named = set(strategies.named(self.settings))
+            bound = [name for name in STATE_BOUND if Nesting((Layer(name),)) not in named]
+            stuck = [name for name in bound if name in self.settings.transforms]
+            added = ", ".join(self.session.added) or "state"
+            who = "loop" if not {"cond", "switch", "custom_vjp"} & {*stuck} else "loop, branch or custom rule"
+            text = f"the call adds {added}, which no {who} can carry: argument {', '.join(stuck)} left out"
+            if stuck and "argument" in self.settings.styles and text not in self.notes:
+                self.notes.append(text)
+
+    def _look_for_refusal(self, nesting: Nesting) -> None:
+        """A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit."""
+        outcome = self.outcomes.get(nesting)
+        if outcome is None or outcome.verdict != "rejected":
+            return
+        known = self.exclusions[nesting.mode]
+        if modes.ends(outcome) and not known.closed:
+            self._exclude(nesting.mode, closed=True)
+            self.notes.append(
+                f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
+            )
+        style = nesting.layers[0].style if len(nesting) == 1 else "argument"
+        probed = replace(nesting, mode=MODES[0]) in set(strategies.probes(self.settings))
+        if probed and style.endswith("closure") and style not in known.refused:
+            self._exclude(nesting.mode, refused=known.refused | {style})
+            self.notes.append(f"{style} refused by flax ({nesting}: {outcome.reason}), drawn no more")
+
+    def _look_for_unfit(self, nesting: Nesting) -> None:
+        """A layer that alone cannot take the call is in no other nesting."""
+        outcome = self.outcomes.get(nesting)
+        if outcome is not None and outcome.unfit and len(nesting) == 1:
+            self._exclude(nesting.mode, unfit=self.exclusions[nesting.mode].unfit | {*nesting.layers})
+
+    def _ruled_out(self, nesting: Nesting) -> bool:
+        """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
+        known = self.exclusions[nesting.mode]
+        reason = next((reason for layer in nesting.layers if (reason := known.rejects(layer))), "")
+        if reason and not known.closed:
+            unfit = any(layer in known.unfit for layer in nesting.layers)
+            self.outcomes.setdefault(nesting, Outcome(nesting, "rejected", reason=report.NOT_RUN + reason, unfit=unfit))
+        return known.closed or not all(known.allows(layer) for layer in nesting.layers)
+
+    def finish(self) -> str:
+        """What is wrong with a run in which nothing failed; empty if nothing is."""
+        if self.problem:
+            return self.problem
+        if not self.outcomes:
+            return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+        if report.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
+            first = next(outcome for outcome in self.outcomes.values() if outcome.verdict == "rejected")
+            if first.unfit:
+                return f"{report.NOTHING}: no nesting can be run ({first.reason}), name other transforms, or replay another nesting"
+            styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
+            return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
+        return ""
+
+
+class Active:
+    """One execution of a test body under one nesting; wrapped objects report to it."""
+
+    def __init__(self, run: Run, nesting: Nesting) -> None:
+        self.run = run
+        self.nesting = nesting
+        self.violation: InvariantViolation | None = None
+        self.error: BaseException | None = None
+
+    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the subject under the nesting. Raises a violation, a rejection, or the user's own exception."""
+        __tracebackhide__ = True
+        run = self.run
+        call = engine().check_call(
+            subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session
+        )
+        self._settle(call)
+        return call.output
+
+    def _settle(self, call: Call) -> None:
+        __tracebackhide__ = True
+        outcome = call.outcome
+        strict = self.run.settings.on_rejection == "fail" and not outcome.unfit
+        known = self.run.settings.expected_failures
+        # A rejection fails nothing, but what names this very nesting has come true.
+        named = strict or any(entry.nesting() == self.nesting for entry in known)
+        if outcome.verdict == "violated" or (outcome.verdict == "rejected" and named):
+            outcome = expected.excuse(outcome, known)
+        if outcome.verdict == "expected" and call.error is not None and not self.nesting.layers:
+            # A call that raises un-nested is the user's own error, whatever it leaves behind.
+            outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(call.error))
+        self.run.record(outcome)
+        if outcome.verdict == "expected" and _without_output(call):
+            raise NestingExcused
+        if outcome.verdict == "failed" and call.error is not None:
+            self.error = call.error
+            raise call.error.with_traceback(call.error.__traceback__)
+        if outcome.verdict == "violated":
+            self.violation = ERRORS[outcome.violations[0].invariant](report.headline(outcome), outcome)
+            raise self.violation from call.error
+        if outcome.verdict == "rejected":
+            raise self._rejection(outcome)
+
+    def _rejection(self, outcome: Outcome) -> BaseException:
+        if outcome.unfit or self.run.settings.on_rejection == "report":
+            return NestingRejected(outcome)
+        self.violation = InvariantViolation(report.headline(outcome), outcome)
+        return self.violation
+
+    def refuse(self, error: BaseException) -> BaseException | None:
+        """Record what the body itself, not the call, did that the mode cannot do: build a module with `nnx.StateAxes`, say."""
+        outcome = Outcome(self.nesting, "rejected", reason=compat.mode_words(error), by_mode=True)
+        if self.run.settings.on_rejection == "fail":
+            outcome = expected.excuse(outcome, self.run.settings.expected_failures)
+        self.run.record(outcome)
+        rejection = self._rejection(outcome) if outcome.verdict == "rejected" else None
+        return None if isinstance(rejection, NestingRejected) else rejection
+
+
+def _without_output(call: Call) -> bool:
+    """Whether a call that did not hold gave nothing to go on with."""
+    leaks = any(violation.invariant == "tracers" for violation in call.outcome.violations)
+    return call.error is not None or leaks or call.outcome.verdict == "rejected"
+
+
+def active() -> Active | None:
+    """The execution that is going on, if any."""
+    return _active.get(None)
+
+
+def engine() -> Any:
+    """The module that runs one call. Late, since it imports jax."""
+    return importlib.import_module("pytest_nnxcheck.call")
+
+
+def _worse(known: Outcome, new: Outcome) -> Outcome:
+    worst = max(known, new, key=lambda outcome: _RANK.index(outcome.verdict))
+    measured = report.worst_peak([known, new]) or worst
+    notes = tuple(dict.fromkeys([*known.notes, *new.notes]))
+    keys = tuple(dict.fromkeys([*known.expected, *new.expected]))
+    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys)
