@@ -14,7 +14,7 @@ from pytest_nnxcheck.settings import settings_table_markdown
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-SHOWN = README.partition("```text\n")[2].partition("```")[0]
+SHOWN = README.partition("## A failure\n")[2].partition("```text\n")[2].partition("```")[0]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
     r"(?:^<!-- fails: (?P<fails>\w+) -->\n)?(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?^```python\n(?P<code>.*?)^```$",
