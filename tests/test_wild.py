@@ -17,7 +17,7 @@ from wild_calls import Batch
 from wild_cases import TOKENS, X
 from wild_code import Trainer
 from wild_state import LazyCache, Sows
-from wild_training import TRAINING, Mlp, batch_of, optimizer_of, step_of
+from wild_training import TRAINING, Mlp, batch_of
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.call import Session, check_call
