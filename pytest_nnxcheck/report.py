@@ -258,15 +258,23 @@ def left_out(outcomes: Iterable[Outcome]) -> list[str]:
 def idle_remat(outcomes: Iterable[Outcome]) -> str:
     """The smallest nesting whose remat inside a grad costs time and saves no memory; empty if there is none."""
     peaks = {outcome.nesting: outcome.peak for outcome in outcomes if outcome.peak is not None}
-    for nesting in sorted(peaks, key=lambda nesting: nesting.plainness):
-        for number, layer in enumerate(nesting.layers):
-            outer, inner = nesting.layers[:number], nesting.layers[number + 1 :]
-            without = peaks.get(replace(nesting, layers=outer + inner))
-            under_grad = layer.transform == "remat" and any(each.transform == "grad" for each in outer)
-            if under_grad and without is not None and peaks[nesting] >= without:
-                with_it = format_bytes(peaks[nesting])
-                return f"remat does not lower the peak under grad: {with_it} with it, {format_bytes(without)} without ({nesting})"
-    return ""
+    compared = [(nesting, peak, peaks[bare]) for nesting, peak in peaks.items() for bare in _bare(nesting) if bare in peaks]
+    idle = sorted((each for each in compared if each[1] >= each[2]), key=lambda each: each[0].plainness)
+    if not idle:
+        return ""
+    nesting, peak, without = idle[0]
+    figures = f"{format_bytes(peak)} with it, {format_bytes(without)} without ({nesting})"
+    others = f"; it does in {len(compared) - len(idle)} of {len(compared)} nestings" if compared[len(idle) :] else ""
+    return f"remat does not lower the peak under grad: {figures}{others}"
+
+
+def _bare(nesting: Nesting) -> Iterator[Nesting]:
+    """The nesting without one of the remats inside its grad."""
+    under_grad = False
+    for number, layer in enumerate(nesting.layers):
+        if under_grad and layer.transform == "remat":
+            yield replace(nesting, layers=nesting.layers[:number] + nesting.layers[number + 1 :])
+        under_grad = under_grad or layer.transform == "grad"
 
 
 def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:

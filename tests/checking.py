@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from flax import nnx
+
 from pytest_nnxcheck.call import Call, Session, check_call
-from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, styles_of
 from pytest_nnxcheck.settings import merge, parse_given
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
 WITHOUT_CLOSURES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES[:2]]
+
+NO_SHARD_MAP = () if hasattr(nnx, "shard_map") else ("argument", "closure")
+"""The styles of shard_map that the installed flax has no `nnx.shard_map` for."""
+LACKING = [str(Layer("shard_map", style)) for style in NO_SHARD_MAP]
+FURTHER_SINGLES = [
+    text
+    for transform in FURTHER
+    for style in styles_of(transform)
+    if (text := str(Layer(transform, style))) not in LACKING
+]
 
 
 def call(subject: Any, *args: Any, nesting: str = "un-nested", session: Session | None = None, **settings: Any) -> Call:

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import SINGLES, call, text
+from checking import FURTHER_SINGLES, SINGLES, call, text
 from flax import nnx
 from healthy import assign, numbers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.call import Session
-from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, layer_names
+from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting, layer_names
 from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.profile import UNKNOWN
 from pytest_nnxcheck.program import factor, output_shapes, primal, stack_inputs, un_nest
@@ -23,7 +23,7 @@ from pytest_nnxcheck.subject import bind
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
-MORE = [str(Layer(transform, style)) for style in STYLES[:2] for transform in FURTHER]
+MORE = [text for text in FURTHER_SINGLES if not Layer.parse(text).captures]
 
 
 class Counter(nnx.Variable):
@@ -43,7 +43,22 @@ class Counts(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    "nesting", [*PLAIN, "call_first", "jit > scan > vmap", "scan > jit > while_loop", "vmap > call_first"]
+    "nesting",
+    [
+        *PLAIN,
+        *MORE,
+        "call_first",
+        "jit > scan > vmap",
+        "scan > jit > while_loop",
+        "vmap > call_first",
+        "fori_loop > grad > scan",
+        "vmap > cond > grad[functional]",
+        "grad > custom_vjp[functional] > remat",
+        "scan[functional] > switch > grad > vmap",
+        "grad > call_first",
+        "jit > grad > fori_loop",
+        "while_loop[functional] > grad > jit",
+    ],
 )
 def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting):
     model, x = Counts(), numbers((2, 3))
@@ -54,10 +69,11 @@ def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nest
     assert found.output["y"].shape == (2, 3)
     calls = int(np.prod([REPEATS.get(layer.transform, 1) for layer in Nesting.parse(nesting).layers]))
     assert model.calls[...] == (calls if "call_first" not in nesting else 2)
-    if "while_loop" not in nesting and "call_first" not in nesting:
+    if not any(again in nesting for again in ("while_loop", "fori_loop", "call_first")):
         np.testing.assert_allclose(found.output["y"], want["y"], rtol=1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(layer_names()), max_size=4))
 def test_stacked_inputs_and_abstract_outputs_lose_their_axes_again(names):
     nesting = Nesting(tuple(map(Layer, names)))
@@ -86,8 +102,12 @@ class Caches(nnx.Module):
         return y
 
 
-@pytest.mark.parametrize("outer", PLAIN)
-@pytest.mark.parametrize("inner", [layer for layer in PLAIN if not layer.startswith("eval_shape")])
+NESTED = [(outer, inner) for outer in PLAIN for inner in PLAIN if not inner.startswith("eval_shape")]
+NESTED += [(outer, inner) for outer in ("jit", "scan[functional]") for inner in MORE]
+NESTED += [("grad[functional]", "scan"), ("fori_loop", "remat"), ("cond", "jit")]
+
+
+@pytest.mark.parametrize("outer, inner", NESTED)
 def test_the_innermost_layer_is_blamed(outer, inner):
     subject = bind(Caches(), (jnp.ones((2, 3)),), {})
     found = observe(subject, Session().profile_of(subject), Nesting.parse(f"{outer} > {inner}"), "none")
@@ -95,7 +115,7 @@ def test_the_innermost_layer_is_blamed(outer, inner):
     assert "last" not in CACHE, "put back"
 
 
-@pytest.mark.parametrize("nesting", SINGLES)
+@pytest.mark.parametrize("nesting", [*SINGLES, *FURTHER_SINGLES])
 def test_every_layer_takes_a_model_that_changes_nothing(nesting):
     found = call(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)

@@ -154,13 +154,13 @@ def cached_partial(function: object) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def loops_that_compare() -> frozenset[str]:
-    """The argument loops that refuse a module whose static attributes a step changed: `nnx.scan` takes it from flax 0.12 on.
+    """The argument layers that refuse a module whose static attributes a step changed: `nnx.scan` takes it from flax 0.12 on.
 
     Tried on all versions.
     """
     import flax
 
-    always = frozenset(("while_loop", "fori_loop"))
+    always = frozenset(("while_loop", "fori_loop", "cond", "switch"))
     return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | {"scan"}
 
 

@@ -1,0 +1,340 @@
+"""The further transforms: gradients, branches that are really there, what cannot be run, and what a remat saves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import FURTHER_SINGLES, LACKING, broken, call, text
+from flax import nnx
+from healthy import assign, numbers
+
+from pytest_nnxcheck import CheckError, check, further, report
+from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.nesting import FURTHER, Layer, Nesting
+from pytest_nnxcheck.observe import observe
+from pytest_nnxcheck.program import Guards, make_plan, plain_jit
+from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.verdicts import Outcome
+
+FEW = {"sweep": "singles", "max_examples": 0}
+
+
+def run(model, *inputs, nesting):
+    """What the program of a nesting returned, gradients included."""
+    subject = bind(model, inputs, {})
+    found = observe(subject, Session().profile_of(subject), Nesting.parse(nesting), "none")
+    assert found.error is None, found.error
+    return found
+
+
+class Norm(nnx.Module):
+    """Has parameters, statistics that change, an integer output and an integer input."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, scale):
+        y = self.norm(self.linear(x)) ** 2
+        return y * scale, jnp.int32(3)
+
+
+@pytest.mark.parametrize(
+    "nesting", ["grad", "grad[functional]", "jit > grad", "jit[functional] > grad[functional]", "grad > custom_vjp"]
+)
+def test_gradients_are_those_of_the_sum_of_the_outputs_by_the_parameters(nesting):
+    x, scale = numbers((4, 3)), jnp.int32(2)
+    graphdef, parameters, rest = nnx.split(Norm(), nnx.Param, ...)
+
+    def loss(parameters):
+        return nnx.merge(graphdef, parameters, jax.tree.map(lambda leaf: leaf, rest))(x, scale)[0].sum()
+
+    wanted = jax.grad(loss)(parameters)
+    found = run(Norm(), x, scale, nesting=nesting)
+    assert len(found.returned[1]) == 4
+    for got, want in zip(found.returned[1], jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(found.state.norm.mean[...], 0), "the statistics survive"
+
+
+@pytest.mark.parametrize("nesting", ["grad[closure]", "grad[jax_closure]"])
+def test_with_the_module_captured_gradients_are_by_the_floating_point_inputs(nesting):
+    x, tokens, linear = numbers((4, 3)), jnp.arange(4), nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+    def picked(model, x, tokens):
+        return model(x)[tokens]
+
+    (gradient,) = run(picked, linear, x, tokens, nesting=nesting).returned[1]
+    np.testing.assert_allclose(gradient, jax.grad(lambda x: linear(x).sum())(x), rtol=1e-5)
+
+
+def test_gradients_of_a_layer_further_in_do_not_count():
+    twice = run(Norm(), numbers((4, 3)), jnp.int32(2), nesting="vmap > grad")
+    assert [leaf.shape[0] for leaf in jax.tree.leaves(twice.returned)] == [2] * 6
+
+
+@pytest.mark.parametrize("name", ["cond_functional", "switch_functional", "cond_jax_closure", "switch_jax_closure"])
+def test_the_branch_that_is_not_taken_is_in_the_program(name):
+    model, x = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), numbers((2, 3))
+    subject = bind(model, (x,), {})
+    profile = Session().profile_of(subject)
+    plan = make_plan(subject, profile, Layer("cond"), (), Guards(subject), plain_jit)
+    layer = getattr(further, name)(subject.program, plan)
+    assert " conditional(" in jax.jit(lambda x: layer(model, x)).lower(x).compile().as_text()
+
+
+# --- what cannot be run is rejected, with the reason
+
+
+class Adds(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        y = self.linear(x)
+        self.seen = nnx.Cache(y)
+        return y
+
+
+class Retypes(nnx.Module):
+    def __init__(self):
+        self.seen = nnx.BatchStat(jnp.zeros((), jnp.float32))
+
+    def __call__(self, x):
+        assign(self.seen, jnp.ones((), jnp.float16))
+        return x
+
+
+class Renames(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+
+def until_small(model, x):
+    return jax.lax.while_loop(lambda y: y.sum() > 1e-3, lambda y: y / 2 + model(y) * 0, x)
+
+
+def calls_back(model, x):
+    y = model(x)
+    return jax.pure_callback(lambda y: y, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+
+
+def linear():
+    return nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+
+def largest(model, x):
+    return model(x).argmax(-1)
+
+
+@pytest.mark.parametrize(
+    "nesting, reason",
+    [
+        ("grad > while_loop", "grad cannot go backwards through a while_loop"),
+        ("jit > grad[functional] > vmap > while_loop[functional]", "grad cannot go backwards through a while_loop"),
+        ("grad > remat > grad", "grad inside grad differentiates twice"),
+        ("shard_map[functional] > shard_map[jax_closure]", "shard_map cannot map the axis of its mesh again"),
+    ],
+)
+def test_what_jax_cannot_run_is_rejected(nesting, reason):
+    outcome = call(linear(), numbers((2, 3)), nesting=nesting).outcome
+    assert (outcome.verdict, outcome.unfit) == ("rejected", True)
+    assert outcome.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    "subject, inputs, nesting, reason",
+    [
+        (until_small, (linear(), numbers((2, 3))), "jit > grad", "the call cannot be differentiated: ValueError: Reverse"),
+        (until_small, (linear(), numbers((2, 3))), "grad[closure]", "the call cannot be differentiated: ValueError"),
+        (calls_back, (linear(), numbers((2, 3))), "grad[functional]", "the call cannot be differentiated: ValueError: "),
+        (nnx.Dropout(0.5, rngs=nnx.Rngs(0)), (numbers((2, 3)),), "jit > grad", "the state holds no floating point nnx.Param"),
+        (largest, (linear(), numbers((2, 3))), "vmap > grad", "the call returns no floating point array"),
+        (nnx.Embed(5, 3, rngs=nnx.Rngs(0)), (jnp.arange(3),), "grad[closure]", "the call takes no floating point array"),
+        (Adds(), (numbers((2, 3)),), "cond", "cond hands on the state where it skips the call, and the call adds model.seen"),
+        (Adds(), (numbers((2, 3)),), "fori_loop", "fori_loop carries the state, and the call adds model.seen to it"),
+        (Retypes(), (numbers((2, 3)),), "switch[functional]", "switch[functional] hands on the state where it skips the call"),
+        (Renames(), (numbers((2, 3)),), "cond", "cond compares the modules before and after a step"),
+        (Renames(), (numbers((2, 3)),), "switch", "switch compares the modules before and after a step"),
+    ],
+)  # fmt: skip
+def test_a_layer_that_cannot_take_the_call_says_why(subject, inputs, nesting, reason):
+    outcome = call(subject, *inputs, nesting=nesting).outcome
+    assert (outcome.verdict, outcome.unfit) == ("rejected", True), outcome
+    assert outcome.reason.startswith(reason)
+
+
+def test_a_flax_without_nnx_shard_map_says_so():
+    assert bool(LACKING) != hasattr(nnx, "shard_map")
+    for nesting in LACKING:
+        outcome = call(linear(), numbers((2, 3)), nesting=f"jit > {nesting}").outcome
+        assert outcome.unfit
+        assert outcome.reason.endswith("has no nnx.shard_map")
+
+
+def test_a_call_that_adds_state_holds_under_what_can_take_it():
+    for nesting in FURTHER_SINGLES:
+        layer = Layer.parse(nesting)
+        if layer.style == "functional" or nesting == "grad":
+            found = call(Adds(), numbers((2, 3)), nesting=nesting)
+            assert found.outcome.verdict == "held", text(found)
+
+
+def test_a_gradient_that_leaves_tracers_behind_is_found_and_put_back():
+    kept = []
+
+    def keeps(model, x):
+        y = model(x)
+        kept.append(y)
+        return y
+
+    found = call(keeps, linear(), numbers((2, 3)), nesting="jit > grad")
+    assert broken(found) == ["tracers"]
+    assert not kept
+
+
+# --- what was left out is said once, and drawn no more
+
+
+def test_a_subject_without_parameters_is_checked_under_the_rest():
+    made = check(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), numbers((4, 3)), transforms=("jit", "grad"), styles="argument")
+    assert made.ok, str(made)
+    assert made.notes == ("grad left out: the state holds no floating point nnx.Param to differentiate by",)
+    reasons = {str(outcome.nesting): outcome.reason for outcome in made.outcomes if outcome.unfit}
+    assert reasons["jit > grad"] == "not run: grad is left out"
+    assert not any("grad" in str(outcome.nesting) for outcome in made.outcomes if outcome.verdict == "held")
+    assert "3 left out" in str(made)
+    assert "rejected" not in str(made)
+
+
+def test_a_rejection_of_ours_is_not_one_of_flax():
+    subject = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    made = check(subject, numbers((4, 3)), transforms="jit,grad", styles="argument", on_rejection="fail", **FEW)
+    assert made.ok, str(made)
+
+
+def test_where_nothing_can_be_run_it_is_said():
+    with pytest.raises(CheckError, match="no nesting can be run .the state holds no floating point nnx.Param"):
+        check(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), numbers((4, 3)), transforms="grad", styles="argument", **FEW)
+
+
+def test_the_report_of_added_state_names_what_cannot_carry_it():
+    made = check(Adds(), numbers((2, 3)), transforms="jit,fori_loop,cond", styles="argument", **FEW)
+    assert made.ok, str(made)
+    (note,) = made.notes
+    assert note.endswith("which no loop, branch or custom rule can carry: argument fori_loop, cond left out")
+
+
+# --- memory
+
+
+class Deep(nnx.Module):
+    """16 layers of 17 KiB; with a batch of 512 the activations outweigh them by far."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.Sequential(*(nnx.Linear(64, 64, rngs=rngs) for _ in range(16)))
+
+    def __call__(self, x):
+        for layer in self.layers.layers:
+            x = jnp.tanh(layer(x))
+        return x
+
+
+class Twin(nnx.Module):
+    """1 MiB of parameters and a state that changes: above the floor of every memory rule."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.inner = nnx.Linear(256, 512, rngs=rngs)
+        self.norm = nnx.BatchNorm(512, rngs=rngs)
+        self.outer = nnx.Linear(512, 256, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.outer(nnx.relu(self.norm(self.inner(x))))
+
+
+@pytest.mark.parametrize(
+    "nesting",
+    [f"jit > {layer}" for layer in FURTHER_SINGLES if not Layer.parse(layer).captures]
+    + ["jit > grad > scan", "jit > scan > grad", "jit > grad > fori_loop", "jit > vmap > grad[functional]"]
+    + ["jit > grad > cond", "jit > grad > remat", "jit[functional] > grad[functional] > fori_loop > scan[functional]"],
+)
+def test_a_model_above_the_floor_stays_below_1_4_of_its_expected_peak(nesting):
+    found = call(Twin(), numbers((16, 256)), nesting=nesting, memory_budget="1.4x")
+    assert found.outcome.verdict == "held", text(found)
+    assert call(Twin(), numbers((16, 256)), nesting=nesting).outcome.verdict == "held", "no copies either"
+
+
+def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient():
+    plain = call(Deep(), numbers((32, 64)), nesting="jit", memory_budget="1x").outcome
+    under = call(Deep(), numbers((32, 64)), nesting="jit > grad", memory_budget="1x").outcome
+    assert under.peak > 2 * plain.peak / 1.2, "gradients as large as the parameters, and activations"
+    assert under.budget > 1.8 * plain.budget
+    assert broken(call(Deep(), numbers((32, 64)), nesting="jit > grad", memory_budget="0.5x")) == ["memory"]
+
+
+def test_a_differentiated_loop_keeps_the_activations_of_each_step():
+    x, session = numbers((512, 64)), Session()
+    one, two = (
+        call(Deep(), x, nesting=f"jit > grad{inner}", session=session).outcome for inner in ("", " > fori_loop")
+    )
+    assert two.peak > 1.5 * one.peak
+    assert two.budget > 1.5 * one.budget
+
+
+def test_a_remat_inside_a_loop_saves_memory_and_one_around_all_of_it_does_not():
+    x, session = numbers((512, 64)), Session()
+    peaks = {
+        inner: call(Deep(), x, nesting=f"jit > grad{inner}", session=session).outcome.peak
+        for inner in ("", " > remat", " > scan", " > scan > remat")
+    }
+    assert peaks[" > scan > remat"] < 0.8 * peaks[" > scan"]
+    assert peaks[" > remat"] >= 0.95 * peaks[""]
+
+
+def test_an_idle_remat_is_in_the_summary():
+    made = check(
+        nnx.Linear(8, 8, rngs=nnx.Rngs(0)),
+        jnp.ones((4, 8)),
+        transforms="jit,remat,grad",
+        styles="argument",
+        max_examples=0,
+    )
+    assert made.ok, str(made)
+    peaks = {str(outcome.nesting): outcome.peak for outcome in made.outcomes}
+    assert peaks["jit > grad > remat"] >= peaks["jit > grad"] > 0
+    shown = [report.format_bytes(peaks[nesting]) for nesting in ("jit > grad > remat", "jit > grad")]
+    wanted = f"remat does not lower the peak under grad: {shown[0]} with it, {shown[1]} without (jit > grad > remat)"
+    assert wanted in str(made)
+    assert dict(report.properties(made))["nnx_remat"].startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    "with_it, in_a_loop, told",
+    [
+        (100, None, "100 B with it, 100 B without (jit > grad > remat)"),
+        (200, 150, "200 B with it, 100 B without (jit > grad > remat); it does in 1 of 2 nestings"),
+        (99, 150, ""),
+        (99, 300, "300 B with it, 200 B without (jit > grad > scan > remat); it does in 1 of 2 nestings"),
+    ],
+)
+def test_a_remat_is_compared_with_the_same_nesting_without_it(with_it, in_a_loop, told):
+    peaks = {"jit": 10, "jit > remat": 20, "jit > grad": 100, "jit > remat > grad": 500, "jit > grad > scan": 200}
+    peaks |= {"jit > grad > remat": with_it, "jit > grad > scan > remat": in_a_loop}
+    outcomes = [Outcome(Nesting.parse(nesting), "held", peak=peak) for nesting, peak in peaks.items()]
+    assert report.idle_remat(outcomes) == (told and f"remat does not lower the peak under grad: {told}")
+    assert not report.idle_remat([replace(outcome, peak=None) for outcome in outcomes])
+
+
+def test_every_further_transform_is_run_here():
+    assert {Layer.parse(layer).transform for layer in FURTHER_SINGLES} == {*FURTHER}
