@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, STYLES, TRANSFORMS, UN_NESTED, Registered, one_of
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck.nesting import (
+    CALL_FIRST,
+    FURTHER,
+    MODES,
+    REGISTERED,
+    STYLES,
+    TRANSFORMS,
+    NestingError,
+    Registered,
+    one_of,
+)
+from pytest_nnxcheck.verdicts import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.transforms import Plan, Program
@@ -18,6 +29,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _WORD = re.compile(r"[A-Za-z_]\w*")
+NAMED = "write @register_transform('scan_layers')"
 _SIGNATURE = "a layer keeps the signature layer(state, *inputs) -> out, where out is what f(state, *inputs) returned"
 
 
@@ -28,7 +40,10 @@ def register_transform(name: str, *, style: str = "argument") -> Callable[[_Func
     effect on the state. Write it in a conftest.py, or above the `check`. Raises `CheckError` where the name cannot be used.
     """
     _refuse_name(name)
-    one_of("style", style, STYLES)
+    try:
+        one_of("style", style, STYLES)
+    except NestingError as error:
+        raise CheckError(f"register_transform({name!r}): {error}") from None
 
     def register(function: _Function) -> _Function:
         if not callable(function):
@@ -37,8 +52,8 @@ def register_transform(name: str, *, style: str = "argument") -> Callable[[_Func
         known = REGISTERED.get((name, style))
         if known is not None and known.place != place:
             raise CheckError(
-                f"the transform {name!r} with the style {style!r} is registered twice, at {known.place} and at {place}:"
-                " give one of them another name, or another style"
+                f"the transform {name!r} with the style {style!r} is registered twice, at {_near(known.place)} and at"
+                f" {_near(place)}: give one of them another name, or another style"
             )
         REGISTERED[name, style] = Registered(function, place)
         return function
@@ -48,35 +63,46 @@ def register_transform(name: str, *, style: str = "argument") -> Callable[[_Func
 
 def _refuse_name(name: object) -> None:
     example = "write a new word such as 'scan_layers'"
+    if callable(name):
+        raise CheckError(f"register_transform has no name, {NAMED} above the function")
     if not isinstance(name, str) or not _WORD.fullmatch(name):
         raise CheckError(
             f"register_transform({name!r}): that is not a word that a layer can be written with, {example}"
         )
-    if name in (*TRANSFORMS, *FURTHER, CALL_FIRST, UN_NESTED):
-        raise CheckError(f"register_transform({name!r}): there is a transform {name!r} already, {example}")
+    taken = {
+        "a transform": (*TRANSFORMS, *FURTHER, CALL_FIRST),
+        "an invariant": (*INVARIANTS, *OPTIONAL_INVARIANTS),
+        "a mode of flax": MODES,
+    }
+    for what, words in taken.items():
+        if name in words:
+            raise CheckError(f"register_transform({name!r}): {name!r} is the name of {what} already, {example}")
 
 
 def _place(function: Any) -> str:
-    """``file:line`` of a function, relative where that is shorter."""
+    """``file:line`` of a function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return (
             f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
         )
-    file, here = Path(code.co_filename), Path.cwd()
-    return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{code.co_firstlineno}"
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _near(place: str) -> str:
+    """The place as it is told: relative where it lies below the working directory."""
+    return place.removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def made_by(name: str, registered: Registered) -> Callable[[Program, Plan], Program]:
     """The layers of a registered transform, each held to the signature. They raise `CheckError` where it is broken."""
-    who = f"the registered transform {name!r} ({registered.place})"
+    who = f"the registered transform {name!r} ({_near(registered.place)})"
 
     def make(f: Program, plan: Plan) -> Program:
-        program = registered.function(f)
-        if not callable(program):
-            raise CheckError(f"{who} returned {_describe(program)}, not a function: {_SIGNATURE}")
-
         def layer(state: Any, *inputs: Any) -> Any:
+            program = registered.function(f)
+            if not callable(program):
+                raise CheckError(f"{who} returned {_describe(program)}, not a function: {_SIGNATURE}")
             out = program(state, *inputs)
             if plan.shapes is not None and _types(out) != _types(plan.shapes):
                 expected, got = _describe(plan.shapes), _describe(out)
