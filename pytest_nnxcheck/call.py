@@ -160,6 +160,7 @@ def check_call(
     bound_subject = bind(subject, args, kwargs)
     bound_subject.donated(settings.donate)
     originals = look_at_originals(bound_subject, session)
+    bound_subject.refuse_what_flax_cannot_split()
     if not nesting.layers:
         return un_nested(bound_subject, nesting, settings, session)
     try:

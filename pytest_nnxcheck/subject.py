@@ -76,6 +76,15 @@ class Subject:
     opened: tuple[tuple[str, Any], ...]
     code: Any
 
+    def refuse_what_flax_cannot_split(self) -> None:
+        """A module that holds what flax has no place for (an array outside a Variable, before 0.12) works eagerly only. Raises `CheckError`."""
+        try:
+            nnx.split(self.state)
+        except (TypeError, ValueError) as error:
+            raise CheckError(
+                f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
+            ) from None
+
     def fresh(self) -> Any:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
         graphdef, leaves = compat.split(self.state)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from checking import call, text
 from flax import nnx
-from healthy import WIDTH, assign, numbers, rngs
+from healthy import FLAX, WIDTH, assign, numbers, rngs
 from wild import HERE
 from wild_calls import Batch
 from wild_cases import TOKENS, X
@@ -237,6 +237,19 @@ def test_an_iterator_is_refused_by_name():
     with pytest.raises(CheckError, match="batches is a generator, which can be read once"):
         check(epoch, model, (numbers(X) for _ in range(2)))
     assert check(epoch, model, [numbers(X) for _ in range(2)], nesting="jit").ok
+
+
+@pytest.mark.skipif(FLAX >= (0, 12), reason="flax has a place for plain arrays from 0.12 on")
+def test_a_module_that_flax_cannot_split_is_refused():
+    class Table(nnx.Module):
+        def __init__(self):
+            self.frequencies = jnp.arange(WIDTH)
+
+        def __call__(self, x):
+            return x * self.frequencies
+
+    with pytest.raises(CheckError, match="flax cannot split model, so no transform can take it: .*at 'frequencies'"):
+        check(Table(), numbers(X))
 
 
 def test_arguments_that_jax_cannot_flatten_are_refused():
