@@ -13,13 +13,13 @@ import os
 import re
 import shlex
 import unittest
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import devices
+from pytest_nnxcheck import devices, options
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
 from pytest_nnxcheck.verdicts import CheckError
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 FIXTURE = "nnx_wrap"
 TITLE = "nnx invariants"
-_VALUES = tuple(name for name, option in OPTIONS.items() if not option.file)
-_INI_VALUES = tuple(name for name in _VALUES if OPTIONS[name].everywhere)
 _given = pytest.StashKey[Mapping[str, Any]]()
 _settings = pytest.StashKey[Settings]()
 _suite = pytest.StashKey["Suite | None"]()
@@ -49,16 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         # The default is None, or an ini value would never be read.
         group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, metavar=option.metavar, help=option.help)
         if option.everywhere:
-            parser.addini(f"nnx_{name}", option.help, type=_ini_type(option.kind), default=None)
-
-
-def _ini_type(kind: str) -> Any:
-    """The ini type that also takes the native value of a TOML file, where this pytest has one."""
-    if kind == "list":
-        return "args"
-    if pytest.version_tuple >= (9, 2):
-        return str | int
-    return "int" if kind == "number" and pytest.version_tuple >= (8, 4) else "string"
+            parser.addini(f"nnx_{name}", option.help, type=options.ini_type(option.kind), default=None)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,7 +63,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _simulate_devices(config, config.option)
     try:
-        config.stash[_given] = {**_from_ini(config), **_from_command_line(_typed(config.option, _VALUES))}
+        config.stash[_given] = {
+            **options.from_ini(config),
+            **options.from_command_line(options.typed(config.option, options.VALUES)),
+        }
         config.stash[_suite] = _expected_failures(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
@@ -83,9 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _expected_failures(config: pytest.Config) -> Suite | None:
     """The file of expected failures, if there is one. Raises `SettingError` that names option and file."""
     name = "expected_failures"
-    typed, folder, origin = config.getoption(f"nnx_{name}"), config.invocation_params.dir, _option_origin(name)
+    typed, folder, origin = config.getoption(f"nnx_{name}"), config.invocation_params.dir, options.option_origin(name)
     if typed is None:
-        typed, folder, origin = _ini(config, name), config.rootpath, _ini_origin(config, name)
+        typed, folder, origin = options.ini(config, name), config.rootpath, options.ini_origin(config, name)
     if typed is None:
         return None
     from pytest_nnxcheck import suite
@@ -98,49 +90,19 @@ def _expected_failures(config: pytest.Config) -> Suite | None:
     return found
 
 
-def _simulate_devices(config: pytest.Config, options: argparse.Namespace) -> None:
+def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
     """Ask jax for as many CPU devices as command line or ini file say, until the end of the run."""
     name = "devices"
-    typed = _typed(options, [name])
-    origin = _option_origin(name) if typed else _ini_origin(config, name)
+    typed = options.typed(parsed, [name])
+    origin = options.option_origin(name) if typed else options.ini_origin(config, name)
     try:
-        count = {**_from_ini(config, [name]), **_from_command_line(typed)}.get(name)
+        count = {**options.from_ini(config, [name]), **options.from_command_line(typed)}.get(name)
         if count is not None:
             config.add_cleanup(devices.simulate(os.environ, count))
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
     except CheckError as error:
         raise pytest.UsageError(f"{origin}: {error}") from None
-
-
-def _from_command_line(typed: Mapping[str, str]) -> dict[str, Any]:
-    return table.parse_given(typed, _option_origin)
-
-
-def _option_origin(name: str) -> str:
-    return f"option {table.flag(name)}"
-
-
-def _typed(options: argparse.Namespace, names: Iterable[str] = OPTIONS) -> dict[str, str]:
-    """The options as they were typed."""
-    values = {name: getattr(options, f"nnx_{name}", None) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _from_ini(config: pytest.Config, names: Iterable[str] = _INI_VALUES) -> dict[str, Any]:
-    values = {name: _ini(config, name) for name in names}
-    return table.parse_given({n: v for n, v in values.items() if v is not None}, lambda name: _ini_origin(config, name))
-
-
-def _ini(config: pytest.Config, name: str) -> Any:
-    try:
-        return config.getini(f"nnx_{name}")
-    except (ValueError, TypeError, pytest.UsageError) as error:
-        raise SettingError(f"{_ini_origin(config, name)}: {error}") from None
-
-
-def _ini_origin(config: pytest.Config, name: str) -> str:
-    return f"ini option nnx_{name}" + (f" ({config.inipath.name})" if config.inipath else "")
 
 
 # --- collection ----------------------------------------------------------------------------------------------------------
@@ -206,7 +168,9 @@ def _modes_origin(item: pytest.Function, settings: Settings) -> str:
     if marked:
         return f"{MARKER} marker at {_where(marked[0])}"
     return (
-        f"option {table.flag('modes')}" if "modes" in _typed(item.config.option) else _ini_origin(item.config, "modes")
+        f"option {table.flag('modes')}"
+        if "modes" in options.typed(item.config.option)
+        else options.ini_origin(item.config, "modes")
     )
 
 
@@ -329,15 +293,15 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         modes.require(settings)
     except SettingError as error:
         pytest.fail(f"{_modes_origin(item, settings)}: {error}", pytrace=False)
-    options = shlex.join(
+    written = shlex.join(
         part
-        for name, value in _typed(item.config.option).items()
+        for name, value in options.typed(item.config.option).items()
         if name != "nesting"
         for part in (table.flag(name), value)
     )
 
     def run_of(remember: bool) -> Run:
-        return runs.Run(settings, test_id=item.nodeid, options=options, remember=remember)
+        return runs.Run(settings, test_id=item.nodeid, options=written, remember=remember)
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)
