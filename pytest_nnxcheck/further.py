@@ -171,7 +171,7 @@ def needs_graph_updates(what: str, plan: Plan) -> None:
 def grad_argument(f: Program, plan: Plan) -> Program:
     def loss(state: Any, *inputs: Any) -> Any:
         out = f(state, *inputs)
-        return summed(plan.primal(out)), out
+        return summed(out), out
 
     def layer(state: Any, *inputs: Any) -> Any:
         needs_graph_updates("nnx.DiffState", plan)
@@ -189,7 +189,7 @@ def grad_functional(f: Program, plan: Plan) -> Program:
         def loss(parameters: Any, changed: Any, rest: Any, *inputs: Any) -> Any:
             module = nnx.merge(graphdef, parameters, rebuild(changed), rebuild(rest))
             out = f(module, *inputs)
-            return summed(plan.primal(out)), (nnx.state(module, plan.changed), out)
+            return summed(out), (nnx.state(module, plan.changed), out)
 
         (_, (changed, out)), gradients = jax.value_and_grad(loss, has_aux=True)(*states, *inputs)
         nnx.update(state, changed)
@@ -202,7 +202,7 @@ def grad_closure(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         def loss(*inputs: Any) -> Any:
             out = f(state, *inputs)
-            return summed(plan.primal(out)), out
+            return summed(out), out
 
         (_, out), gradients = nnx.value_and_grad(loss, argnums=inexact(inputs), has_aux=True)(*inputs)
         return out, tuple(gradients)
@@ -214,7 +214,7 @@ def grad_jax_closure(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         def loss(*inputs: Any) -> Any:
             out = f(state, *inputs)
-            return summed(plan.primal(out)), out
+            return summed(out), out
 
         (_, out), gradients = jax.value_and_grad(loss, argnums=inexact(inputs), has_aux=True)(*inputs)
         return out, tuple(gradients)

@@ -190,7 +190,6 @@ def make_plan(
         shapes=None if profile is UNKNOWN else shapes,
         empty=lambda: jax.tree.map(compat.zeros, shapes),
         parameters=lambda path, _: tuple(path) in profile.parameters,
-        primal=lambda out: primal(inner, out),
         jit=jit,
         unchanged=lambda state: guards.unchanged(layer, state),
         graph_updates=compat.mode_flags()[1],

@@ -45,8 +45,6 @@ class Plan:
     """Zeros of the inner program's output, for the carry of a ``while_loop``."""
     parameters: Callable[[Any, Any], bool]
     """Filter for `nnx.split`: the leaves that ``grad`` differentiates by, floating point `nnx.Param`."""
-    primal: Callable[[Any], Any]
-    """Takes the gradients of the layers further in off their output, for ``grad``."""
     jit: Callable[..., Program]
     """``jit(wrapper, f)``: the wrapper (`jax.jit` or `nnx.jit`) applied; at the root of the nesting with donation."""
     unchanged: Callable[[Any], AbstractContextManager[None]]

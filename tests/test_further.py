@@ -72,7 +72,7 @@ def test_with_the_module_captured_gradients_are_by_the_floating_point_inputs(nes
     np.testing.assert_allclose(gradient, jax.grad(lambda x: linear(x).sum())(x), rtol=1e-5)
 
 
-def test_gradients_of_a_layer_further_in_do_not_count():
+def test_every_element_of_an_axis_has_gradients_of_its_own():
     twice = run(Norm(), numbers((4, 3)), jnp.int32(2), nesting="vmap > grad")
     assert [leaf.shape[0] for leaf in jax.tree.leaves(twice.returned)] == [2] * 6
 
@@ -85,6 +85,17 @@ def test_the_branch_that_is_not_taken_is_in_the_program(name):
     plan = make_plan(subject, profile, Layer("cond"), (), Guards(subject), plain_jit)
     layer = getattr(further, name)(subject.program, plan)
     assert " conditional(" in jax.jit(lambda x: layer(model, x)).lower(x).compile().as_text()
+
+
+@pytest.mark.parametrize(
+    "nesting",
+    [layer for layer in FURTHER_SINGLES if not Layer.parse(layer).captures]
+    + ["jit > scan > grad", "jit > grad > fori_loop", "call_first > grad"],
+)
+def test_parity_holds(nesting):
+    found = call(Norm(), numbers((4, 3)), jnp.int32(2), nesting=nesting, invariants="parity")
+    assert found.outcome.verdict == "held", text(found)
+    assert not any("not asserted" in note for note in found.outcome.notes)
 
 
 # --- what cannot be run is rejected, with the reason

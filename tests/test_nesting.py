@@ -4,9 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.nesting import CALL_FIRST, MODES, STYLES, TRANSFORMS, Layer, Nesting, NestingError
+from pytest_nnxcheck.nesting import (
+    CALL_FIRST,
+    FURTHER,
+    MODES,
+    TRANSFORMS,
+    Layer,
+    Nesting,
+    NestingError,
+    impossible,
+    layer_names,
+    styles_of,
+)
 
-layers = st.builds(Layer, st.sampled_from(TRANSFORMS), st.sampled_from(STYLES)) | st.just(Layer(CALL_FIRST))
+layers = st.sampled_from([Layer(transform, style) for transform in layer_names() for style in styles_of(transform)])
 any_nesting = st.builds(Nesting, st.lists(layers, max_size=5).map(tuple), st.sampled_from(MODES))
 
 
@@ -50,6 +61,8 @@ def test_spellings(text, canonical):
         ("tree:", "an empty nesting, write 'un-nested' or layers such as 'jit > scan[closure]'"),
         ("tree: graph: jit", "'graph: jit' is not a layer"),
         ("call_first[functional]", "call_first has no styles, write 'call_first'"),
+        ("custom_vjp[closure]", "custom_vjp has no style 'closure', write 'custom_vjp' or 'custom_vjp[functional]'"),
+        ("jit > foriloop", "unknown transform 'foriloop', did you mean 'fori_loop'?"),
     ],
 )
 def test_bad_text_says_what_to_write(text, message):
@@ -83,3 +96,14 @@ def test_taking_a_layer_away_is_plainer(nesting, data):
         index = data.draw(st.integers(0, len(nesting) - 1))
         fewer = Nesting(nesting.layers[:index] + nesting.layers[index + 1 :], nesting.mode)
         assert fewer.plainness < nesting.plainness
+
+
+def test_the_words_come_plainest_first():
+    assert layer_names()[:13] == (*TRANSFORMS, CALL_FIRST, *FURTHER)
+
+
+@given(any_nesting)
+def test_what_jax_cannot_run_stays_so_whatever_is_around_it(nesting):
+    names = [layer.transform for layer in nesting.layers]
+    under = names[names.index("grad") + 1 :] if "grad" in names else []
+    assert bool(impossible(nesting)) == ("while_loop" in under or "grad" in under or names.count("shard_map") > 1)

@@ -102,6 +102,18 @@ def test_tracers_that_it_leaves_are_its_own():
     assert "left by leaks" in text(found)
 
 
+def test_state_that_it_drops_is_found_by_parity():
+    def forgets(f):
+        return lambda state, *inputs: f(nnx.clone(state), *inputs)
+
+    register_transform("forgets")(forgets)
+    register_transform("scan_layers")(scan_layers)
+    for nesting, wanted in (("forgets", ["parity"]), ("scan_layers", [])):
+        case = HEALTHY["batch_norm_train"]()
+        found = call(case.subject, *case.args, nesting=nesting, invariants="parity")
+        assert broken(found) == wanted, text(found)
+
+
 def test_check_draws_it_only_where_it_is_named():
     register_transform("scan_layers")(scan_layers)
     case = HEALTHY["linear"]()

@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from pytest_nnxcheck import strategies
-from pytest_nnxcheck.nesting import STATE_BOUND, STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.nesting import (
+    FURTHER,
+    STATE_BOUND,
+    STYLES,
+    TRANSFORMS,
+    Layer,
+    Nesting,
+    impossible,
+    layer_names,
+    styles_of,
+)
 from pytest_nnxcheck.settings import DEFAULTS, merge
 from pytest_nnxcheck.strategies import Exclusions
 
@@ -15,13 +25,22 @@ some = st.builds(
     merge,
     st.fixed_dictionaries(
         {
-            "transforms": st.lists(st.sampled_from([*TRANSFORMS, "call_first"]), min_size=1, unique=True).map(tuple),
+            "transforms": st.lists(st.sampled_from(layer_names()), min_size=1, unique=True).map(tuple),
             "styles": st.lists(st.sampled_from(STYLES), min_size=1, unique=True).map(tuple),
             "max_depth": st.integers(1, 4),
         }
     ),
 )
-known = st.builds(Exclusions, st.frozensets(st.sampled_from(STYLES[2:])), st.booleans(), st.integers(-1, 1))
+every_layer = st.sampled_from(
+    [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
+)
+known = st.builds(
+    Exclusions,
+    refused=st.frozensets(st.sampled_from(STYLES[2:])),
+    adds_state=st.booleans(),
+    swept=st.integers(-1, 1),
+    unfit=st.frozensets(every_layer, max_size=5),
+)
 
 
 def texts(nestings):
@@ -52,10 +71,44 @@ def test_the_default_sweep():
             {"transforms": ("scan", "call_first"), "styles": ("argument",)},
             ["scan", "call_first", "scan > scan", "scan > call_first", "call_first > scan", "call_first > call_first"],
         ),
+        (
+            {"transforms": ("while_loop", "grad"), "styles": ("argument", "functional")},
+            [
+                "while_loop",
+                "grad",
+                "while_loop[functional]",
+                "grad[functional]",
+                "while_loop > while_loop",
+                "while_loop > grad",
+            ],
+        ),
+        (
+            {"transforms": ("custom_vjp",), "styles": ("functional", "closure"), "max_depth": 1},
+            ["custom_vjp[functional]"],
+        ),
+        (
+            {"transforms": ("jit", "remat", "grad"), "styles": ("functional",)},
+            [
+                "jit[functional]",
+                "remat[functional]",
+                "grad[functional]",
+                "jit[functional] > call_first",
+                "jit[functional] > grad[functional]",
+                "jit[functional] > grad[functional] > remat[functional]",
+            ],
+        ),
     ],
 )
 def test_sweep_follows_the_settings(given, expected):
     assert texts(strategies.sweep(merge(given))) == expected
+
+
+def test_a_remat_under_grad_has_something_to_be_compared_with():
+    for depth, wanted in ((2, False), (3, True)):
+        swept = texts(strategies.sweep(merge({"transforms": ("jit", "remat", "grad"), "max_depth": depth})))
+        assert "jit > grad" in swept
+        assert ("jit > grad > remat" in swept) == wanted
+    assert not any("grad" in text for text in texts(strategies.sweep(DEFAULTS)))
 
 
 @given(some, known, st.data())
@@ -69,6 +122,9 @@ def test_what_is_drawn_can_work(chosen, exclusions, data):
         assert layer.style in chosen.styles or layer.transform == "call_first"
         assert layer.transform == "call_first" or not (captured and layer.style == "argument")
         assert not (exclusions.adds_state and layer.style == "argument" and layer.transform in STATE_BOUND)
+        assert layer not in exclusions.unfit or layer.transform == "call_first"
+        assert layer.style in styles_of(layer.transform)
+    assert not impossible(nesting)
 
 
 def test_exclusions_are_asked_when_a_nesting_is_drawn():
@@ -86,6 +142,10 @@ def test_exclusions_are_asked_when_a_nesting_is_drawn():
         (Exclusions(), "scan[closure] > call_first > jit", "scan[closure] > call_first > jit[functional]"),
         (Exclusions(), "jit > scan[jax_closure]", "jit > scan[jax_closure]"),
         (Exclusions(adds_state=True), "jit > scan > vmap[closure]", "jit > scan[functional] > vmap[closure]"),
+        (Exclusions(unfit=frozenset({Layer("grad")})), "jit > grad > scan", "jit > grad[functional] > scan"),
+        (Exclusions(), "jit > grad > scan > while_loop > remat", "jit > grad > scan > remat"),
+        (Exclusions(), "grad[closure] > vmap > grad", "grad[closure] > vmap[functional]"),
+        (Exclusions(), "while_loop > grad > fori_loop", "while_loop > grad > fori_loop"),
     ],
 )
 def test_layers_that_cannot_work_become_functional(exclusions, text, made):
@@ -99,6 +159,23 @@ def test_without_functional_they_capture_too_or_are_left_out():
         == "scan[closure] > jit[closure]"
     )
     assert str(strategies.workable(Nesting.parse("jit > scan"), plain, Exclusions(adds_state=True))) == "jit"
+
+
+def test_a_layer_that_no_style_makes_fit_is_left_out():
+    both = frozenset({Layer("shard_map"), Layer("shard_map", "functional")})
+    assert str(strategies.workable(Nesting.parse("jit > shard_map"), DEFAULTS, Exclusions(unfit=both))) == "jit"
+    alone = merge({"transforms": ("shard_map",), "styles": ("argument", "functional")})
+    drawn = strategies.nestings(alone, lambda mode: Exclusions(swept=1, unfit=both))
+    assert find(drawn, lambda nesting: True, settings=quiet) == Nesting()
+
+
+def test_every_further_layer_is_drawn():
+    chosen = merge({"transforms": ("jit", *FURTHER)})
+    strategy = strategies.nestings(chosen, lambda mode: Exclusions(swept=1))
+    for transform in FURTHER:
+        for style in styles_of(transform):
+            layer = Layer(transform, style)
+            assert layer in find(strategy, lambda nesting, layer=layer: layer in nesting.layers, settings=quiet).layers
 
 
 def subsequence(*words):
