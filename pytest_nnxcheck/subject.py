@@ -79,7 +79,7 @@ class Subject:
     def refuse_what_flax_cannot_split(self) -> None:
         """A module that holds what flax has no place for (an array outside a Variable, before 0.12) works eagerly only. Raises `CheckError`."""
         try:
-            nnx.split(self.state)
+            compat.split(self.state)
         except (TypeError, ValueError) as error:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
