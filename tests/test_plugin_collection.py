@@ -132,7 +132,7 @@ VALUES = {  # setting: (marker, command line, ini, how each reads)
         "argument,functional",
         ["('argument',)", "('functional',)", "('argument', 'functional')"],
     ),
-    "modes": ("'graph'", "tree,graph", "current graph", ["('graph',)", "('graph', 'tree')", "('current', 'graph')"]),
+    "modes": ("'graph'", "graph,current", "current", ["('graph',)", "('current', 'graph')", "('current',)"]),
     "max_depth": ("1", "2", "4", ["1", "2", "4"]),
     "max_examples": ("0", "1", "2", ["0", "1", "2"]),
     "sweep": ("'pairs'", "singles", "probes", ["'pairs'", "'singles'", "'probes'"]),
