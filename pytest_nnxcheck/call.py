@@ -15,7 +15,7 @@ from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned, given_to_outputs, permuted, placed
-from pytest_nnxcheck.invariants.memory import Bound, bound
+from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, observe
 from pytest_nnxcheck.places import Places
@@ -302,6 +302,8 @@ def conclude(
     if found.error is not None and not violations:
         if isinstance(found.error, Unfit):
             return Call(None, Outcome(found.nesting, "rejected", reason=str(found.error), unfit=True))
+        if reason := compat.fault_of_jax(found.error, [layer.transform for layer in found.nesting.layers]):
+            return Call(None, Outcome(found.nesting, "rejected", reason=reason, unfit=True))
         if refused(found):
             return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
         return failed(subject, found.nesting, found.error, found)
@@ -311,7 +313,7 @@ def conclude(
         violations=violations,
         peak=found.memory.peak if found.memory else None,
         budget=limit.budget if limit else None,
-        notes=(*notes(facts, found), *told),
+        notes=(*notes(facts, found), *saved_state(found, facts), *told),
     )
     if found.error is not None or found.leaks:
         return Call(None, outcome)

@@ -37,6 +37,7 @@ from pytest_nnxcheck.compat.nodes import (
 from pytest_nnxcheck.compat.programs import (
     byte_bounds,
     compiler_options,
+    fault_of_jax,
     nnx_shard_map,
     open_jaxpr,
     quick_compiles,
@@ -69,6 +70,7 @@ __all__ = [
     "cached_partial",
     "compiler_options",
     "concrete",
+    "fault_of_jax",
     "flat_state",
     "flattened_paths",
     "flax_mode",

@@ -82,10 +82,10 @@ def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Vi
         return ()
     found = []
     copies = copied_state(observation, used)
-    size = sum(buffer.bytes for buffer in copies)
+    size = 0 if saves_steps(observation.nesting) else sum(buffer.bytes for buffer in copies)
     if used.peak > limit.budget:
         found.append(f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit.budget)}")
-    if limit.default and size >= max(COPY_SHARE * profile.state_bytes, FLOOR):
+    if limit.default and too_many(size, profile):
         found.append(f"the program holds {size / profile.state_bytes:.1f} more copies of its state at the peak")
     if limit.default and captures(observation) and profile.constant_bytes >= FLOOR:
         found.append(f"the call captures {format_bytes(profile.constant_bytes)} of constants")
@@ -96,6 +96,32 @@ def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Vi
         Violation(
             "memory", found[0], (*rows, *details(observation, profile, used, limit)), hint(observation, profile, copies)
         ),
+    )
+
+
+def too_many(size: int, profile: Profile) -> bool:
+    """Whether copies of this size are a second copy of the state."""
+    return size >= max(COPY_SHARE * profile.state_bytes, FLOOR)
+
+
+def saves_steps(nesting: Nesting) -> bool:
+    """Whether a loop is differentiated: of what it carries it saves all that the backward pass needs of a step, parameters included.
+
+    That is how jax differentiates a generated loop, whatever the module. The peak is judged, its copies are not.
+    """
+    names = [layer.transform for layer in nesting.layers]
+    return "grad" in names and not {"scan", "fori_loop"}.isdisjoint(names[names.index("grad") :])
+
+
+def saved_state(observation: Observation, profile: Profile) -> tuple[str, ...]:
+    """A note on copies of the state that are not judged."""
+    if observation.memory is None or not saves_steps(observation.nesting):
+        return ()
+    size = sum(buffer.bytes for buffer in copied_state(observation, observation.memory))
+    if not too_many(size, profile):
+        return ()
+    return (
+        f"{size / profile.state_bytes:.1f} copies of the state not judged: the differentiated loop saves it for each step",
     )
 
 
