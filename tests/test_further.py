@@ -12,8 +12,9 @@ from checking import FURTHER_SINGLES, LACKING, broken, call, text
 from flax import nnx
 from healthy import assign, numbers
 
-from pytest_nnxcheck import CheckError, check, further, report
+from pytest_nnxcheck import CheckError, check, compat, further, report
 from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.invariants.memory import saves_steps
 from pytest_nnxcheck.nesting import FURTHER, Layer, Nesting
 from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.program import Guards, make_plan, plain_jit
@@ -192,6 +193,36 @@ def test_a_flax_without_nnx_shard_map_says_so():
         assert outcome.reason.endswith("has no nnx.shard_map")
 
 
+@pytest.mark.parametrize(
+    "error, names, told",
+    [
+        (AssertionError(), ["jit", "grad", "scan", "cond"], True),
+        (AssertionError(), ["grad", "fori_loop", "vmap", "switch"], True),
+        (AssertionError(), ["scan", "grad", "cond"], False),
+        (AssertionError("of the user"), ["grad", "scan", "cond"], False),
+        (ValueError(), ["grad", "scan", "cond"], False),
+        (None, ["grad", "scan", "cond"], False),
+    ],
+)
+def test_a_fault_of_jax_is_told_from_one_of_the_user(error, names, told):
+    assert bool(compat.fault_of_jax(error, names)) == told
+
+
+class Drops(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.drop(self.linear(x))
+
+
+def test_random_numbers_in_a_branch_in_a_differentiated_loop():
+    outcome = call(Drops(), numbers((2, 3)), nesting="grad > scan[functional] > cond").outcome
+    assert outcome.verdict == ("held" if jax.__version_info__ >= (0, 10) else "rejected"), outcome
+    assert outcome.verdict == "held" or outcome.reason.endswith("cannot differentiate a branch in a loop for this call")
+
+
 def test_a_call_that_adds_state_holds_under_what_can_take_it():
     for nesting in FURTHER_SINGLES:
         layer = Layer.parse(nesting)
@@ -284,6 +315,31 @@ def test_a_model_above_the_floor_stays_below_1_4_of_its_expected_peak(nesting):
     found = call(Twin(), numbers((16, 256)), nesting=nesting, memory_budget="1.4x")
     assert found.outcome.verdict == "held", text(found)
     assert call(Twin(), numbers((16, 256)), nesting=nesting).outcome.verdict == "held", "no copies either"
+
+
+@pytest.mark.parametrize("nesting", ["jit > grad > scan > remat", "jit > grad > fori_loop > remat"])
+def test_what_a_differentiated_loop_saves_is_no_copy_of_the_models_own(nesting):
+    found = call(Twin(), numbers((16, 256)), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    told = [
+        note for note in found.outcome.notes if "not judged: the differentiated loop saves it for each step" in note
+    ]
+    assert len(told) == (jax.__version_info__ >= (0, 5)), "jax 0.4 saves less"
+
+
+@pytest.mark.parametrize(
+    "nesting, saves",
+    [
+        ("jit > grad", False),
+        ("jit > scan > grad", False),
+        ("jit > grad > vmap", False),
+        ("jit > scan > remat", False),
+        ("jit > grad > cond > scan[functional]", True),
+        ("grad[closure] > fori_loop > remat", True),
+    ],
+)
+def test_which_nestings_differentiate_a_loop(nesting, saves):
+    assert saves_steps(Nesting.parse(nesting)) is saves
 
 
 def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient():
