@@ -149,7 +149,7 @@ def traced(
         ours.update(guards.traces_of(module, inputs))
         return program(module, *inputs)
 
-    ours: dict[int, Any] = {}
+    ours: dict[tuple[int, int], Any] = {}
     try:
         output, error = trace(watched, state, inputs, look), None
     except Exception as raised:  # noqa: BLE001 - the user's code may raise anything

@@ -35,7 +35,7 @@ class Blame:
 
     layer: Layer
     found: tuple[Found, ...]
-    traces: frozenset[int]
+    traces: frozenset[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Guards:
     """The guards of one run of a program; reports come from the innermost layer outwards."""
 
     subject: Subject
-    live: list[dict[int, Any]] = field(default_factory=lambda: [{}])
+    live: list[dict[tuple[int, int], Any]] = field(default_factory=lambda: [{}])
     reports: list[Blame] = field(default_factory=list)
     mutated: list[tuple[Layer, str]] = field(default_factory=list)
 
@@ -61,21 +61,21 @@ class Guards:
 
         return guarded
 
-    def traces_of(self, state: Any, inputs: Any) -> dict[int, Any]:
+    def traces_of(self, state: Any, inputs: Any) -> dict[tuple[int, int], Any]:
         """Identities of the traces whose tracers arrive, with the traces themselves so that no id is used again."""
         arriving = [*inputs, *(value for _, value in compat.raw_leaves(state))]
         traces = [compat.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if compat.is_tracer(leaf)]
-        return {id(trace): trace for trace in traces}
+        return {compat.trace_key(trace): trace for trace in traces}
 
-    def dead(self, state: Any, alive: dict[int, Any]) -> list[Found]:
+    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> list[Found]:
         """The tracers that belong to none of the traces that are alive."""
         every = walk(self.subject.roots(state)).tracers
-        return [found for found in every if id(compat.trace_identity(found.tracer)) not in alive]
+        return [found for found in every if trace_of(found) not in alive]
 
-    def look(self, layer: Layer, state: Any, alive: dict[int, Any]) -> None:
+    def look(self, layer: Layer, state: Any, alive: dict[tuple[int, int], Any]) -> None:
         dead = self.dead(state, alive)
         if dead:
-            traces = frozenset(id(compat.trace_identity(found.tracer)) for found in dead)
+            traces = frozenset(map(trace_of, dead))
             self.reports.append(Blame(layer, tuple(dead), traces))
 
     @contextmanager
@@ -94,8 +94,12 @@ class Guards:
 
     def culprit(self, found: Found) -> Layer | None:
         """The innermost layer that left this tracer, or one of its trace."""
-        trace = id(compat.trace_identity(found.tracer))
+        trace = trace_of(found)
         return next((report.layer for report in self.reports if trace in report.traces), None)
+
+
+def trace_of(found: Found) -> tuple[int, int]:
+    return compat.trace_key(compat.trace_identity(found.tracer))
 
 
 def snapshot(state: Any) -> dict[Any, Any]:

@@ -255,13 +255,17 @@ def left_out(outcomes: Iterable[Outcome]) -> list[str]:
     return notes
 
 
+IDLE = 0.99
+"""A remat that leaves this part of the peak or more saves nothing: the compiler itself rounds and reorders by less."""
+
+
 def idle_remat(outcomes: Iterable[Outcome]) -> str:
     """The smallest nesting whose remat inside a grad costs time and saves no memory; empty if there is none."""
     peaks = {outcome.nesting: outcome.peak for outcome in outcomes if outcome.peak is not None}
     compared = [
         (nesting, peak, peaks[bare]) for nesting, peak in peaks.items() for bare in _bare(nesting) if bare in peaks
     ]
-    idle = sorted((each for each in compared if each[1] >= each[2]), key=lambda each: each[0].plainness)
+    idle = sorted((each for each in compared if each[1] >= IDLE * each[2]), key=lambda each: each[0].plainness)
     if not idle:
         return ""
     nesting, peak, without = idle[0]

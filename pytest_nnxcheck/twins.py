@@ -35,11 +35,22 @@ def abstract_inputs(inputs: Any) -> tuple[Any, ...]:
 
 
 def abstract_state(state: Any) -> Any:
-    """The abstract twin of an `nnx.State`: under a mesh its leaves lie as they are annotated. Raises `CheckError`."""
+    """The abstract twin of an `nnx.State`: under a mesh its leaves lie as they are annotated. Raises `CheckError`.
+
+    Without a mesh, arrays that no Variable holds stay as they are: flax (0.12) takes an abstract value in a dict for a static one.
+    """
     mesh = compat.active_mesh()
     if mesh is None:
-        return jax.tree.map(abstract_leaf, state)
+        return jax.tree.map(abstract_variable, state, is_leaf=is_variable)
     return jax.tree.map(abstract_leaf, state, compat.annotated(state, mesh))
+
+
+def is_variable(leaf: Any) -> bool:
+    return compat.kind_of(type(leaf)) == "variable"
+
+
+def abstract_variable(leaf: Any) -> Any:
+    return jax.tree.map(abstract_leaf, leaf) if is_variable(leaf) else leaf
 
 
 def on_devices(sharding: Any) -> Any:

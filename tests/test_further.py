@@ -379,7 +379,7 @@ def test_an_idle_remat_is_in_the_summary():
     )
     assert made.ok, str(made)
     peaks = {str(outcome.nesting): outcome.peak for outcome in made.outcomes}
-    assert peaks["jit > grad > remat"] >= peaks["jit > grad"] > 0
+    assert peaks["jit > grad > remat"] >= 0.99 * peaks["jit > grad"] > 0
     shown = [report.format_bytes(peaks[nesting]) for nesting in ("jit > grad > remat", "jit > grad")]
     wanted = f"remat does not lower the peak under grad: {shown[0]} with it, {shown[1]} without (jit > grad > remat)"
     assert wanted in str(made)
@@ -391,8 +391,8 @@ def test_an_idle_remat_is_in_the_summary():
     [
         (100, None, "100 B with it, 100 B without (jit > grad > remat)"),
         (200, 150, "200 B with it, 100 B without (jit > grad > remat); it does in 1 of 2 nestings"),
-        (99, 150, ""),
-        (99, 300, "300 B with it, 200 B without (jit > grad > scan > remat); it does in 1 of 2 nestings"),
+        (98, 150, ""),
+        (98, 300, "300 B with it, 200 B without (jit > grad > scan > remat); it does in 1 of 2 nestings"),
     ],
 )
 def test_a_remat_is_compared_with_the_same_nesting_without_it(with_it, in_a_loop, told):

@@ -239,7 +239,7 @@ def test_an_iterator_is_refused_by_name():
     assert check(epoch, model, [numbers(X) for _ in range(2)], nesting="jit").ok
 
 
-@pytest.mark.skipif(FLAX >= (0, 12), reason="flax has a place for plain arrays from 0.12 on")
+@pytest.mark.skipif(FLAX >= (0, 10, 7), reason="flax has a place for plain arrays from 0.10.7 on")
 def test_a_module_that_flax_cannot_split_is_refused():
     class Table(nnx.Module):
         def __init__(self):

@@ -104,14 +104,21 @@ def set_variable_metadata(variable: Any, metadata: dict[str, Any]) -> None:
     own.update(metadata)
 
 
-def trace_identity(tracer: Any) -> Any:
-    """What tells the trace that a tracer belongs to from every other; keep the object, not its id.
+def trace_identity(tracer: Any) -> tuple[Any, Any]:
+    """What tells the trace that a tracer belongs to from every other; keep the object, and compare with `trace_key`.
 
-    No public way. ``_trace.main`` where it is set (the MainTrace of jax 0.4, the tag from 0.5), else ``_trace``. All versions.
+    No public way. ``_trace.main`` where it is set (the MainTrace of jax 0.4, the tag from 0.5), else ``_trace``. On jax 0.4 the body
+    of a custom_vjp or a shard_map shares the MainTrace around it, one ``sublevel`` deeper. All versions.
     """
     trace = object.__getattribute__(tracer, "_trace")
     main = _read(trace, "main")
-    return trace if main is None else main
+    return (trace if main is None else main), _read(trace, "sublevel")
+
+
+def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
+    """`trace_identity` as a key: good as long as the identity itself is kept."""
+    main, sublevel = identity
+    return id(main), 0 if sublevel is None else int(sublevel.level)
 
 
 def tracer_kind(tracer: Any) -> str:
