@@ -13,6 +13,8 @@ import numpy as np
 from pytest_nnxcheck import compat, explain, gradient, graft
 from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
+from pytest_nnxcheck.evidence import Evidence
+from pytest_nnxcheck.findings import evidence
 from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned, given_to_outputs, permuted, placed
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
@@ -182,7 +184,8 @@ def check_call(
     told: tuple[str, ...] = ()
     if parity and found.error is None and not (violations or found.leaks):
         violations, told = agrees(bound_subject, found, wanted)
-    return conclude(bound_subject, facts, found, violations, limit, rebuild, told)
+    baseline = session.baseline_of(bound_subject, settings.donate, nesting) if limit else None
+    return conclude(bound_subject, facts, found, violations, limit, rebuild, told, evidence(found, limit, baseline))
 
 
 def look_at_originals(subject: Subject, session: Session) -> Originals:
@@ -297,6 +300,7 @@ def conclude(
     limit: Bound | None,
     rebuild: Callable[[tuple[Any, ...]], Any],
     told: tuple[str, ...] = (),
+    known: Evidence | None = None,
 ) -> Call:
     """The verdict of a nesting."""
     if found.error is not None and not violations:
@@ -314,6 +318,7 @@ def conclude(
         peak=found.memory.peak if found.memory else None,
         budget=limit.budget if limit else None,
         notes=(*notes(facts, found), *saved_state(found, facts), *told),
+        evidence=known,
     )
     if found.error is not None or found.leaks:
         return Call(None, outcome)

@@ -150,11 +150,14 @@ def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
         yield from violation.details
         if violation.hint:
             yield "hint", violation.hint
+    yield from outcome.explained
     yield from (("note", note) for note in outcome.notes)
     yield from (("also broken", text) for text in _also_broken(report, outcome))
     yield from (("also failed", f"{o.nesting}: {o.reason:.100}") for o in _other_failures(report, outcome))
     if _shows_modes(report):
         yield "modes", _mode_lines(report)
+    if outcome.program:
+        yield "program", outcome.program
     yield "replay", replay(report, outcome.nesting)
 
 

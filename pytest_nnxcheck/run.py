@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hypothesis
 
@@ -44,6 +45,16 @@ class Sweep:
         return f"<the {self.amount} sweep>"
 
 
+class Listener(Protocol):
+    """Who is told of every nesting that is run, not of those that the memo answers."""
+
+    def begin(self, run: Run, nesting: Nesting) -> None:
+        """The nesting starts."""
+
+    def end(self, run: Run, nesting: Nesting) -> None:
+        """The nesting has ended; its outcome, if it has one, is in ``run.outcomes``."""
+
+
 class Run:
     """Everything that one marked test, or one `check`, learns while its nestings run.
 
@@ -57,6 +68,7 @@ class Run:
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
         self.notes: list[str] = []
         self.problem = ""
+        self.listeners: list[Listener] = []
         self._identity = (test_id, options)
         self._remember = remember
         self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
@@ -86,13 +98,25 @@ class Run:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
         __tracebackhide__ = True
         if not self._remember or nesting not in self._memo:
-            error = self._attempt(nesting, body)
+            error = self._timed(nesting, body)
             self._raised[id(error)] = nesting
             self._memo[nesting] = None if error is None else (error, error.__traceback__)
         answer = self._memo[nesting]
         if answer is not None:
             # Each raise prepends frames: from a fresh start, hypothesis sees the same error every time.
             raise answer[0].with_traceback(answer[1])
+
+    def _timed(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        for listener in self.listeners:
+            listener.begin(self, nesting)
+        started = time.perf_counter()
+        try:
+            return self._attempt(nesting, body)
+        finally:
+            if (known := self.outcomes.get(nesting)) is not None:
+                self.outcomes[nesting] = replace(known, seconds=known.seconds + time.perf_counter() - started)
+            for listener in self.listeners:
+                listener.end(self, nesting)
 
     def _attempt(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         active = Active(self, nesting)
@@ -350,4 +374,6 @@ def _worse(known: Outcome, new: Outcome) -> Outcome:
     measured = report.worst_peak([known, new]) or worst
     notes = tuple(dict.fromkeys([*known.notes, *new.notes]))
     keys = tuple(dict.fromkeys([*known.expected, *new.expected]))
-    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys)
+    # The evidence of a violation is what the message tells of.
+    shown = worst.evidence if worst.violations else measured.evidence
+    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown)

@@ -5,9 +5,10 @@ Pure data: nothing here imports jax, flax, hypothesis or pytest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from pytest_nnxcheck.evidence import Evidence
 from pytest_nnxcheck.nesting import Nesting
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
@@ -38,6 +39,9 @@ class Outcome:
     ``reason`` says why a nesting was rejected or failed, or was expected to, ``by_mode`` that flax rejected it for what its mode cannot
     do, ``unfit`` that it was rejected because a layer cannot take the call, not by flax; ``notes`` are facts that are reported but not
     judged. ``expected`` are the keys of the expected failures that came true in it.
+
+    ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
+    message, which were found after hypothesis was done. ``seconds`` took the nesting, the test's own body included.
     """
 
     nesting: Nesting
@@ -50,6 +54,10 @@ class Outcome:
     expected: tuple[str, ...] = ()
     by_mode: bool = False
     unfit: bool = False
+    evidence: Evidence | None = None
+    program: str = ""
+    explained: tuple[tuple[str, str], ...] = ()
+    seconds: float = field(default=0.0, compare=False)
 
 
 class InvariantViolation(AssertionError):
