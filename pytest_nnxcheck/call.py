@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat, explain, gradient, graft
+from pytest_nnxcheck import compat, explain, gradient, graft, handed
 from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.evidence import Evidence
@@ -231,7 +231,8 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
 
 def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...]:
     """Violations of a call that leaks un-nested: a transform inside it is at fault."""
-    causes = tuple(("cause", text) for text in explain.captured(subject))
+    causes = [("cause", text) for text in explain.captured(subject)]
+    causes += [("holds", f"{text}: tried in its place") for text in handed.holds(subject)] if causes else []
     return tuple(replace(each, details=(*each.details, *causes)) for each in tracers(found))
 
 
@@ -354,5 +355,8 @@ def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observat
     """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
     if compat.is_mode_refusal(error, nesting.mode):
         return Call(None, Outcome(nesting, "rejected", reason=compat.mode_words(error), by_mode=True))
-    outcome = Outcome(nesting, "failed", reason=explain.first_line(error), notes=explain.causes(subject, error, found))
+    causes = explain.causes(subject, error, found)
+    if causes and not nesting.layers:
+        causes += tuple(f"{text} holds: tried in its place" for text in handed.holds(subject))
+    outcome = Outcome(nesting, "failed", reason=explain.first_line(error), notes=causes)
     return Call(None, outcome, error)

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -85,28 +86,41 @@ def merged_inside(subject: Subject) -> tuple[Leak, ...]:
         merged.append((f"{type(node).__name__} (merged at {where})", node))
         return node
 
-    return rehearse(subject, lambda: mock.patch.object(nnx, "merge", keep), merged)
+    return rehearse(subject, lambda: mock.patch.object(nnx, "merge", keep), merged).kept
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What a call left that was made once more: the exception, whether tracers remain, and those in what was kept of it."""
+
+    error: Exception | None
+    leaks: bool
+    kept: tuple[Leak, ...]
 
 
 def rehearse(
     subject: Subject,
     watching: Callable[[], contextlib.AbstractContextManager[Any]],
     kept: list[tuple[str, Any]] | None = None,
-) -> tuple[Leak, ...]:
-    """Make the call once more on a copy, undo what it leaves, and give the tracers in what was kept of it."""
-    state = subject.fresh()
+) -> Rehearsal:
+    """Make the call once more on a copy, and undo what it leaves."""
+    state, error = subject.fresh(), None
     places = walk(subject.roots(state)).places
     # Without its jit: a function that was traced before would not be traced again.
     program = subject.program_of(inspect.unwrap(subject.function))
-    with contextlib.suppress(Exception), watching():
-        if subject.abstract:
-            trace(program, state, subject.inputs, lambda _: False)
-        else:
-            program(state, *subject.inputs)
+    try:
+        with watching():
+            if subject.abstract:
+                trace(program, state, subject.inputs, lambda _: False)
+            else:
+                program(state, *subject.inputs)
+    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+        error = raised
     leaks = tuple(leak(each, None) for each in walk(kept or ()).tracers)
+    remain = bool(walk(subject.roots(state)).tracers)
     places.restore()
     jax.clear_caches()
-    return leaks
+    return Rehearsal(error, remain, leaks)
 
 
 @contextlib.contextmanager

@@ -35,11 +35,15 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
     shown = plainest(errors, run.nesting_of)
     if not own_given:
         _drop_notes(shown)
+    nesting = shown.outcome.nesting if isinstance(shown, InvariantViolation) else run.nesting_of(shown)
+    run.explain(nesting)
     if isinstance(shown, InvariantViolation):
         outcome = run.outcomes.get(shown.outcome.nesting, shown.outcome)
         shown.args = (report.message(run.report(), outcome),)
-    elif note := report.modes_note(run.report()):
-        shown.add_note(note)
+    else:
+        for note in (report.explained_note(run.outcomes.get(nesting)), report.modes_note(run.report())):
+            if note:
+                shown.add_note(note)
     for other in _further(errors, shown):
         if not isinstance(shown, InvariantViolation):
             shown.add_note(f"  also failed  {run.nesting_of(other)}: {one_line(other)}")

@@ -220,6 +220,11 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     return "\n".join(_row(*row) for row in rows)
 
 
+def explained_note(outcome: Outcome | None) -> str:
+    """The note on the user's exception that says what was found around its nesting; empty if nothing was."""
+    return "\n".join(_row(*row) for row in outcome.explained) if outcome is not None else ""
+
+
 def _un_nested(report: Report, nesting: Nesting) -> str:
     """What the same test body did un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
     bare = [o for o in report.outcomes if not o.nesting.layers]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import hypothesis
 
-from pytest_nnxcheck import compat, expected, modes, report, strategies
+from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
@@ -73,6 +73,7 @@ class Run:
         self._remember = remember
         self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
         self._raised: dict[int, Nesting] = {}
+        self._bodies: dict[Nesting, Callable[[], object]] = {}
 
     def report(self) -> report.Report:
         """What is known so far, as data."""
@@ -84,6 +85,7 @@ class Run:
         """Drop the memo: its exceptions hold frames, and those hold tracers."""
         self._memo.clear()
         self._raised.clear()
+        self._bodies.clear()
 
     def nesting_of(self, error: BaseException) -> Nesting:
         """The nesting under which an exception was raised; un-nested if it is none of ours."""
@@ -101,10 +103,35 @@ class Run:
             error = self._timed(nesting, body)
             self._raised[id(error)] = nesting
             self._memo[nesting] = None if error is None else (error, error.__traceback__)
+            self._bodies[nesting] = body
         answer = self._memo[nesting]
         if answer is not None:
             # Each raise prepends frames: from a fresh start, hypothesis sees the same error every time.
             raise answer[0].with_traceback(answer[1])
+
+    def explain(self, nesting: Nesting) -> None:
+        """Add to the outcome of a nesting that did not hold what holds around it."""
+        body, outcome = self._bodies.get(nesting), self.outcomes.get(nesting)
+        if body is None or outcome is None or not nesting.layers:
+            return
+        around = neighbours.look_around(
+            outcome, self.settings, self.exclusions[nesting.mode], lambda near: self._try_out(near, body)
+        )
+        self.outcomes[nesting] = replace(outcome, explained=(*outcome.explained, *neighbours.rows(around)))
+
+    def _try_out(self, nesting: Nesting, body: Callable[[], object]) -> Outcome | None:
+        """The outcome of a nesting, run if it must be, and recorded nowhere."""
+        if nesting in self.outcomes:
+            return self.outcomes[nesting]
+        known, told = self.outcomes, self.notes
+        self.outcomes, self.notes = {}, []
+        try:
+            self._attempt(nesting, body)
+            return self.outcomes.get(nesting)
+        except Exception:  # noqa: BLE001 - hypothesis' own, say: the neighbour tells nothing, and the failure is told all the same
+            return None
+        finally:
+            self.outcomes, self.notes = known, told
 
     def _timed(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         for listener in self.listeners:
