@@ -6,14 +6,12 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck import compat, hints
 from pytest_nnxcheck.drops import LAX, Drop, transparent
 from pytest_nnxcheck.explain import first_line
 from pytest_nnxcheck.facts import Effect, read, structure
 from pytest_nnxcheck.invariants.parity import (
     Difference,
-    attribute_advice,
-    carry_advice,
     compare,
     differences,
     violation,
@@ -32,7 +30,7 @@ THREEFRY = "threefry2x32"
 BROADCASTING = ("scan", "vmap")
 ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
 TWINS = {
-    name: f"use nnx.{twin}, which hands the updates of a module back"
+    name: hints.hint("jax transform", transform=twin)
     for name, twin in {"checkpoint": "remat", **{same: same for same in (*LAX, "grad", "value_and_grad")}}.items()
 }
 """What to use instead of a transform of jax that got a module."""
@@ -88,10 +86,10 @@ def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
     """Advice that is true: an attribute belongs into a Variable; a layer that broadcasts the state drops its updates."""
     first = different[0]
     if first.kind == "attribute" and first.label in ("dropped", "attribute"):
-        return attribute_advice(first.path)
+        return hints.hint("attribute dropped", path=first.path)
     loops = any(layer.transform in BROADCASTING for layer in nesting.layers)
     if first.label == "dropped" and loops:
-        return f"a layer that broadcasts the state (None) drops its updates, {carry_advice(first.kind)}"
+        return f"a layer that broadcasts the state (None) drops its updates, {hints.broadcast(first.kind)}"
     return ""
 
 
@@ -127,16 +125,16 @@ def returned(difference: Difference, wanted: Effect, got: Effect) -> bool:
 def advice_inside(different: tuple[Difference, ...]) -> str:
     if different[0].label != "dropped":
         return ""
-    return "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)"
+    return hints.hint("jax transform, jit")
 
 
 def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
     first = drops[0]
     attribute = first.new.kind == "attribute"
     if attribute:
-        reason, hint = "which carries no Python attribute out", attribute_advice(first.path)
+        reason, hint = "which carries no Python attribute out", hints.hint("attribute dropped", path=first.path)
     elif first.library == "flax":
-        reason, hint = "which broadcasts it (in_axes None)", carry_advice(first.new.kind)
+        reason, hint = "which broadcasts it (in_axes None)", hints.broadcast(first.new.kind)
     else:
         reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")
     rows = tuple(("dropped", f"{each.path}   {each.new.kind} in the body of {each.where}") for each in drops)

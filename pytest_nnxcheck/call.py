@@ -185,7 +185,8 @@ def check_call(
     if parity and found.error is None and not (violations or found.leaks):
         violations, told = agrees(bound_subject, found, wanted)
     baseline = session.baseline_of(bound_subject, settings.donate, nesting) if limit else None
-    return conclude(bound_subject, facts, found, violations, limit, rebuild, told, evidence(found, limit, baseline))
+    known = evidence(bound_subject, facts, found, limit, baseline)
+    return conclude(bound_subject, facts, found, violations, limit, rebuild, told, known)
 
 
 def look_at_originals(subject: Subject, session: Session) -> Originals:
@@ -281,6 +282,7 @@ def judge(
             changed=frozenset(map(subject.path, facts.changed)),
             dropped=tuple(map(subject.path, facts.dropped)) if donates(found, settings) else (),
             inputs=frozenset(subject.input_names),
+            promoted={subject.path(path): line for path, line in facts.promoted},
         )
         violations += donation(found, originals.shared, originals.views, call, nans)
     return violations, limit

@@ -79,6 +79,24 @@ def of_cond(eqn: Any) -> Sources:
 RULES: dict[str, Callable[[Any], Sources]] = {"scan": of_scan, "while": of_while, "cond": of_cond}
 
 
+def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
+    """The equation at which an output got its dtype: the last on the way to it with an operand of another one; None if there is none.
+
+    ``dtype`` is that of the value before; only equations of the jaxpr itself are looked at.
+    """
+    made_by = {id(var): eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    ahead, seen = [jaxpr.outvars[number]], set[int]()
+    while ahead:
+        eqn = made_by.get(id(ahead.pop()))
+        if eqn is None or id(eqn) in seen:
+            continue
+        seen.add(id(eqn))
+        if any(getattr(var.aval, "dtype", None) == dtype for var in eqn.invars):
+            return eqn
+        ahead += eqn.invars
+    return None
+
+
 def counted_in_vain(jaxpr: Any, number: int) -> bool:
     """Whether an input is added to, and no output depends on the sum, nor on anything else that is made of the input."""
     reached = made_of(jaxpr, frozenset({number}))

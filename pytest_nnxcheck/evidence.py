@@ -65,7 +65,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one nesting left; ``un_nested`` is the split of the un-nested program beside it, ``expected`` the expected peak."""
+    """What one nesting left; ``un_nested`` is the split of the un-nested program beside it, ``expected`` the expected peak.
+
+    ``reusable`` names the inputs that were not donated, though an output has their type and could take their buffer.
+    """
 
     split: Split | None = None
     expected: int | None = None
@@ -73,3 +76,4 @@ class Evidence:
     buffers: tuple[Held, ...] = ()
     leaks: tuple[Residue, ...] = ()
     moves: tuple[Moved, ...] = ()
+    reusable: tuple[str, ...] = ()

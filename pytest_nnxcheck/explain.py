@@ -18,10 +18,9 @@ from unittest import mock
 import jax
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck import compat, hints
 from pytest_nnxcheck.abstract import trace
-from pytest_nnxcheck.invariants.tracers import carry_advice
-from pytest_nnxcheck.nesting import TRANSFORMS, Layer
+from pytest_nnxcheck.nesting import TRANSFORMS
 from pytest_nnxcheck.observe import Leak, Observation, leak
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.walk import walk
@@ -67,7 +66,7 @@ def captured(subject: Subject) -> tuple[str, ...]:
         if caller and nodes:
             running.append(frame)
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            texts[f"{name} at {where} captured {', '.join(nodes)}; {way_out(name)}"] = None
+            texts[f"{name} at {where} captured {', '.join(nodes)}; {hints.captured_by(name)}"] = None
 
     rehearse(subject, lambda: profiled(watch))
     return tuple(texts)[:SHOWN]
@@ -134,10 +133,6 @@ def profiled(watch: Callable[[FrameType, str, Any], None]) -> Any:
         sys.setprofile(before)
 
 
-def way_out(name: str) -> str:
-    return carry_advice(Layer(name)) if name in TRANSFORMS else f"pass the module as an argument of nnx.{name}"
-
-
 def library(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("jax", "flax")
 
@@ -156,7 +151,7 @@ def captured_nodes(frame: FrameType) -> list[str]:
     """Names and types of the graph nodes in the closures of the functions that a transform was called with."""
     names: dict[str, None] = {}
     for value in list(frame.f_locals.values()):
-        for item in value if isinstance(value, tuple) else (value,):
+        for item in value if isinstance(value, tuple | list) else (value,):
             for name, held in closure_of(item).items():
                 if compat.is_graph_node(held):
                     names[f"{name} ({type(held).__name__})"] = None

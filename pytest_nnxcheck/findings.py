@@ -7,12 +7,16 @@ from pytest_nnxcheck.evidence import Evidence, Held, Moved, Residue, Split
 from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.pointers import Move
+from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.subject import Subject
 
 SHOWN = 10
 """Buffers, and leaves, that are kept of each nesting: the largest."""
 
 
-def evidence(found: Observation, limit: Bound | None, un_nested: Memory | None) -> Evidence:
+def evidence(
+    subject: Subject, facts: Profile, found: Observation, limit: Bound | None, un_nested: Memory | None
+) -> Evidence:
     """What an observation leaves to be told; buffers that are plain arguments are what the program was handed."""
     names = (*found.parameters, *found.inputs)
     buffers = [buffer for buffer in found.memory.buffers if buffer.kind != "argument"] if found.memory else []
@@ -23,7 +27,16 @@ def evidence(found: Observation, limit: Bound | None, un_nested: Memory | None) 
         buffers=tuple(held(buffer, names) for buffer in buffers[:SHOWN]),
         leaks=tuple(residue(leak) for leak in found.leaks),
         moves=tuple(moved(move) for move in found.moves if not kept(move)),
+        reusable=reusable(subject, facts, found),
     )
+
+
+def reusable(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
+    """Inputs of a jit that were not donated, and whose type an output of the call has."""
+    donated = {move.before.path for move in found.moves}
+    types = {describe(leaf) for leaf in facts.out}
+    inputs = zip(subject.input_names, subject.inputs, strict=False)
+    return tuple(name for name, leaf in inputs if found.memory and name not in donated and describe(leaf) in types)
 
 
 def split(memory: Memory | None) -> Split | None:

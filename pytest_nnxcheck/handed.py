@@ -79,7 +79,9 @@ def places_of(subject: Subject, name: str) -> list[dict[str, Any]]:
     return [vars(nnx), vars(jax.lax), *([vars(home)] if home is not None and name in vars(home) else [])]
 
 
-def while_loop(loop: Callable[..., Any], nodes: Nodes, told: Told, cond_fun: Any, body_fun: Any, init_val: Any, **more: Any) -> Any:
+def while_loop(
+    loop: Callable[..., Any], nodes: Nodes, told: Told, cond_fun: Any, body_fun: Any, init_val: Any, **more: Any
+) -> Any:
     told[f"while_loop by argument, with {named(nodes)} in its carry"] = None
 
     def unfinished(carry: Any) -> Any:

@@ -5,11 +5,13 @@ Neighbours are run after hypothesis is done, with the same test body, and count 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck import strategies
+from pytest_nnxcheck import hints, strategies
 from pytest_nnxcheck.nesting import CALL_FIRST, Layer, Nesting, impossible, styles_of
+from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.strategies import Exclusions
 from pytest_nnxcheck.verdicts import Outcome
@@ -21,7 +23,7 @@ MOST = 12
 HANDED = ("argument", "functional")
 """The styles that are tried whatever the settings name: they are what a closure is changed into."""
 
-TryOut = Callable[[Nesting], Outcome | None]
+TryOut = Callable[[Nesting, Settings], Outcome | None]
 """Runs a nesting, or looks its outcome up; None where the test body raised before the call, or ran no call."""
 
 
@@ -50,47 +52,90 @@ def way(nesting: Nesting) -> tuple[Nesting, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What was found around a nesting: the neighbours that hold, how many were tried, and the way with its verdicts."""
+    """What was found around a nesting: the neighbours that hold, how many were tried, and the way with its verdicts.
+
+    ``handed`` says whether it holds once a closure layer is handed the module, None where it has none. ``donated`` is the setting
+    with which it holds, and the peak then, in bytes a device.
+    """
 
     holds: tuple[Nesting, ...]
     tried: int
     way: tuple[tuple[Nesting, str], ...]
+    handed: bool | None = None
+    donated: tuple[str, int] | None = None
 
 
 def look_around(outcome: Outcome, settings: Settings, known: Exclusions, try_out: TryOut) -> Around:
     """Try the neighbours of a nesting that did not hold, and walk the way to it up to the first that fails."""
-    tried = [(near, try_out(near)) for near in neighbours(outcome.nesting, settings, known)[:MOST]]
-    holds = tuple(near for near, found in tried if found is not None and answers(outcome, found))
-    return Around(holds, len(tried), tuple(_walk(outcome, try_out)))
+    every = [(near, try_out(near, settings)) for near in neighbours(outcome.nesting, settings, known)[:MOST]]
+    tried = [(near, found) for near, found in every if found is None or measured(outcome, found)]
+    holds = tuple(near for near, found in tried if found is not None and found.verdict == "held")
+    handed = [near in holds for near, _ in tried if hands_on(outcome.nesting, near)]
+    return Around(
+        holds=holds,
+        tried=len(tried),
+        way=tuple(_walk(outcome, settings, try_out)),
+        handed=any(handed) if handed else None,
+        donated=next(_donated(outcome, settings, try_out), None),
+    )
 
 
-def _walk(outcome: Outcome, try_out: TryOut) -> Iterator[tuple[Nesting, str]]:
+def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[Nesting, str]]:
     for step in way(outcome.nesting):
-        found = outcome if step == outcome.nesting else try_out(step)
+        found = outcome if step == outcome.nesting else try_out(step, settings)
         verdict = found.verdict if found is not None else "failed"
         yield step, verdict
         if verdict in ("violated", "failed", "expected"):
             return
 
 
-def answers(broken: Outcome, near: Outcome) -> bool:
+def hands_on(nesting: Nesting, near: Nesting) -> bool:
+    """Whether a neighbour differs in a closure layer that is handed the module."""
+    if len(near) != len(nesting):
+        return False
+    pairs = zip(nesting.layers, near.layers, strict=True)
+    return any(layer.captures and other.style in HANDED for layer, other in pairs if layer != other)
+
+
+def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, int]]:
+    """The nesting once more, with more of what it is handed donated, where its peak broke the bound."""
+    if not any(violation.invariant == "memory" for violation in outcome.violations):
+        return
+    names = outcome.evidence.reusable if outcome.evidence else ()
+    roots = dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names)
+    more = [",".join(["state", *roots])] if roots and settings.donate == "state" else []
+    for donate in ["state", *more] if settings.donate == "none" else more:
+        found = try_out(outcome.nesting, replace(settings, donate=donate))
+        if found is not None and found.verdict == "held" and found.peak is not None:
+            yield donate, found.peak
+
+
+def measured(broken: Outcome, near: Outcome) -> bool:
     """Whether a neighbour that held shows a way out: what broke must have been measured there as well."""
-    measured = {violation.invariant for violation in broken.violations} & {"memory", "donation"}
-    return near.verdict == "held" and (not measured or near.peak is not None)
+    compiled = {violation.invariant for violation in broken.violations} & {"memory", "donation"}
+    return near.verdict != "held" or not compiled or near.peak is not None
 
 
-def rows(found: Around) -> tuple[tuple[str, str], ...]:
+def told(outcome: Outcome, found: Around) -> Outcome:
+    """The outcome with what was found around it; a hint that was tried and did not help is taken back."""
+    handing = {hints.hand_on(layer) for layer in outcome.nesting.layers if layer.captures}
+    kept = tuple(
+        replace(each, hint="") if each.hint in handing and found.handed is False else each
+        for each in outcome.violations
+    )
+    return replace(outcome, violations=kept, explained=(*outcome.explained, *rows(found)))
+
+
+def rows(found: Around) -> Iterator[tuple[str, str]]:
     """The rows of the message."""
-    told = []
+    if found.donated is not None:
+        donate, peak = found.donated
+        names = ", ".join(donate.split(",")[1:]) or "the state"
+        yield "hint", hints.hint("not donated", names=names, donate=donate, peak=format_bytes(peak))
     if found.holds:
         more = f", and {len(found.holds) - SHOWN} more" if found.holds[SHOWN:] else ""
-        told.append(("holds", f"{listed(found.holds[:SHOWN])}{more}   (nearest, of {found.tried} tried)"))
+        yield "holds", f"{', '.join(map(str, found.holds[:SHOWN]))}{more}   (nearest, of {found.tried} tried)"
     elif found.tried:
-        told.append(("holds", f"none of the {found.tried} nearest: a layer in another style, or taken away"))
+        yield "holds", f"none of the {found.tried} nearest: a layer in another style, or taken away"
     if len(found.way) > 1:
-        told.append(("way", ", ".join(f"{step} {verdict}" for step, verdict in found.way)))
-    return tuple(told)
-
-
-def listed(nestings: Iterable[Nesting]) -> str:
-    return ", ".join(map(str, nestings))
+        yield "way", ", ".join(f"{step} {verdict}" for step, verdict in found.way)

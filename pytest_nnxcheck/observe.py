@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,7 +32,10 @@ UNUSABLE = "Some donated buffers were not usable"
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it."""
+    """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it.
+
+    ``place`` tells a plain value apart: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
+    """
 
     path: str
     holder: str
@@ -39,6 +43,7 @@ class Leak:
     type: str
     line: str
     layer: Layer | None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,8 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
         output, error = run(program, state, inputs)
         found = walk(subject.roots(state)).tracers or (guards.left() if root.hoisted else ())
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
-    leaks = tuple(leak(each, guards.culprit(each) or outermost(nesting)) for each in found)
+    places_of = places_in(subject, state)
+    leaks = tuple(leak(each, guards.culprit(each) or outermost(nesting), places_of(each)) for each in found)
     dropped = () if found else tuple(leak(each, report.layer) for report in guards.reports for each in report.found)
     good = not error and not found
     after = leaves_after(subject, state, root.leaf) if good else {}
@@ -246,7 +252,21 @@ def outermost(nesting: Nesting) -> Layer | None:
     return nesting.layers[0] if nesting.layers else None
 
 
-def leak(found: Found, layer: Layer | None) -> Leak:
+def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
+    """What tells where a tracer is: in a plain value of a graph node, in another object that a node holds, or outside of them."""
+    plain = {id(leaf) for _, value in compat.attributes(state) for leaf in jax.tree.leaves(value)}
+    nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
+
+    def place(found: Found) -> str:
+        if id(found.tracer) in plain:
+            return "module"
+        name = re.match(r"\w+", found.path)
+        return "object" if name and name[0] in nodes else "outside"
+
+    return place
+
+
+def leak(found: Found, layer: Layer | None, place: str = "") -> Leak:
     tracer = found.tracer
     return Leak(
         path=found.path,
@@ -255,4 +275,5 @@ def leak(found: Found, layer: Layer | None) -> Leak:
         type=describe(tracer.aval),
         line=compat.tracer_line(tracer),
         layer=layer,
+        place=place,
     )

@@ -52,6 +52,7 @@ class Profile:
     out_names: tuple[str, ...] = ()
     parameters: frozenset[Path] = frozenset()
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
+    promoted: tuple[tuple[Path, str], ...] = ()
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -116,7 +117,19 @@ def profile(subject: Subject) -> Profile:
             for path, leaf in compat.flat_state(before)
             if path in parameters
         ),
+        promoted=promoted(jaxpr, len(out), before, after),
     )
+
+
+def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[Path, str], ...]:
+    """Path of each leaf that comes back with another dtype, and the line at which it gets it; its results follow the outputs."""
+    dtypes = {key: leaf.dtype for key, leaf in numbered(before) if hasattr(leaf, "dtype")}
+    found = []
+    for number, (key, leaf) in enumerate(numbered(after), outputs):
+        if key in dtypes and getattr(leaf, "dtype", dtypes[key]) != dtypes[key]:
+            eqn = dataflow.retyped_at(jaxpr, number, dtypes[key])
+            found.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
+    return tuple(found)
 
 
 def dropped_updates(subject: Subject, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:

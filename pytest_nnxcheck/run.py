@@ -110,28 +110,31 @@ class Run:
             raise answer[0].with_traceback(answer[1])
 
     def explain(self, nesting: Nesting) -> None:
-        """Add to the outcome of a nesting that did not hold what holds around it."""
+        """Add to the outcome of a nesting that did not hold what holds around it; a replay runs no other."""
         body, outcome = self._bodies.get(nesting), self.outcomes.get(nesting)
-        if body is None or outcome is None or not nesting.layers:
+        if body is None or outcome is None or not nesting.layers or self.settings.nesting is not None:
             return
         around = neighbours.look_around(
-            outcome, self.settings, self.exclusions[nesting.mode], lambda near: self._try_out(near, body)
+            outcome,
+            self.settings,
+            self.exclusions[nesting.mode],
+            lambda near, settings: self._try_out(near, settings, body),
         )
-        self.outcomes[nesting] = replace(outcome, explained=(*outcome.explained, *neighbours.rows(around)))
+        self.outcomes[nesting] = neighbours.told(outcome, around)
 
-    def _try_out(self, nesting: Nesting, body: Callable[[], object]) -> Outcome | None:
+    def _try_out(self, nesting: Nesting, settings: Settings, body: Callable[[], object]) -> Outcome | None:
         """The outcome of a nesting, run if it must be, and recorded nowhere."""
-        if nesting in self.outcomes:
+        if nesting in self.outcomes and settings == self.settings:
             return self.outcomes[nesting]
-        known, told = self.outcomes, self.notes
-        self.outcomes, self.notes = {}, []
+        known = self.outcomes, self.notes, self.settings
+        self.outcomes, self.notes, self.settings = {}, [], settings
         try:
             self._attempt(nesting, body)
             return self.outcomes.get(nesting)
         except Exception:  # noqa: BLE001 - hypothesis' own, say: the neighbour tells nothing, and the failure is told all the same
             return None
         finally:
-            self.outcomes, self.notes = known, told
+            self.outcomes, self.notes, self.settings = known
 
     def _timed(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         for listener in self.listeners:

@@ -93,6 +93,7 @@ def test_invariants_broken_together_are_shown_together():
         "  memory      memory is broken",
         "  leaked      model.kernel   Param float32[3,32,32]",
         "  hint        do it otherwise",
+        "  way         un-nested held, scan violated",
         "  replay      check(..., nesting='scan')",
     ]
 
@@ -184,8 +185,12 @@ def test_a_nested_failure_is_reported_and_raised():
     assert str(report).startswith("nnx nesting failed: scan\n")
     with pytest.raises(TypeError, match="carry") as caught:
         assert_invariants(model, 1)
-    assert "replay      check(..., nesting='scan')" in caught.value.__notes__[0]
-    assert len(caught.value.__notes__) == 1
+    told, around = caught.value.__notes__
+    assert "replay      check(..., nesting='scan')" in told
+    assert around.splitlines() == [
+        "  holds       scan[functional], scan[closure], scan[jax_closure]   (nearest, of 3 tried)",
+        "  way         un-nested held, scan failed",
+    ]
 
 
 def test_a_violation_is_shown_before_a_failure():

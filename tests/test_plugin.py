@@ -37,6 +37,8 @@ def test_a_failure_reads_as_designed(run_inner):
         "E         tracers     tracers is broken",
         "E         leaked      model.kernel   Param float32[3,32,32]",
         "E         hint        do it otherwise",
+        "E         holds       jit, scan, jit > scan[functional], jit[functional] > scan, and 2 more   (nearest, of 6 tried)",
+        "E         way         un-nested held, scan held, jit > scan violated",
         "E         replay      pytest test_inner.py::test_pair --nnx-nesting 'jit > scan'",
     ]
     result.stdout.fnmatch_lines(

@@ -164,19 +164,27 @@ def loops_that_compare() -> frozenset[str]:
     return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | {"scan"}
 
 
-def scan_cure(remat: bool) -> str:
-    """How to keep a scan over layers from writing its parameters back, on the installed flax: each cure is tested.
+def remat_updates_can_be_off() -> bool:
+    """Whether `nnx.remat` takes ``graph_updates``, from flax 0.12 on: what it hands out, `nnx.scan` copies back.
 
-    Flax 0.12 has ``graph_updates=False``; from 0.10.7 on `nnx.scan` itself copies nothing; in 0.10.2 it copies whatever it scans over.
+    From flax 0.10.7 on `nnx.scan` itself copies nothing; that of 0.10.2 copies whatever it scans over. Tried on all versions.
     """
-    import flax
+    import inspect
 
-    version = tuple(int(part) for part in flax.__version__.split(".")[:2])
-    functional = "jax.lax.scan over the state of nnx.split, with nnx.merge in its body"
-    if remat and version >= (0, 12):
-        return (
-            "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out"
-        )
-    return (
-        f"scan with {functional}" + (" under jax.checkpoint" if remat else "") + ": parameters go in and never come out"
-    )
+    from flax import nnx
+
+    return "graph_updates" in inspect.signature(nnx.remat).parameters
+
+
+def has_data() -> bool:
+    """Whether flax takes a plain value for data where `nnx.data` wraps it, from 0.12 on. Tried on all versions."""
+    from flax import nnx
+
+    return hasattr(nnx, "data")
+
+
+def variable_name(kind: str) -> str:
+    """How one writes a type of Variable: ``nnx.BatchStat``; one of the user's own as it is called. All versions."""
+    from flax import nnx
+
+    return f"nnx.{kind}" if hasattr(nnx, kind) else kind

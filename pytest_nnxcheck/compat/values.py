@@ -141,6 +141,14 @@ def tracer_line(tracer: Any) -> str:
     return ""
 
 
+def equation_line(eqn: Any) -> str:
+    """The user's line ``FILE:LINE (FUNCTION)`` that made an equation of a jaxpr, or nothing.
+
+    No public way: ``source_info.traceback`` holds the frames. All versions.
+    """
+    return _user_line(getattr(_read(eqn, "source_info"), "traceback", None))
+
+
 def concrete(value: Any) -> Any:
     """The array behind a tracer of an eager `grad` or `vmap`, `None` where there is none; anything else as it is.
 

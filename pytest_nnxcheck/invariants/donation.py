@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from pytest_nnxcheck import hints
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.pointers import Leaf, Move, resharded, spec, spread
 from pytest_nnxcheck.program import STACKED
@@ -18,13 +20,15 @@ SHOWN = 12
 class Returned:
     """What the call hands back: (name, type) of its outputs, and the paths of the state that it changes.
 
-    ``dropped`` are leaves of an optimizer whose update went to a copy; ``inputs`` names the call's own arrays.
+    ``dropped`` are leaves of an optimizer whose update went to a copy; ``inputs`` names the call's own arrays, ``promoted`` the line at
+    which a leaf got another dtype, by its path.
     """
 
     outputs: tuple[tuple[str, str], ...]
     changed: frozenset[str]
     dropped: tuple[str, ...]
     inputs: frozenset[str]
+    promoted: Mapping[str, str] = field(default_factory=dict)
 
 
 def donation(
@@ -58,7 +62,14 @@ def donation(
     if not rows:
         return ()
     more = [("", f"and {len(rows) - SHOWN} more")] if len(rows) > SHOWN else []
-    return (Violation("donation", rows[0][1], (*rows[:SHOWN], *more), advice(rows[0])),)
+    return (
+        Violation(
+            "donation",
+            rows[0][1],
+            (*rows[:SHOWN], *more),
+            hints.lost_buffer(*rows[0], call.promoted.get(rows[0][1].partition(" ")[0], "")),
+        ),
+    )
 
 
 def sharing(one: str, two: str, donated: set[str], call: Returned) -> tuple[str, str] | None:
@@ -204,19 +215,3 @@ def changed_type(before: str, after: str) -> str:
     dtype, _, shape = before.partition("[")
     new, _, new_shape = after.partition("[")
     return "dtype changed" if dtype != new and shape == new_shape else "shape changed"
-
-
-def advice(row: tuple[str, str]) -> str:
-    """Advice for the first row; a lost buffer without a known reason has none."""
-    label, text = row
-    if label == "shared":
-        return "give one of them an array of its own: jnp.copy(value)"
-    if label == "dropped":
-        return "update the optimizer that was passed in, or return the copy"
-    if label == "viewed":
-        return "copy the view: np.array(view), or drop it before the step"
-    if "dtype changed" in text:
-        return "cast the new value back to the old dtype before it is stored or returned"
-    if "sharding changed" in text:
-        return "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)"
-    return "return the new value of every donated array" if "not returned" in text else ""

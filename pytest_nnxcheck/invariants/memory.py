@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck import hints
 from pytest_nnxcheck.buffers import Buffer, Memory, state_copies
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import Observation
@@ -173,7 +173,7 @@ def describe(observation: Observation, buffer: Buffer) -> str:
 def hint(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> str:
     """What to change, where the cause is known: a scan that writes its parameters back, constants that could be arguments."""
     if copies and profile.rewritten:
-        return compat.scan_cure(profile.remat_in_scan)
+        return hints.scan_cure(profile.remat_in_scan)
     if captures(observation) and profile.constant_bytes >= FLOOR:
-        return "hand the captured arrays, or the module that holds them, to the function as an argument"
+        return hints.hint("captured constant")
     return ""

@@ -238,15 +238,3 @@ def summary(first: Difference) -> str:
         "missing": f"{first.path} is missing: the call adds it",
         "added": f"{first.path} was added: the call adds no such leaf",
     }.get(first.label, f"{first.path} differs from that of the un-nested call")
-
-
-def attribute_advice(path: str) -> str:
-    return f"keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most transforms drop"
-
-
-def carry_advice(kind: str) -> str:
-    """How a loop hands back the updates of one type of Variable."""
-    from flax import nnx
-
-    name = f"nnx.{kind}" if hasattr(nnx, kind) else kind
-    return f"carry it: in_axes=(nnx.StateAxes({{{name}: nnx.Carry, ...: None}}), 0), or nnx.Carry for the whole module"

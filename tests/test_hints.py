@@ -1,0 +1,445 @@
+"""Every hint of the table is followed: the change that it asks for is made, and the nesting holds.
+
+A test says by its marker-like decorator which causes of the table it follows; the last test sees that none is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reports
+import test_parity
+import test_sharded
+import test_training
+from checking import call, text
+from flax import nnx
+from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
+from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
+
+from pytest_nnxcheck import check, hints, neighbours, register_transform
+from pytest_nnxcheck.nesting import REGISTERED, Nesting
+from pytest_nnxcheck.report import Report
+from pytest_nnxcheck.verdicts import Outcome, Violation
+
+FOLLOWED: set[str] = set()
+DATA = FLAX >= (0, 12)
+LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
+old = pytest.mark.skipif(not LEAKS_BY_CLOSURE, reason="flax from 0.10.7 on refuses what leaks by a closure before")
+
+
+def follows(*causes: str) -> Callable[[Any], Any]:
+    """Say which causes a test follows."""
+    assert {*causes} <= {*hints.TABLE}, causes
+    FOLLOWED.update(causes)
+    return lambda test: test
+
+
+def one(subject: Any, *args: Any, nesting: str, **settings: Any) -> Report:
+    return check(subject, *args, nesting=nesting, **settings)
+
+
+# --- plain values
+
+
+class KeepsLastInData(KeepsLastSetInInit):
+    """What the hint says: the field wrapped where it is set first."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.last = nnx.data(None)
+
+
+@follows("plain value, data")
+@pytest.mark.skipif(not DATA, reason="nnx.data came with flax 0.12")
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "remat > jit"])
+def test_a_field_that_was_none_is_declared_as_data(nesting):
+    found = check(case(KeepsLastSetInInit).subject, numbers(BATCH), max_examples=0)
+    assert "wrap the attribute where it is set first, in nnx.data(...), or keep the value in an nnx.Variable" in str(
+        found
+    )
+    for cured in (KeepsLastInData, KeepsLastInVariable):
+        assert one(case(cured).subject, numbers(BATCH), nesting=nesting).ok
+
+
+@follows("plain value, data")
+@pytest.mark.skipif(not DATA, reason="nnx.data came with flax 0.12")
+@pytest.mark.parametrize("empty", [list, dict])
+def test_a_container_is_declared_as_data(empty):
+    class Keeps(nnx.Module):
+        def __init__(self, kept):
+            self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+            self.kept = kept
+
+        def __call__(self, x):
+            y = self.linear(x)
+            self.kept.append(y) if isinstance(self.kept, list) or hasattr(self.kept, "append") else self.kept.update(
+                y=y
+            )
+            return y
+
+    found = one(Keeps(empty()), numbers(BATCH), nesting="jit")
+    assert f"wrap the {empty.__name__} where it is set first, in nnx.data(...)" in str(found)
+    assert one(Keeps(nnx.data(empty())), numbers(BATCH), nesting="jit").ok
+
+
+class Box:
+    """A plain object."""
+
+
+class KeepsInBox(nnx.Module):
+    """Keeps its last output in an object of its own."""
+
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.box = Box()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.box.last = self.linear(x)
+        return self.box.last
+
+
+@follows("plain object")
+def test_what_a_plain_object_keeps_goes_into_a_variable_of_the_module():
+    found = one(KeepsInBox(), numbers(BATCH), nesting="jit")
+    assert "keep the value in an nnx.Variable of the module: model.box.last belongs to a plain Python object" in str(
+        found
+    )
+    assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
+
+
+@follows("plain value, captured")
+@old
+def test_what_a_captured_module_keeps_goes_into_a_variable_and_the_module_becomes_an_argument():
+    found = check(case(KeepsLastSetInInit).subject, numbers(BATCH), transforms="jit", max_examples=0)
+    assert "keep the value in an nnx.Variable, and pass the module as an argument: model.last" in str(found)
+    assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
+    assert not one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit[closure]").ok
+
+
+@follows("plain value")
+def test_a_plain_value_goes_into_a_variable():
+    """Where flax has no `nnx.data`, a module's own plain value leaks in a trace of the user's own, if at all."""
+    told = hints.residue("model.last", "attribute", None, "module")
+    assert "keep the value in an nnx.Variable" in told
+    assert ("nnx.data" in told) == DATA
+    assert "keep the value in an nnx.Variable: model.last is" in hints.hint(
+        "plain value", path="model.last", holder="attribute"
+    )
+    assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
+
+
+OUTSIDE: dict[str, Any] = {}
+
+
+def remembers(x: jax.Array) -> jax.Array:
+    OUTSIDE["last"] = x * 2
+    return OUTSIDE["last"]
+
+
+@follows("outlives")
+def test_what_outlives_the_trace_is_not_kept():
+    found = one(remembers, numbers(BATCH), nesting="jit")
+    assert "do not keep arrays made under a transform in a dict outside of the module: it outlives the trace" in str(
+        found
+    )
+    assert one(lambda x: x * 2, numbers(BATCH), nesting="jit").ok
+    leaky, healthy = LEAKY["class_attribute"].leaky(), LEAKY["class_attribute"].healthy()
+    assert "in a class attribute: it outlives" in str(one(leaky.subject, *leaky.args, nesting="jit"))
+    assert one(healthy.subject, *healthy.args, nesting="jit").ok
+
+
+# --- a module that was captured
+
+
+def norm() -> nnx.BatchNorm:
+    return nnx.BatchNorm(WIDTH, rngs=rngs())
+
+
+CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", "switch"]
+
+
+@follows(
+    "captured",
+    "captured by while_loop",
+    "captured by fori_loop",
+    "captured by scan",
+    "captured by cond",
+    "captured by switch",
+)
+@old
+@pytest.mark.parametrize("transform", CAPTURING)
+def test_a_layer_that_captures_is_handed_the_module(transform):
+    found = check(
+        norm(), numbers(BATCH), transforms=transform, styles="closure", sweep="singles", max_depth=1, max_examples=0
+    )
+    assert f"hint        {hints.captured_by(transform)}" in str(found)
+    assert f"holds       {transform}, {transform}[functional]" in str(found)
+    assert one(norm(), numbers(BATCH), nesting=transform).ok
+
+
+def in_while_loop(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.while_loop(lambda carry: carry[0] < 2, lambda carry: (carry[0] + 1, model(carry[1])), (0, x))[1]
+
+
+def in_while_loop_cured(model: Any, x: jax.Array) -> jax.Array:
+    def body(carry: Any) -> Any:
+        step, model, x = carry
+        return step + 1, model, model(x)
+
+    return nnx.while_loop(lambda carry: carry[0] < 2, body, (jnp.array(0), model, x))[2]
+
+
+def in_fori_loop(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.fori_loop(0, 2, lambda _, x: model(x), x)
+
+
+def in_fori_loop_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.fori_loop(0, 2, lambda _, carry: (carry[0], carry[0](carry[1])), (model, x))[1]
+
+
+def in_scan(model: Any, xs: jax.Array) -> jax.Array:
+    return nnx.scan(lambda x: model(x) * 1, in_axes=(0,), out_axes=0)(xs[None])[0]
+
+
+def in_scan_cured(model: Any, xs: jax.Array) -> jax.Array:
+    step = nnx.scan(lambda model, x: (model, model(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    return step(model, xs[None])[1][0]
+
+
+def in_cond(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.cond(x.sum() > -1, lambda x: model(x) * 1, lambda x: x, x)
+
+
+def in_cond_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.cond(x.sum() > -1, lambda model, x: model(x), lambda model, x: x, model, x)
+
+
+def in_switch(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.switch(jnp.array(0), [lambda x: model(x) * 1, lambda x: x], x)
+
+
+def in_switch_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.switch(jnp.array(0), [lambda model, x: model(x), lambda model, x: x], model, x)
+
+
+def in_jit(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.jit(lambda x: model(x) * 1)(x)
+
+
+def in_jit_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.jit(lambda model, x: model(x))(model, x)
+
+
+OWN = {
+    "while_loop": (in_while_loop, in_while_loop_cured),
+    "fori_loop": (in_fori_loop, in_fori_loop_cured),
+    "scan": (in_scan, in_scan_cured),
+    "cond": (in_cond, in_cond_cured),
+    "switch": (in_switch, in_switch_cured),
+    "jit": (in_jit, in_jit_cured),
+}
+
+
+@follows(
+    "captured",
+    "captured by while_loop",
+    "captured by fori_loop",
+    "captured by scan",
+    "captured by cond",
+    "captured by switch",
+)
+@pytest.mark.parametrize("transform", OWN)
+def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
+    own, cured = OWN[transform]
+    with_exception = call(own, norm(), numbers(BATCH), nesting="un-nested")
+    told = text(with_exception)
+    assert with_exception.outcome.verdict in ("violated", "failed"), told
+    assert f"{transform} at {__file__}:" in told
+    assert hints.captured_by(transform) in told
+    assert call(cured, norm(), numbers(BATCH), nesting="un-nested").outcome.verdict == "held"
+    assert call(cured, norm(), numbers(BATCH), nesting="jit").outcome.verdict == "held"
+
+
+@follows("captured by shard_map")
+@old
+def test_a_shard_map_that_captures_is_handed_the_state():
+    found = one(norm(), numbers(BATCH), nesting="shard_map[jax_closure]")
+    assert hints.captured_by("shard_map") in str(found)
+    assert one(norm(), numbers(BATCH), nesting="shard_map[functional]").ok
+
+
+@pytest.fixture
+def registered():
+    yield
+    for key in [key for key in REGISTERED if key[0] == "twice"]:
+        del REGISTERED[key]
+
+
+@follows("captured by registered")
+@old
+def test_a_registered_transform_hands_the_module_on(registered):
+    def capturing(f: Any) -> Any:
+        return lambda state, *inputs: nnx.jit(lambda *inputs: f(state, *inputs))(*inputs)
+
+    register_transform("twice", style="closure")(capturing)
+    register_transform("twice")(nnx.jit)
+    found = one(norm(), numbers(BATCH), nesting="twice[closure]")
+    assert "hint        twice should hand the module on as an argument of f" in str(found)
+    assert one(norm(), numbers(BATCH), nesting="twice").ok
+
+
+def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
+    """The value is lost with the module as an argument too: handing it on is no way out."""
+    hint = hints.captured_by("jit")
+    outcome = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain", hint=hint),))
+    around = neighbours.Around(holds=(), tried=2, way=(), handed=False)
+    assert neighbours.told(outcome, around).violations[0].hint == ""
+    assert neighbours.told(outcome, replace(around, handed=True)).violations[0].hint == hint
+    assert neighbours.told(outcome, replace(around, handed=None)).violations[0].hint == hint
+
+
+# --- memory
+
+
+TABLE_OF_NUMBERS = np.ones((256, 256), np.float32)
+
+
+@follows("captured constant")
+def test_a_captured_array_becomes_an_argument():
+    captured = jnp.asarray(TABLE_OF_NUMBERS)
+    found = one(lambda x: x @ captured, numbers((4, 256)), nesting="jit")
+    assert hints.hint("captured constant") in str(found)
+    assert one(lambda x, table: x @ table, numbers((4, 256)), captured, nesting="jit").ok
+
+
+@follows("scan writes back", "scan writes back, remat")
+def test_a_scan_over_remat_is_written_as_the_hint_says():
+    found = call(reports.call_twice, reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), nesting="jit")
+    cause = "scan writes back, remat" if DATA else "scan writes back"
+    assert found.outcome.violations[0].hint == hints.hint(cause, checkpoint=" under jax.checkpoint")
+    cure = "no_graph_updates" if DATA else "functional"
+    cured = reports.ScanOverRemat(rngs(), cure)
+    assert call(reports.call_twice, cured, *reports.inputs_scan_over_remat(), nesting="jit").outcome.verdict == "held"
+
+
+def budgeted(subject: Any, *args: Any, **settings: Any) -> Report:
+    return check(subject, *args, transforms="jit", styles="argument", max_depth=1, max_examples=0, **settings)
+
+
+@follows("not donated")
+def test_a_peak_that_donation_lowers_below_the_budget():
+    (x,) = reports.inputs_926()
+    found = budgeted(reports.ten_convolutions, x, memory_budget=3 * x.nbytes)
+    wanted = "donate x as well: with donate='state,x' the nesting holds, at a peak of 512.0 KiB"
+    assert wanted in str(found)
+    assert one(reports.ten_convolutions, x, nesting="jit", donate="state,x", memory_budget=3 * x.nbytes).ok
+    # Nothing to say where donation does not help, or where all is donated.
+    assert "donate x" not in str(budgeted(reports.ten_convolutions, x, memory_budget=x.nbytes))
+
+
+@follows("not donated")
+def test_a_state_that_is_not_donated():
+    def step(model: Any) -> None:
+        assign(model.a, model.a[...] + 1)
+        assign(model.b, model.b[...] * 2)
+
+    size = 2 * 4 * 65536
+    found = budgeted(step, reports.Pair(65536), donate="none", memory_budget=size + size // 2)
+    assert "donate the state as well: with donate='state' the nesting holds, at a peak of 512.0 KiB" in str(found)
+
+
+# --- donation
+
+
+@follows("dtype")
+def test_a_promoted_dtype_is_cast_back():
+    def step(model: Any) -> None:
+        scaled = model.a[...] * jnp.float32(2)
+        assign(model.a, scaled)
+
+    line = step.__code__.co_firstlineno + 1
+    pair = reports.Pair(16)
+    assign(pair.a, pair.a[...].astype(jnp.bfloat16))
+    found = one(step, pair, nesting="jit")
+    said = f"cast the new value back to bfloat16 before it is stored or returned: it becomes another at {__file__}:{line} ("
+    assert said in str(found)
+
+    def cured(model: Any) -> None:
+        assign(model.a, (model.a[...] * jnp.float32(2)).astype(model.a[...].dtype))
+
+    pair = reports.Pair(16)
+    assign(pair.a, pair.a[...].astype(jnp.bfloat16))
+    assert one(cured, pair, nesting="jit").ok
+
+
+@follows("not returned")
+def test_a_donated_array_is_returned():
+    a, b = numbers((64,)), numbers((64,))
+    found = one(reports.arrays_step_drops_one, a, b, nesting="jit", donate="all")
+    assert hints.hint("not returned") in str(found)
+    assert one(reports.arrays_step, a, b, nesting="jit", donate="all").ok
+
+
+class Tied(nnx.Module):
+    """Two arrays that may share their buffer; ``view`` is a plain value beside them."""
+
+    def __init__(self, share: bool, view: Callable[[Any], Any] | None = None) -> None:
+        self.a = nnx.Param(numbers((64, 64)))
+        self.b = nnx.Param(self.a[...] if share else jnp.copy(self.a[...]))
+        self.held = functools.partial(print, view(self.a[...]) if view else None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        assign(self.a, self.a[...] * 0.9)
+        return x @ self.a[...] @ self.b[...]
+
+
+@follows("shared", "viewed")
+def test_an_array_that_is_shared_or_viewed_is_copied():
+    x = numbers((64,))
+    assert hints.hint("shared") in str(one(Tied(share=True), x, nesting="jit"))
+    assert hints.hint("viewed") in str(one(Tied(share=False, view=np.asarray), x, nesting="jit"))
+    assert one(Tied(share=False, view=np.array), x, nesting="jit").ok
+
+
+# --- parity
+
+
+@follows("jax transform", "jax transform, jit")
+@pytest.mark.skipif(not DATA, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
+@pytest.mark.parametrize(
+    "cause, copied, cured",
+    [
+        ("jax transform, jit", jax.jit(lambda m, x: m(x)), nnx.jit(lambda m, x: m(x))),
+        (
+            "jax transform",
+            lambda m, x: jax.lax.scan(lambda m, x: (m, m(x)), m, x[None])[1],
+            lambda m, x: nnx.scan(lambda m, x: (m, m(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(m, x[None])[
+                1
+            ],
+        ),
+    ],
+)
+def test_a_transform_of_flax_hands_updates_back(cause, copied, cured):
+    found = call(copied, norm(), numbers(BATCH), invariants="parity")
+    assert hints.hint(cause, transform="scan") in text(found)
+    assert call(cured, norm(), numbers(BATCH), invariants="parity").outcome.verdict == "held"
+
+
+ELSEWHERE = {
+    "dropped": test_training.test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf,
+    "sharding": test_sharded.test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs,
+    "broadcast": test_parity.test_with_what_the_hint_says_the_call_holds,
+    "attribute dropped": test_parity.test_a_count_in_a_variable_holds,
+}
+"""What is followed where the twins are anyway."""
+
+
+def test_every_cause_is_followed():
+    assert {*FOLLOWED, *ELSEWHERE} == {*hints.TABLE}

@@ -1,0 +1,245 @@
+"""What is found around a nesting that did not hold: the nearest that hold, and the way from the un-nested call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+import reports
+from checking import broken, call, text
+from flax import nnx
+from healthy import BATCH, FLAX, WIDTH, numbers, rngs
+from hypothesis import given
+
+from pytest_nnxcheck import assert_invariants, check, handed, neighbours, strategies
+from pytest_nnxcheck.evidence import Evidence
+from pytest_nnxcheck.nesting import Nesting, impossible
+from pytest_nnxcheck.settings import Settings, merge
+from pytest_nnxcheck.strategies import Exclusions
+from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.verdicts import InvariantViolation, Outcome, Violation
+
+EVERY = Settings()
+OPEN = Exclusions()
+
+
+def parsed(*texts: str) -> tuple[Nesting, ...]:
+    return tuple(map(Nesting.parse, texts))
+
+
+def outcomes(**verdicts: str):
+    """A try-out that answers from a table, and keeps what was asked."""
+    known = {Nesting.parse(text.replace("__", " > ")): verdict for text, verdict in verdicts.items()}
+    asked: list[Nesting] = []
+
+    def try_out(nesting: Nesting, _: Settings) -> Outcome | None:
+        asked.append(nesting)
+        return Outcome(nesting, known[nesting]) if nesting in known else None
+
+    return try_out, asked
+
+
+def test_the_neighbours_are_each_layer_in_another_style_or_taken_away():
+    few = merge({"styles": ("argument", "functional")})
+    found = neighbours.neighbours(Nesting.parse("jit > scan[closure]"), few, OPEN)
+    assert found == parsed(
+        "jit", "scan[closure]", "jit > scan", "jit > scan[functional]", "jit[functional] > scan[closure]"
+    )
+
+
+def test_a_single_layer_is_not_taken_away():
+    few = merge({"styles": ("closure",)})
+    assert neighbours.neighbours(Nesting.parse("scan[closure]"), few, OPEN) == parsed("scan", "scan[functional]")
+
+
+def test_what_flax_refused_and_what_cannot_run_is_no_neighbour():
+    refused = Exclusions(refused=frozenset({"closure", "jax_closure"}))
+    found = neighbours.neighbours(Nesting.parse("grad > scan"), EVERY, refused)
+    assert found
+    assert not any(layer.captures for near in found for layer in near.layers)
+    assert not [
+        near for near in neighbours.neighbours(Nesting.parse("jit > while_loop"), EVERY, OPEN) if impossible(near)
+    ]
+    adding = replace(refused, adds_state=True)
+    assert neighbours.neighbours(Nesting.parse("scan[functional]"), EVERY, adding) == ()
+
+
+@given(strategies.nestings(EVERY))
+def test_a_neighbour_differs_in_one_layer(nesting):
+    for near in neighbours.neighbours(nesting, EVERY, OPEN):
+        fewer = len(nesting) - len(near)
+        same = sum(one == other for one, other in zip(nesting.layers, near.layers, strict=False))
+        assert near != nesting
+        assert (fewer == 1 and near.layers) or (fewer == 0 and same == len(nesting) - 1)
+
+
+def test_the_way_leads_from_the_un_nested_call_outwards():
+    assert neighbours.way(Nesting.parse("jit > scan > remat")) == parsed(
+        "un-nested", "remat", "scan > remat", "jit > scan > remat"
+    )
+    assert neighbours.way(Nesting.parse("tree: jit")) == parsed("tree: un-nested", "tree: jit")
+
+
+def test_the_way_ends_at_the_first_that_fails():
+    try_out, asked = outcomes(**{"un-nested": "held", "remat": "failed", "scan__remat": "held"})
+    broken_one = Outcome(Nesting.parse("scan > remat"), "violated", (Violation("tracers", "tracers remain"),))
+    around = neighbours.look_around(broken_one, merge({"styles": ("argument",)}), OPEN, try_out)
+    assert [(str(step), verdict) for step, verdict in around.way] == [("un-nested", "held"), ("remat", "failed")]
+    assert Nesting.parse("un-nested") in asked
+
+
+def test_a_memory_violation_is_answered_only_by_what_was_measured():
+    def try_out(near: Nesting, _: Settings) -> Outcome:
+        return Outcome(near, "held", peak=10 if near.layers and near.layers[0].transform == "jit" else None)
+
+    over = Outcome(Nesting.parse("jit > scan"), "violated", (Violation("memory", "over the budget"),), peak=30)
+    around = neighbours.look_around(over, merge({"styles": ("argument",)}), OPEN, try_out)
+    assert Nesting.parse("scan") not in around.holds
+    assert Nesting.parse("jit") in around.holds
+    assert around.tried == len(around.holds)
+
+
+def test_the_rows():
+    violated = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain"),))
+    around = neighbours.Around(
+        parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated"))
+    )
+    assert neighbours.told(violated, around).explained == (
+        ("holds", "jit, jit[functional]   (nearest, of 5 tried)"),
+        ("way", "un-nested held, jit[closure] violated"),
+    )
+    none = neighbours.Around((), 5, ())
+    assert neighbours.told(violated, none).explained == (
+        ("holds", "none of the 5 nearest: a layer in another style, or taken away"),
+    )
+    assert neighbours.told(violated, neighbours.Around((), 0, ())).explained == ()
+
+
+def test_a_donation_is_tried_only_where_an_input_can_be_reused():
+    asked = []
+
+    def try_out(near: Nesting, settings: Settings) -> Outcome | None:
+        asked.append(settings.donate)
+        return Outcome(near, "held", peak=8) if settings.donate == "state,x,cache" else None
+
+    over = Outcome(
+        Nesting.parse("jit"),
+        "violated",
+        (Violation("memory", "over the budget"),),
+        peak=16,
+        evidence=Evidence(reusable=("x", "cache['k']", "cache['v']")),
+    )
+    around = neighbours.look_around(over, EVERY, OPEN, try_out)
+    assert around.donated == ("state,x,cache", 8)
+    hint = neighbours.told(over, around).explained[0]
+    assert hint[0] == "hint"
+    assert hint[1].startswith(
+        "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B"
+    )
+    asked.clear()
+    neighbours.look_around(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
+    assert "state,x,cache" not in asked
+
+
+# --- in a run
+
+
+def test_neighbours_are_counted_nowhere():
+    def call(x: jax.Array) -> jax.Array:
+        return x * 2 if x.shape == () or isinstance(x, jax.core.Tracer) is False else x / bool(x.sum())
+
+    found = check(
+        call, numbers(BATCH), transforms="jit", styles="closure", sweep="singles", max_depth=1, max_examples=0
+    )
+    assert [str(outcome.nesting) for outcome in found.outcomes] == ["un-nested", "jit[closure]"]
+    assert ("way", "un-nested held, jit[closure] failed") in found.outcomes[1].explained
+
+
+@pytest.mark.skipif(FLAX >= (0, 10, 7), reason="newer flax refuses what leaks by a closure on flax 0.10.2")
+def test_the_nearest_that_hold_are_named_and_the_test_s_own_assertions_count():
+    settings = {"transforms": "while_loop", "styles": "closure", "max_depth": 1, "max_examples": 0}
+    with pytest.raises(InvariantViolation) as caught:
+        assert_invariants(nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), **settings)
+    message = str(caught.value)
+    assert "  holds       while_loop, while_loop[functional]   (nearest, of 2 tried)" in message
+    assert "  way         un-nested held, while_loop[closure] violated" in message
+
+
+def test_a_replay_runs_no_other():
+    found = check(lambda x: x, jnp.ones(3), nesting="jit", memory_budget="1B")
+    assert "replayed, no other was tried" in str(found)
+    assert "holds" not in str(found)
+
+
+def test_an_exception_of_the_user_s_has_them_as_a_note(pytester, inner_args):
+    pytester.makepyfile(
+        """
+        import jax.numpy as jnp
+        import pytest
+        from flax import nnx
+
+        @pytest.mark.nnx_invariants(transforms="jit,scan", styles="argument", max_depth=2, max_examples=0)
+        def test_own(nnx_wrap):
+            def call(x):
+                if x.ndim == 1 and float(x.sum()) > 0:
+                    return x
+                return x * 2
+
+            nnx_wrap(call)(jnp.ones(3))
+        """
+    )
+    result = pytester.runpytest(*inner_args)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*nesting*jit *", "*way *un-nested held, jit failed"])
+
+
+# --- google/flax#4819: the user's own loop
+
+
+@pytest.mark.parametrize("remat, scan", [(True, False), (False, True), (True, True)])
+def test_4819_names_the_loop_the_module_and_the_form_that_was_seen_to_hold(remat, scan):
+    model = reports.report_4819(nnx.Rngs(0), remat, scan)
+    found = call(reports.autoregressive_decode, model, *reports.inputs_4819(), nesting="un-nested")
+    assert found.outcome.verdict in ("violated", "failed")
+    told = text(found)
+    line = reports.autoregressive_decode.__code__.co_firstlineno + 10
+    assert f"while_loop at {reports.__file__}:{line} captured model (Report4819)" in told
+    assert "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))" in told
+    assert "while_loop by argument, with model (Report4819) in its carry" in told
+    cured = call(reports.autoregressive_decode_in_carry, model, *reports.inputs_4819(), nesting="un-nested")
+    assert cured.outcome.verdict == "held"
+    assert broken(cured) == []
+
+
+def test_what_does_not_hold_by_argument_either_is_not_named():
+    class Grows(nnx.Module):
+        def __init__(self):
+            self.count = nnx.Variable(jnp.zeros(()))
+
+        def __call__(self, x):
+            self.extra = nnx.Variable(x)
+            return x + 1
+
+    def loop(model, x):
+        return nnx.while_loop(lambda carry: carry[1] < 3, lambda carry: (model(carry[0]), carry[1] + 1), (x, 0))[0]
+
+    subject = bind(loop, (Grows(), jnp.ones(3)), {})
+    assert handed.holds(subject) == ()
+    assert handed.holds(bind(lambda x: x, (jnp.ones(3),), {})) == ()
+
+
+def test_a_bound_method_and_a_name_that_was_imported_are_handed_on_too():
+    class Decoder(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.BatchNorm(WIDTH, rngs=rngs())
+
+        def step(self, carry):
+            return carry[0] + 1, self.norm(carry[1])
+
+        def decode(self, x):
+            return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
+
+    subject = bind(Decoder().decode, (numbers(BATCH),), {})
+    assert handed.holds(subject) == ("while_loop by argument, with self (Decoder) in its carry",)
