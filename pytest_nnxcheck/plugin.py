@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import devices, options
+from pytest_nnxcheck import devices, options, outlets
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
 from pytest_nnxcheck.verdicts import CheckError
@@ -41,13 +41,14 @@ _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the table."""
+    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the tables."""
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
     for name, option in OPTIONS.items():
         # The default is None, or an ini value would never be read.
         group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, metavar=option.metavar, help=option.help)
         if option.everywhere:
             parser.addini(f"nnx_{name}", option.help, type=options.ini_type(option.kind), default=None)
+    outlets.add_options(parser, group)
 
 
 @pytest.hookimpl(tryfirst=True)
