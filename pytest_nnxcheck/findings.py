@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pytest_nnxcheck.buffers import Buffer, Memory
-from pytest_nnxcheck.evidence import Evidence, Held, Moved, Residue, Split
+from pytest_nnxcheck.evidence import SHOWN, Evidence, Held, Moved, Residue, Split
 from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.pointers import Move
-
-SHOWN = 10
-"""Buffers, and leaves, that are kept of each nesting: the largest."""
 
 
 def evidence(found: Observation, limit: Bound | None, un_nested: Memory | None) -> Evidence:

@@ -38,5 +38,7 @@ class Selection:
 def narrowed(config: pytest.Config) -> bool:
     """Whether the command line takes tests out by name or by mark; what the ini file always takes out is no narrowing."""
     usual = config.getini("addopts")
-    typed = [config.getoption(name, "") for name in ("keyword", "markexpr")] + (config.getoption("deselect", None) or [])
+    typed = [config.getoption(name, "") for name in ("keyword", "markexpr")] + (
+        config.getoption("deselect", None) or []
+    )
     return any(each and not any(arg.endswith(each) for arg in usual) for each in typed)
