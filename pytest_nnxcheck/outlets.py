@@ -116,6 +116,13 @@ def given(config: pytest.Config, name: str) -> Given | None:
         raise SettingError(f"{origin}: {error}") from None
 
 
+def read(config: pytest.Config) -> list[str]:
+    """The names of what is given. Raises `SettingError` for the first that cannot be read."""
+    return [
+        name for name, outlet in OUTLETS.items() if (given(config, name) if outlet.metavar else asked(config, name))
+    ]
+
+
 def value(config: pytest.Config, name: str) -> Any:
     """What is given, or the default. Raises `SettingError`."""
     found = given(config, name)

@@ -26,6 +26,7 @@ from pytest_nnxcheck.verdicts import CheckError
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
+    from pytest_nnxcheck.keeper import Keeper
     from pytest_nnxcheck.run import Run
     from pytest_nnxcheck.suite import Suite
 
@@ -34,6 +35,7 @@ TITLE = "nnx invariants"
 _given = pytest.StashKey[Mapping[str, Any]]()
 _settings = pytest.StashKey[Settings]()
 _suite = pytest.StashKey["Suite | None"]()
+_keeper = pytest.StashKey["Keeper | None"]()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
@@ -69,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
             **options.from_command_line(options.typed(config.option, options.VALUES)),
         }
         config.stash[_suite] = _expected_failures(config)
+        config.stash[_keeper] = _baseline(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -89,6 +92,15 @@ def _expected_failures(config: pytest.Config) -> Suite | None:
         raise SettingError(f"{origin}: {error}") from None
     config.pluginmanager.register(found, suite.NAME)
     return found
+
+
+def _baseline(config: pytest.Config) -> Keeper | None:
+    """The keeper of the baseline, if the run has one. Raises `SettingError` that names its source."""
+    if not outlets.read(config):
+        return None
+    from pytest_nnxcheck import keeper
+
+    return keeper.start(config)
 
 
 def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
@@ -306,6 +318,8 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)
+    if (baseline := item.config.stash[_keeper]) is not None:
+        baseline.listen(item, run)
     return run, built
 
 
@@ -321,6 +335,8 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     if suite is not None:
         suite.finished(item, found)
     problem = run.finish() or report.rejected_modes(found) or "\n".join(found.unexpected)
+    if not problem and (baseline := item.config.stash[_keeper]) is not None:
+        problem = baseline.finished(item, run)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 
