@@ -333,7 +333,7 @@ class Keeper:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """What was compared, what was written, and what is wrong with the file."""
         if self.lines:
-            terminalreporter.section(TITLE, red=any(red for _, red in self.lines))
+            terminalreporter.write_sep("=", TITLE, red=any(red for _, red in self.lines))
             for line, red in self.lines:
                 terminalreporter.write_line(line, red=red)
 
