@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import devices, options, outlets
+from pytest_nnxcheck import devices, options, outlets, progress
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
 from pytest_nnxcheck.verdicts import CheckError
@@ -238,6 +238,11 @@ def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
     return wrap
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Look for a terminal to show progress on."""
+    progress.find_terminal(session.config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""
@@ -275,7 +280,8 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
     item.config.stash[_unreported][item.nodeid] = run
     result, raised = None, None
     try:
-        result = yield
+        with progress.shown(item, run):
+            result = yield
     except BaseException as error:  # noqa: BLE001 - raised again below, after its message is complete
         raised = error
     finally:
