@@ -64,15 +64,17 @@ class Count:
     def end(self, seconds: float) -> None:
         self.done += 1
         self.ran += 1
-        self.seconds += seconds
+        # The first one starts jax, and traces the call for all of them.
+        self.seconds += seconds if self.ran > 1 else 0.0
 
     def __str__(self) -> str:
         """``12 of 86, about 40 s left``; once it takes longer than planned, since hypothesis shrinks, only what is done."""
         if self.done >= self.total:
             return f"{self.done} done"
-        # From the first few nestings nothing can be told: the first call of a process takes longest.
-        left = "" if self.ran < 3 else f", about {rounded((self.total - self.done) * self.seconds / self.ran)} left"
-        return f"{self.done} of {self.total}{left}"
+        if self.ran < 3:
+            return f"{self.done} of {self.total}"
+        mean = self.seconds / (self.ran - 1)
+        return f"{self.done} of {self.total}, about {rounded((self.total - self.done) * mean)} left"
 
 
 def rounded(seconds: float) -> str:
