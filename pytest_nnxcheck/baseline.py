@@ -81,9 +81,12 @@ class Baseline:
     stamp: Stamp
     entries: dict[Key, Entry] = field(default_factory=dict)
 
-    def of_test(self, test: str) -> dict[str, Entry]:
-        """The entries of one test, by nesting."""
-        return {nesting: entry for (nodeid, nesting), entry in self.entries.items() if nodeid == test}
+    def by_test(self) -> dict[str, dict[str, Entry]]:
+        """The entries of each test, by nesting."""
+        found: dict[str, dict[str, Entry]] = {}
+        for (test, nesting), each in self.entries.items():
+            found.setdefault(test, {})[nesting] = each
+        return found
 
 
 def entry(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:
@@ -185,7 +188,7 @@ def parse(text: str, shown: str) -> Baseline:
         for number, line in enumerate(lines[header:-1], header + 1):
             key, found = parse_line(line)
             if key in places:
-                raise _Bad(f"a second entry for {key[0]} under {key[1]}, the first is in line {places[key]}")
+                raise _Bad(f"a second entry for {quoted(key[0])} under {key[1]}, the first is in line {places[key]}")
             entries[key], places[key] = found, number
         number = len(lines)
         if lines[-1]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import astuple, replace
-from pathlib import Path
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_nnxcheck import baseline, devices, growth, options, outlets, selection
-from pytest_nnxcheck.baseline import Key, Stamp
+from pytest_nnxcheck.baseline import Baseline, Key, Stamp
 from pytest_nnxcheck.growth import Comparison, Measured
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.outlets import Given
 from pytest_nnxcheck.renewal import Refused, Result, changes, renewed
 from pytest_nnxcheck.settings import MARKER, SettingError, flag
 
@@ -57,9 +58,10 @@ def start(config: pytest.Config) -> Keeper | None:
         )
     update = next((each for each in (_UPDATE, _NEW_ONLY) if each in asked), "")
     try:
-        keeper = Keeper(given.folder / given.value, given.value, tolerance, update, any_stamp=_ANY_STAMP in asked)
+        known = baseline.read(given.folder / given.value, given.value)
     except SettingError as error:
         raise SettingError(f"{given.origin}: {error}") from None
+    keeper = Keeper(given, known, tolerance, update, any_stamp=_ANY_STAMP in asked)
     config.pluginmanager.register(keeper, NAME)
     return keeper
 
@@ -90,13 +92,12 @@ class Ledger:
 class Keeper:
     """The baseline of a run: what is known, what this run measured, and what is to be said at the end."""
 
-    def __init__(self, path: Path, shown: str, tolerance: Any, update: str, *, any_stamp: bool = False) -> None:
-        self.path, self.shown, self.tolerance, self.update, self.any_stamp = path, shown, tolerance, update, any_stamp
-        self.known = baseline.read(path, shown)
-        if self.known is None and not update:
-            raise SettingError(f"there is no file {shown}: write it with {_UPDATE}, from a run of all tests")
-        if update and (reason := baseline.unwritable(path)):
-            raise SettingError(f"cannot write {shown}: {reason}")
+    def __init__(
+        self, given: Given, known: Baseline | None, tolerance: Fraction, update: str, *, any_stamp: bool = False
+    ) -> None:
+        self.path, self.shown, self.origin = given.folder / given.value, given.value, given.origin
+        self.known, self.tolerance, self.update, self.any_stamp = known, tolerance, update, any_stamp
+        self.of_test = known.by_test() if known else {}
         self.collected = self.broken = self.interrupted = False
         self.failures = 0
         self.items: list[pytest.Item] = []
@@ -105,6 +106,19 @@ class Keeper:
         self.seen: set[str] = set()
         self.wires: dict[str, Mapping[str, Any]] = {}
         self.lines: list[tuple[str, bool]] = []
+
+    @pytest.hookimpl
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Stop a run that could not be compared or written; ``pytest --help`` and a collection need no file."""
+        config = session.config
+        if config.option.collectonly or hasattr(config, "workerinput"):
+            return
+        if self.known is None and not self.update:
+            raise pytest.UsageError(
+                f"{self.origin}: there is no file {self.shown}: write it with {_UPDATE}, from a run of all tests"
+            )
+        if self.update and (reason := baseline.unwritable(self.path)):
+            raise pytest.UsageError(f"{self.origin}: cannot write {self.shown}: {reason}")
 
     # --- a test ---
 
@@ -126,7 +140,7 @@ class Keeper:
         }
         if self.known is None or self.update == _UPDATE or (differences and not self.any_stamp):
             return ""
-        known = self.known.of_test(test)
+        known = self.of_test.get(test, {})
         result = growth.compare(known, ledger.found, self.tolerance)
         excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
         found = {str(nesting) for nesting in ledger.found}
@@ -296,16 +310,18 @@ class Keeper:
         if any(wire.get("differences") for wire in self.wires.values()):
             return
         for test in dict.fromkeys(test for test, _ in gone):
-            yield f"{test}: there is no such test"
+            yield f"{baseline.quoted(test)}: there is no such test"
         typed = [str(arg).partition("=")[0] for arg in session.config.invocation_params.args]
         if selection.narrowed(session.config) or {*typed} & {flag(name) for name in _CUTS}:
             return
         for test, wire in sorted(self.wires.items()):
             if wire.get("stale") and not wire.get("replayed"):
-                yield f"{test}: did not run under {', '.join(wire['stale'])}"
+                yield f"{baseline.quoted(test)}: did not run under {', '.join(wire['stale'])}"
 
     def _not_written(self, session: pytest.Session) -> str:
         """Why a run must not leave a baseline; empty if it may."""
+        if self.broken:
+            return "not every test could be collected"
         if self.interrupted or session.exitstatus == pytest.ExitCode.INTERRUPTED:
             return "the run was interrupted"
         if self.failures:

@@ -183,6 +183,8 @@ class Progress:
 
     def begin(self, run: Run, nesting: Nesting) -> None:
         """Say what is under way."""
+        if self.closed:
+            return  # what explains a failure runs nestings too
         with self.lock:
             self.count.begin(nesting, sweeping=run.sweeping)
             self.nesting, self.started = nesting, time.perf_counter()
@@ -193,6 +195,8 @@ class Progress:
 
     def end(self, run: Run, nesting: Nesting) -> None:
         """Count it, and with -v say what came of it."""
+        if self.closed:
+            return
         seconds = time.perf_counter() - self.started
         with self.lock:
             self.count.end(seconds)

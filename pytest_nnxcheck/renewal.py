@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.baseline import Baseline, Entry, Key, Stamp
+from pytest_nnxcheck.baseline import Baseline, Entry, Key, Stamp, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _refuse_mixture(
     left = {test for test, _ in known.entries.keys() - gone if test not in again}
     if left:
         raise Refused(
-            f"its stamp would change, {differences}, and {len(left)} test{'s' * (len(left) != 1)} in it did not run ({min(left)}"
+            f"its stamp would change, {differences}, and {len(left)} test{'s' * (len(left) != 1)} in it did not run ({quoted(min(left))}"
             f"{', ...' * (len(left) > 1)}): run all of them"
         )
 

@@ -271,8 +271,14 @@ def test_a_test_that_is_there_is_not_stale_whatever_became_of_it(run, pytester):
 
 def test_nothing_is_stale_where_the_collection_broke(run, pytester):
     run(OK, UPDATE)
+    before = (pytester.path / PEAKS).read_bytes()
     pytester.makepyfile(test_broken="import no_such_module\n")
     assert ERROR not in run(RENAMED, "--continue-on-collection-errors").stdout.str()
+    for args in ([], ["--continue-on-collection-errors"]):
+        result = run(GROWN, UPDATE, *args)
+        assert section(result) == ["peaks.txt is not written: not every test could be collected"]
+        assert result.ret != 0
+    assert (pytester.path / PEAKS).read_bytes() == before
 
 
 # --- partial updates, and runs that must not write -----------------------------------------------------------------------
@@ -598,6 +604,13 @@ def test_a_bad_file_or_option_stops_the_run_before_it_starts(run, peaks, text, a
     assert "Traceback" not in result.stderr.str() + result.stdout.str()
     assert peaks.exists() == (text is not None)
     assert text is None or peaks.read_text() == text
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--collect-only",), ("--markers",)], ids=" ".join)
+def test_who_only_asks_needs_no_file(run, peaks, args):
+    result = run(OK, *args)
+    assert result.ret == 0
+    assert "there is no file" not in result.stdout.str() + result.stderr.str()
 
 
 @pytest.mark.parametrize("option", [UPDATE, NEW_ONLY, "--nnx-baseline-any-stamp"])

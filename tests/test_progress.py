@@ -316,6 +316,15 @@ def test_the_cursor_stays_where_somebody_else_may_have_written(quiet_tests, colu
     assert stream.text.endswith("\r\x1b[K")
 
 
+def test_what_runs_after_the_test_is_not_shown():
+    stream = Stream()
+    made = progress_on(stream, lines=True)
+    made.close()
+    made.begin(Quiet(), NESTING)
+    made.end(Quiet(), NESTING)
+    assert not stream.text
+
+
 def test_a_test_without_nestings_writes_nothing():
     stream = Stream()
     progress_on(stream).close()
