@@ -199,15 +199,21 @@ def test_a_file_is_written_in_one_step(tmp_path, monkeypatch):
     baseline.write(path, KNOWN)
     assert path.read_text(encoding="utf-8") == TEXT
     path.chmod(0o640)
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space left"):
-        baseline.write(path, Baseline(NEW))
-    assert path.read_text(encoding="utf-8") == TEXT
-    monkeypatch.undo()
+    for owner, name in ((os, "fsync"), (type(path), "replace")):
+        monkeypatch.setattr(owner, name, no_space)
+        with pytest.raises(OSError, match="No space left"):
+            baseline.write(path, Baseline(NEW))
+        monkeypatch.undo()
+        assert path.read_text(encoding="utf-8") == TEXT
+        assert list(tmp_path.iterdir()) == [path]
     baseline.write(path, Baseline(NEW))
     assert "# jax: 0.6.2\n" in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [path]
+
+
+def no_space(*_):
+    raise OSError(28, "No space left on device")
 
 
 def test_a_link_stays_a_link(tmp_path):

@@ -148,6 +148,9 @@ def test_an_expected_failure_of_the_user_is_no_growth(run, peaks):
     result.assert_outcomes(xfailed=1)
     assert run("@pytest.mark.xfail\n" + OK, UPDATE).ret == 0
     assert peaks.read_bytes() == before
+    more = GROWN.replace("max_examples=0", "max_examples=0, transforms='jit,scan,cond'")
+    assert run("@pytest.mark.xfail\n" + more, NEW_ONLY).ret == 0
+    assert peaks.read_bytes() == before, "what failed is not added"
 
 
 # --- new, and stale ------------------------------------------------------------------------------------------------------
@@ -514,6 +517,14 @@ def test_with_arguments_of_the_users_only_the_sweep_is_kept(run, peaks):
     run(GIVEN.replace("100, 900", "107, 900")).assert_outcomes(failed=1)
 
 
+def test_of_several_examples_the_first_is_kept(run, peaks):
+    source = GIVEN.replace("@given", "@example(size=150)\n@example(size=800)\n@given").replace(
+        "given, s", "given, example, s"
+    )
+    run(source.replace("jit,scan", "jit"), UPDATE)
+    assert {entry.peak for entry in read(peaks).entries.values()} == {3000, 4500}
+
+
 # --- hostile names, bad files --------------------------------------------------------------------------------------------
 
 HOSTILE = r"""
@@ -656,13 +667,13 @@ def test_a_place_that_is_lost_during_the_run_loses_no_result(run_inner, pytester
 
 def test_a_file_that_changes_during_the_run_is_taken_up(run, peaks):
     run(BOTH, UPDATE)
-    before = peaks.read_text()
     source = (
-        BOTH
+        BOTH.replace("Model()", "Model(percent=120)", 1)
         + f"def test_y():\n    import pathlib\n    p = pathlib.Path({str(peaks)!r})\n    p.write_text(p.read_text().replace('test_other | jit | 2000 B = 200 arguments', 'test_other | jit | 2001 B = 201 arguments'))\n"
     )
     run(source, UPDATE, "-k", "new or test_y")
-    assert peaks.read_text() == before.replace("test_other | jit | 2000 B = 200 a", "test_other | jit | 2001 B = 201 a")
+    assert "test_other | jit | 2001 B = 201 arguments" in peaks.read_text()
+    assert "test_new | jit | 2400 B" in peaks.read_text()
 
 
 # --- the real engine -----------------------------------------------------------------------------------------------------
