@@ -9,9 +9,12 @@ import importlib
 import re
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck.verdicts import CheckError
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.baseline import Stamp
 
 FLAGS = "XLA_FLAGS"
 FLAG = "--xla_force_host_platform_device_count"
@@ -63,6 +66,19 @@ def found() -> Devices:
     """The devices of this process. Starts jax."""
     jax: Any = importlib.import_module("jax")
     return Devices(jax.device_count(), jax.default_backend())
+
+
+def stamp() -> Stamp:
+    """What the figures of this process depend on. Starts jax."""
+    from pytest_nnxcheck.baseline import Stamp
+
+    jax, jaxlib, flax = (importlib.import_module(name) for name in ("jax", "jaxlib", "flax"))
+    first = jax.devices()[0]
+    # A CPU is one device, so several are simulated; how many chips a host has says nothing about one of them.
+    simulated = jax.device_count() if first.platform == "cpu" else 1
+    return Stamp(
+        jax.__version__, jaxlib.__version__, flax.__version__, first.platform, first.device_kind, str(simulated)
+    )
 
 
 def too_few(needed: int, there: Devices, simulated: int | None) -> str:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SHOWN = 10
+"""Buffers, and leaves, that are kept of each nesting: the largest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:

@@ -34,9 +34,10 @@ def build(
     function = getattr(test, "__func__", test)
     parts = hypothesis_test(function)
     run = run_of(parts.drawn is None)
+    run.repeats = parts.drawn is None and not (seeded or parts.seeded)
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
-    built = _settings(parts, run.settings, swept=bool(explicit), seeded=seeded)(inner)
+    built = _settings(parts, run, swept=bool(explicit))(inner)
     built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: _strategy(run)})(built)
     for example in reversed(explicit):
         built = example(built)
@@ -66,20 +67,21 @@ def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
     return strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
 
 
-def _settings(parts: HypothesisTest, settings: Settings, *, swept: bool, seeded: bool) -> hypothesis.settings:
+def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.settings:
     """The user's hypothesis settings, for examples that compile.
 
     The same commit gives the same verdicts: without a seed, and without a ``@given`` of the user, the draws repeat.
 
     No deadline: the first call compiles. No explain phase: it runs a failing example about 40 times more.
     """
+    settings = run.settings
     base: Any = parts.settings or hypothesis.settings.default
     phases = [phase for phase in base.phases if phase is not Phase.explain]
     changed: dict[str, Any] = {"deadline": None}
     if parts.drawn is None:
         # Nothing of the user's is drawn: the health checks and the blob would be about our strategy.
         changed |= {"print_blob": False, "suppress_health_check": list(HealthCheck)}
-        if not seeded and not parts.seeded:
+        if run.repeats:
             changed |= {"derandomize": True, "database": None}
         draws = settings.nesting is None and strategies.draws_any(settings)
         phases = [Phase.explicit, *(phase for phase in phases if draws and phase is not Phase.explicit)]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pytest_nnxcheck.buffers import Buffer, Memory
-from pytest_nnxcheck.evidence import Evidence, Held, Moved, Residue, Split
+from pytest_nnxcheck.evidence import SHOWN, Evidence, Held, Moved, Residue, Split
 from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.pointers import Move
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.subject import Subject
-
-SHOWN = 10
-"""Buffers, and leaves, that are kept of each nesting: the largest."""
 
 
 def evidence(

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import devices, options
+from pytest_nnxcheck import devices, options, outlets, progress
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
 from pytest_nnxcheck.verdicts import CheckError
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
+    from pytest_nnxcheck.keeper import Keeper
     from pytest_nnxcheck.run import Run
     from pytest_nnxcheck.suite import Suite
 
@@ -34,6 +35,7 @@ TITLE = "nnx invariants"
 _given = pytest.StashKey[Mapping[str, Any]]()
 _settings = pytest.StashKey[Settings]()
 _suite = pytest.StashKey["Suite | None"]()
+_keeper = pytest.StashKey["Keeper | None"]()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
@@ -41,13 +43,14 @@ _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the table."""
+    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the tables."""
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
     for name, option in OPTIONS.items():
         # The default is None, or an ini value would never be read.
         group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, metavar=option.metavar, help=option.help)
         if option.everywhere:
             parser.addini(f"nnx_{name}", option.help, type=options.ini_type(option.kind), default=None)
+    outlets.add_options(parser, group)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
             **options.from_command_line(options.typed(config.option, options.VALUES)),
         }
         config.stash[_suite] = _expected_failures(config)
+        config.stash[_keeper] = _baseline(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -88,6 +92,15 @@ def _expected_failures(config: pytest.Config) -> Suite | None:
         raise SettingError(f"{origin}: {error}") from None
     config.pluginmanager.register(found, suite.NAME)
     return found
+
+
+def _baseline(config: pytest.Config) -> Keeper | None:
+    """The keeper of the baseline, if the run has one. Raises `SettingError` that names its source."""
+    if not outlets.read(config):
+        return None
+    from pytest_nnxcheck import keeper
+
+    return keeper.start(config)
 
 
 def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
@@ -225,6 +238,11 @@ def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
     return wrap
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Look for a terminal to show progress on."""
+    progress.find_terminal(session.config)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""
@@ -262,7 +280,8 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
     item.config.stash[_unreported][item.nodeid] = run
     result, raised = None, None
     try:
-        result = yield
+        with progress.shown(item, run):
+            result = yield
     except BaseException as error:  # noqa: BLE001 - raised again below, after its message is complete
         raised = error
     finally:
@@ -305,6 +324,8 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)
+    if (baseline := item.config.stash[_keeper]) is not None:
+        baseline.listen(item, run)
     return run, built
 
 
@@ -320,6 +341,8 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     if suite is not None:
         suite.finished(item, found)
     problem = run.finish() or report.rejected_modes(found) or "\n".join(found.unexpected)
+    if not problem and (baseline := item.config.stash[_keeper]) is not None:
+        problem = baseline.finished(item, run)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 

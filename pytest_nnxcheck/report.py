@@ -99,7 +99,7 @@ def rejected_modes(report: Report) -> str:
     head = f"{REFUSED_MODE}: {', '.join(rejected)}"
     shown = next(o for o in report.outcomes if o.nesting.mode == rejected[0] and o.by_mode)
     rows = [("modes", _mode_lines(report)), ("replay", replay(report, shown.nesting))]
-    return "\n".join([f"{head:<50} {report.test_id}".rstrip(), *(_row(*row) for row in rows)])
+    return lay_out(head, report.test_id, rows)
 
 
 def modes_note(report: Report) -> str:
@@ -122,9 +122,12 @@ def _mode_line(report: Report, mode: str, outcomes: list[Outcome]) -> str:
 
 def message(report: Report, outcome: Outcome) -> str:
     """The text for one broken, failed or rejected nesting, with what the others did."""
-    head = headline(outcome)
-    lines = [f"{head:<50} {report.test_id}".rstrip()]
-    return "\n".join([*lines, *(_row(*row) for row in _rows(report, outcome))])
+    return lay_out(headline(outcome), report.test_id, _rows(report, outcome))
+
+
+def lay_out(head: str, test_id: str, rows: Iterable[Row]) -> str:
+    """A message: its first line with the test, and its rows."""
+    return "\n".join([f"{head:<50} {test_id}".rstrip(), *(_row(*row) for row in rows)])
 
 
 def headline(outcome: Outcome) -> str:

@@ -58,7 +58,8 @@ class Listener(Protocol):
 class Run:
     """Everything that one marked test, or one `check`, learns while its nestings run.
 
-    ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example.
+    ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example. ``sweeping`` says that the explicit
+    examples run, ``repeats`` that the drawn nestings are the same ones in every run.
     """
 
     def __init__(self, settings: Settings, *, test_id: str = "", options: str = "", remember: bool = True) -> None:
@@ -69,8 +70,10 @@ class Run:
         self.notes: list[str] = []
         self.problem = ""
         self.listeners: list[Listener] = []
+        self.sweeping = False
+        self.repeats = False
         self._identity = (test_id, options)
-        self._remember = remember
+        self.remembers = remember
         self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
         self._raised: dict[int, Nesting] = {}
         self._bodies: dict[Nesting, Callable[[], object]] = {}
@@ -99,7 +102,7 @@ class Run:
     def execute(self, nesting: Nesting, body: Callable[[], object]) -> None:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
         __tracebackhide__ = True
-        if not self._remember or nesting not in self._memo:
+        if not self.remembers or nesting not in self._memo:
             error = self._timed(nesting, body)
             self._raised[id(error)] = nesting
             self._memo[nesting] = None if error is None else (error, error.__traceback__)
@@ -214,8 +217,12 @@ class Run:
 
     def _sweep(self, case: Sweep, body: Callable[[], object]) -> None:
         __tracebackhide__ = True
-        errors = [error for error in self._sweep_errors(case, body) if error is not None]
-        if self._remember:
+        self.sweeping = True
+        try:
+            errors = [error for error in self._sweep_errors(case, body) if error is not None]
+        finally:
+            self.sweeping = False
+        if self.remembers:
             # With the user's own arguments, what held was held for one value of them only.
             for mode in case.modes:
                 self._exclude(mode, swept=strategies.swept_layers(self.settings))

@@ -6,7 +6,6 @@ PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 
 from __future__ import annotations
 
-import os
 import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ import pytest
 from pytest_nnxcheck import expected
 from pytest_nnxcheck.expected import Entry, EntryError
 from pytest_nnxcheck.report import Report
+from pytest_nnxcheck.selection import Selection
 from pytest_nnxcheck.settings import MARKER, SettingError
 
 NAME = "nnxcheck_suite"
@@ -145,7 +145,7 @@ class Suite:
         whole = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
         if session.exitstatus not in whole or self.broken or not self.collected:
             return
-        for table, text in self.complaints(_Selection.of(session.config)):
+        for table, text in self.complaints(Selection.of(session.config)):
             self._warn(table, text)
         if self.errors and session.exitstatus != pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -193,10 +193,10 @@ class Suite:
         for pattern, nodeids in wire["asked"].items():
             self.asked.setdefault(pattern, set()).update(nodeids)
 
-    def complaints(self, selection: _Selection) -> Iterator[tuple[Table, str]]:
+    def complaints(self, selection: Selection) -> Iterator[tuple[Table, str]]:
         """What matched nothing, though it could have: the selection took in all that the table may be for."""
         for table in self.tables:
-            if not selection.covers(table):
+            if not covers(selection, table):
                 continue
             asked = self.asked.get(table.pattern)
             if not asked:
@@ -207,24 +207,7 @@ class Suite:
                         yield table, f"expected failure {entry} of table {table.pattern!r} matches no nesting that ran"
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """The files and folders that a run was asked to collect as a whole."""
-
-    root: Path
-    paths: tuple[Path, ...]
-    everything: bool = False
-
-    @classmethod
-    def of(cls, config: pytest.Config) -> _Selection:
-        cut = any(config.getoption(name, None) for name in ("lf", "ignore", "ignore_glob"))
-        folder = config.invocation_params.dir
-        names = () if cut else tuple(folder / arg for arg in config.args if "::" not in arg)
-        paths = tuple(Path(os.path.abspath(name)) for name in names)  # noqa: PTH100 - pytest's root follows no links either
-        return cls(config.rootpath, paths, not cut and config.args_source is config.ArgsSource.TESTPATHS)
-
-    def covers(self, table: Table) -> bool:
-        """Whether every test that a table may be for was looked at; those of a file that is not there were."""
-        place = self.root / table.folder
-        missing = table.folder == str(Path(table.file)) and not place.exists()
-        return missing or self.everything or any(place.is_relative_to(path) for path in self.paths)
+def covers(selection: Selection, table: Table) -> bool:
+    """Whether every test that a table may be for was looked at; those of a file that is not there were."""
+    missing = table.folder == str(Path(table.file)) and not (selection.root / table.folder).exists()
+    return missing or selection.covers(table.folder)

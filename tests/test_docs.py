@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from healthy import FLAX
 
+from pytest_nnxcheck.outlets import outlets_table_markdown
 from pytest_nnxcheck.settings import settings_table_markdown
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +96,11 @@ def test_every_python_block_is_found():
 def test_the_table_of_settings_is_that_of_the_code():
     (table,) = re.findall(r"<!-- settings -->\n(.*?)<!-- /settings -->", README, re.DOTALL)
     assert table == settings_table_markdown(), "paste pytest_nnxcheck.settings.settings_table_markdown() into README.md"
+
+
+def test_the_table_of_outlets_is_that_of_the_code():
+    (table,) = re.findall(r"<!-- outlets -->\n(.*?)<!-- /outlets -->", README, re.DOTALL)
+    assert table == outlets_table_markdown(), "paste pytest_nnxcheck.outlets.outlets_table_markdown() into README.md"
 
 
 def test_the_quick_start_is_two_commands():

@@ -3,8 +3,9 @@
 import pytest
 
 from pytest_nnxcheck.expected import Entry
+from pytest_nnxcheck.selection import Selection
 from pytest_nnxcheck.settings import SettingError
-from pytest_nnxcheck.suite import Table, _Selection, read
+from pytest_nnxcheck.suite import Table, covers, read
 
 TITLES = "=+ nnx expected failures =+"
 KNOWN = '["test_inner.py::test_x"]\nmemory = "jax#926"\n'
@@ -307,6 +308,6 @@ def test_what_a_table_is_for(pattern, matched, not_matched):
 def test_what_a_selection_covers(tmp_path, pattern, paths, covered):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "t.py").touch()
-    selection = _Selection(tmp_path, tuple(tmp_path / path for path in paths))
-    assert selection.covers(Table(pattern, ())) == covered
-    assert _Selection(tmp_path, (), everything=True).covers(Table(pattern, ()))
+    selection = Selection(tmp_path, tuple(tmp_path / path for path in paths))
+    assert covers(selection, Table(pattern, ())) == covered
+    assert covers(Selection(tmp_path, (), everything=True), Table(pattern, ()))
