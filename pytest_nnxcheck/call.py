@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat, explain, gradient, graft
+from pytest_nnxcheck import compat, explain, gradient, graft, story
 from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.evidence import Evidence
@@ -185,7 +185,16 @@ def check_call(
     if parity and found.error is None and not (violations or found.leaks):
         violations, told = agrees(bound_subject, found, wanted)
     baseline = session.baseline_of(bound_subject, settings.donate, nesting) if limit else None
-    return conclude(bound_subject, facts, found, violations, limit, rebuild, told, evidence(found, limit, baseline))
+    known = evidence(found, limit, baseline, facts.captured)
+    return conclude(bound_subject, facts, found, located(violations, known), limit, rebuild, told, known)
+
+
+def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violation, ...]:
+    """Violations of memory with the rows that say where the bytes are."""
+    return tuple(
+        replace(each, details=(*each.details, *story.rows(known))) if each.invariant == "memory" else each
+        for each in violations
+    )
 
 
 def look_at_originals(subject: Subject, session: Session) -> Originals:

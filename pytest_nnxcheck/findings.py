@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
 from pytest_nnxcheck.buffers import Buffer, Memory
-from pytest_nnxcheck.evidence import Evidence, Held, Moved, Residue, Split
+from pytest_nnxcheck.evidence import Captured, Evidence, Held, Moved, Place, Residue, Split
 from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.pointers import Move
 
 SHOWN = 10
-"""Buffers, and leaves, that are kept of each nesting: the largest."""
+"""Buffers that are kept of each program: the largest."""
 
 
-def evidence(found: Observation, limit: Bound | None, un_nested: Memory | None) -> Evidence:
+def evidence(
+    found: Observation, limit: Bound | None, un_nested: Memory | None, captured: tuple[Captured, ...] = ()
+) -> Evidence:
     """What an observation leaves to be told; buffers that are plain arguments are what the program was handed."""
-    names = (*found.parameters, *found.inputs)
-    buffers = [buffer for buffer in found.memory.buffers if buffer.kind != "argument"] if found.memory else []
+    before = buffers(un_nested)
+    after = added(buffers(found.memory), before)
     return Evidence(
         split=split(found.memory),
         expected=limit.expected if limit else None,
         un_nested=split(un_nested),
-        buffers=tuple(held(buffer, names) for buffer in buffers[:SHOWN]),
+        buffers=after[:SHOWN],
+        places=places(after, before),
+        un_nested_buffers=before[:SHOWN],
+        captured=captured[:SHOWN],
         leaks=tuple(residue(leak) for leak in found.leaks),
         moves=tuple(moved(move) for move in found.moves if not kept(move)),
     )
@@ -32,6 +41,12 @@ def split(memory: Memory | None) -> Split | None:
     return Split(memory.arguments, memory.outputs, memory.temporaries, memory.aliased, memory.constants)
 
 
+def buffers(memory: Memory | None) -> tuple[Held, ...]:
+    """The buffers at the peak that are no arguments, largest first."""
+    every = memory.buffers if memory else ()
+    return tuple(held(buffer, memory.names if memory else ()) for buffer in every if buffer.kind != "argument")
+
+
 def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
     known = buffer.parameter is not None and buffer.parameter < len(names)
     return Held(
@@ -39,9 +54,56 @@ def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
         shape=buffer.shape,
         kind=buffer.kind,
         operation=buffer.operation,
-        stack=(buffer.source,) if buffer.source else (),
+        stack=buffer.stack,
         name=names[buffer.parameter or 0] if known else "",
         whole=buffer.whole,
+        through=buffer.through if known else (),
+        layer=buffer.layer,
+        inserted=buffer.inserted,
+    )
+
+
+def added(after: Iterable[Held], before: Iterable[Held]) -> tuple[Held, ...]:
+    """The buffers of a program, each marked that has no partner among those of the un-nested one."""
+    known = Counter((each.place, each.shape, each.name) for each in before)
+    found = []
+    for each in after:
+        key = (each.place, each.shape, each.name)
+        found.append(each if known[key] else replace(each, added=True))
+        known[key] -= known[key] > 0
+    return tuple(found)
+
+
+def places(after: Iterable[Held], before: Iterable[Held]) -> tuple[Place, ...]:
+    """All buffers by the line that made them, largest first."""
+    groups: dict[tuple[str, bool], list[Held]] = {}
+    for each in after:
+        groups.setdefault(_group(each), []).append(each)
+    known: Counter[tuple[str, bool]] = Counter()
+    for each in before:
+        known[_group(each)] += each.bytes
+    found = [place(group, known[key]) for key, group in groups.items()]
+    return tuple(sorted(found, key=lambda place: (-place.bytes, place.line)))
+
+
+def _group(held: Held) -> tuple[str, bool]:
+    """Captured constants, and what XLA inserted and says nothing of, have no line, and nothing else in common."""
+    return held.place, held.kind == "constant"
+
+
+def place(group: list[Held], un_nested: int) -> Place:
+    size = Counter[str]()
+    for each in group:
+        size[each.kind] += each.bytes
+    outer = {each.stack[1:] for each in group}
+    return Place(
+        line=group[0].place,
+        outer=outer.pop() if len(outer) == 1 else (),
+        count=len(group),
+        temporaries=size["temporary"],
+        outputs=size["output"],
+        constants=size["constant"],
+        un_nested=un_nested,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -207,7 +207,8 @@ class Root:
         return program
 
     def on_compiled(self, compiled: Any, arguments: Any, lowered: Any) -> Any:
-        self.memories.append(buffers.read(compiled))
+        names = (*self.parameters(), *self.subject.input_names)
+        self.memories.append(replace(buffers.read(compiled), names=names))
         return self.addresses.assign(compiled, arguments, lowered.out_info) if self.subject.abstract else None
 
     def leaf(self, path: str, array: Any) -> Leaf:

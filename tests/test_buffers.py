@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pytest_nnxcheck import buffers, compat, hlo
+from pytest_nnxcheck import buffers, compat, hlo, origins
 from pytest_nnxcheck.buffers import read, state_copies
 from pytest_nnxcheck.verdicts import CheckError
 
@@ -468,7 +468,7 @@ def test_an_instruction_made_of_itself_ends(opcode):
     module = module_of(
         instruction(1, "parameter", parameter=3), instruction(2, opcode, operands=(2, 1), called=(1,)), root=2
     )
-    assert hlo.origin(module, (2, ())).parameters <= {3}
+    assert origins.origin(module, (2, ())).parameters <= {3}
     assert module.operation(module.instructions[2]) == opcode
     assert buffers._defined(module, (2, ()))[0] == 2
 
@@ -476,5 +476,5 @@ def test_an_instruction_made_of_itself_ends(opcode):
 def test_a_chain_of_copies_ends_at_its_parameter():
     chain = [instruction(n, "copy", operands=(n - 1,)) for n in range(2, 5000)]
     module = module_of(instruction(1, "parameter", parameter=3), *chain, root=4999)
-    found = hlo.origin(module, (4999, ()))
+    found = origins.origin(module, (4999, ()))
     assert (found.parameters, found.copied) == ({3}, True)

@@ -49,6 +49,7 @@ from pytest_nnxcheck.compat.programs import (
 )
 from pytest_nnxcheck.compat.values import (
     concrete,
+    equation_line,
     is_library_file,
     is_tracer,
     kind_of,
@@ -71,6 +72,7 @@ __all__ = [
     "cached_partial",
     "compiler_options",
     "concrete",
+    "equation_line",
     "fault_of_jax",
     "flat_state",
     "flattened_paths",

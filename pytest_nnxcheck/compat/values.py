@@ -173,6 +173,23 @@ def is_library_file(file: str) -> bool:
     return file.startswith(("<", *packages)) or (file.startswith(standard) and "site-packages" not in file)
 
 
+def equation_line(eqn: Any) -> str:
+    """The user's innermost line of a jaxpr's equation, ``path:line``; empty where jax kept none, or where it lies outside of the call.
+
+    No public way: `jax.extend.source_info_util.summarize` leaves out the frames of jax, but not those of flax, nor of a plugin. All versions.
+    """
+    import pytest_nnxcheck
+
+    own = str(Path(pytest_nnxcheck.__file__).parent) + os.sep
+    traceback = _read(_read(eqn, "source_info"), "traceback")
+    for frame in traceback.frames if traceback is not None else ():
+        if frame.file_name.startswith(own):
+            return ""
+        if not is_library_file(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
+
+
 def _user_line(traceback: Any) -> str:
     """The innermost frame of a jax traceback that is not a library's."""
     for frame in traceback.frames if traceback is not None else ():

@@ -1,0 +1,176 @@
+"""Where a value of a compiled program comes from: the user's lines, the layer, the parameters it copies, the loop it is for."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_nnxcheck.compat import is_library_file
+from pytest_nnxcheck.hlo import Instruction, Module, Position
+from pytest_nnxcheck.nesting import STYLES, Layer
+
+OWN = str(Path(__file__).parent)
+"""The frames of this plugin: what lies further out called it, and made nothing of the program."""
+
+_LAYER = re.compile(rf"(?P<transform>\w+?)_(?P<style>{'|'.join(STYLES)})\b")
+
+PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fusion", "call", "constant"})
+"""Opcodes that move no bytes: a value has a buffer, and an operation worth telling, elsewhere."""
+
+
+CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
+"""Opcodes between an inserted copy and the loop it is for."""
+
+
+def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:
+    """``path:line`` of the user's frames, innermost first, each once; empty where XLA, or a layer, inserted the instruction.
+
+    Frames further out than the plugin's are those of the test, which called it. Up to jax 0.6 there are the ten innermost, libraries included.
+    """
+    inside = itertools.takewhile(lambda frame: not frame.path.startswith(OWN), module.frames_of(instruction))
+    return tuple(dict.fromkeys(f"{each.path}:{each.line}" for each in inside if not is_library_file(each.path)))
+
+
+def layer(module: Module, instruction: Instruction) -> str:
+    """The generated layer that made an instruction, as a nesting has it; empty where a line of the user lies further in."""
+    for frame in module.frames_of(instruction):
+        if frame.path.startswith(OWN):
+            if found := _LAYER.match(frame.function):
+                return str(Layer(found["transform"], found["style"]))
+        elif not is_library_file(frame.path):
+            break
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a value is made of: the entry parameters it reaches, whether by copies only, and the values on the way.
+
+    ``operations`` are the opcodes on the shortest way, from the parameter to the value, each once.
+    """
+
+    parameters: frozenset[int]
+    copied: bool
+    through: frozenset[Position]
+    operations: tuple[str, ...] = ()
+
+
+def origin(module: Module, position: Position) -> Origin:
+    """Follow a value back through copies to the entry parameters. Loops end: no value is visited twice."""
+    parameters: dict[int, Position] = {}
+    copied, after, ahead = True, {position: position}, deque([position])
+    while ahead:
+        at = ahead.popleft()
+        instruction = module.instructions[at[0]]
+        if instruction.opcode == "parameter" and instruction.computation == module.entry:
+            parameters.setdefault(instruction.parameter, at)
+            continue
+        before = _copied_from(module, instruction, at[1])
+        copied = copied and before is not None
+        for each in before or ():
+            if each not in after:
+                after[each] = at
+                ahead.append(each)
+    way = _way(after, next(iter(parameters.values()))) if copied and len(parameters) == 1 else ()
+    return Origin(frozenset(parameters), copied, frozenset(after), tuple(_operations(module, way)))
+
+
+def _callers(module: Module, computation: int) -> Iterator[Instruction]:
+    """The instructions that call a computation, and those that call theirs, nearest first."""
+    seen: set[int] = set()
+    ahead = deque([computation])
+    while ahead:
+        for caller in module.callers.get(ahead.popleft(), ()):
+            if caller.id not in seen:
+                seen.add(caller.id)
+                ahead.append(caller.computation)
+                yield caller
+
+
+def _way(after: dict[Position, Position], at: Position) -> Iterator[Position]:
+    """The values from one on to the value that the search began with."""
+    while after[at] != at:
+        at = after[at]
+        yield at
+
+
+def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
+    """The opcodes on a way that move bytes, each once; a step into the body of a loop is its ``while``."""
+    seen: set[str] = set()
+    for number, _ in way:
+        instruction = module.instructions[number]
+        opcode = instruction.opcode
+        if opcode == "parameter" and any(
+            one.opcode == "while" for one in module.callers.get(instruction.computation, ())
+        ):
+            opcode = "while"
+        if opcode not in seen | PLUMBING:
+            seen.add(opcode)
+            yield opcode
+
+
+def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction) -> Instruction | None:
+    """The ``while`` that an instruction without a line of its own was inserted for: the one that it feeds, or that it is in the body of."""
+    ahead, seen = deque([start]), {start.id}
+    while ahead:
+        for user in users.get(ahead.popleft().id, ()):
+            if user.opcode == "while":
+                return user
+            if user.opcode in CARRYING and user.id not in seen:
+                seen.add(user.id)
+                ahead.append(user)
+    return next((one for one in _callers(module, start.computation) if one.opcode == "while"), None)
+
+
+def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
+    """The values that a value is a copy of; none for a constant fill, `None` for a value that is computed here."""
+    operands = instruction.operands
+    match instruction.opcode:
+        case "tuple":
+            return [(operands[index[0]], index[1:])]
+        case "get-tuple-element":
+            return [(operands[0], (instruction.tuple_index, *index))]
+        case "bitcast" | "reshape" | "dynamic-slice" | "optimization-barrier":
+            return [(operands[0], index)]
+        case "copy" | "broadcast":
+            return _same_elements(module, instruction)
+        case "dynamic-update-slice":
+            return [(operands[0], index), (operands[1], index)]
+        case "while":
+            return [(operands[0], index), (module.roots[instruction.called[0]], index)]
+        case "fusion" | "call" | "conditional":
+            return [(module.roots[computation], index) for computation in instruction.called]
+        case "parameter":
+            return _passed(module, instruction, index)
+        case "constant":
+            return []
+    return None
+
+
+def _same_elements(module: Module, instruction: Instruction) -> Iterable[Position] | None:
+    """A copy that changes the layout is a transpose; a broadcast copies one number, or adds axes of length one."""
+    operand = (instruction.operands[0], ())
+    before, after = module.shape(operand), module.shape((instruction.id, ()))
+    same = before.order == after.order if instruction.opcode == "copy" else before.elements in (1, after.elements)
+    return [operand] if same else None
+
+
+def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
+    """What the callers of a computation hand to one of its parameters."""
+    found: list[Position] = []
+    for caller in module.callers.get(parameter.computation, ()):
+        match caller.opcode:
+            case "while":
+                found += [(caller.operands[0], index), (module.roots[caller.called[0]], index)]
+            case "fusion" | "call":
+                found.append((caller.operands[parameter.parameter], index))
+            case "conditional":
+                branches = zip(caller.operands[1:], caller.called, strict=False)
+                found += [(given, index) for given, branch in branches if branch == parameter.computation]
+            case _:
+                return None
+    return found or None
