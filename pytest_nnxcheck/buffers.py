@@ -235,27 +235,19 @@ class _Reader:
     def _named(self, value: Position, size: int, kind: str, known: dict[Position, Origin]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
         parameter = _copied(value, known)
-        stack, layer, inserted = self._made(instruction)
+        told, inserted = origins.made(self.module, self.users, instruction)
         return Buffer(
             bytes=size,
             shape=str(shape),
             kind=kind,
             operation=self.module.operation(instruction),
-            stack=stack,
+            stack=origins.stack(self.module, told),
             parameter=parameter,
             whole=parameter is not None and shape.elements == self._elements(parameter),
             through=known[value].operations if parameter is not None else (),
-            layer=layer,
+            layer=origins.layer(self.module, told),
             inserted=inserted,
         )
-
-    def _made(self, instruction: Instruction) -> tuple[tuple[str, ...], str, bool]:
-        """The user's lines and the layer of an instruction, else of the loop that XLA inserted it for; and whether it did."""
-        loop = instruction
-        inserted = instruction.opcode != "constant" and not self.module.frames_of(instruction)
-        if inserted:
-            loop = origins.loop(self.module, self.users, instruction) or instruction
-        return origins.stack(self.module, loop), origins.layer(self.module, loop), inserted
 
     def _elements(self, parameter: int) -> int:
         return self.module.shape((self.parameters[parameter].id, ())).elements

@@ -59,12 +59,14 @@ class Held:
 class Place:
     """One line of the user's at the peak: bytes a device of all buffers that were made there, those of arguments aside.
 
-    ``line`` is ``path:line``, or the generated layer, or empty: see `Held.place`. ``outer`` are the lines that called it, where all its buffers
-    have the same; ``count`` is how many buffers there are, ``un_nested`` their bytes in the un-nested program.
+    ``line`` is ``path:line``, or the generated layer, or empty: see `Held.place`. ``outer`` are the lines that called it for all of its
+    large buffers, ``inserted`` says that XLA inserted them all; ``count`` is how many buffers there are, ``un_nested`` what the same place
+    holds in the un-nested program.
     """
 
     line: str
     outer: tuple[str, ...]
+    inserted: bool
     count: int
     temporaries: int
     outputs: int

@@ -15,6 +15,9 @@ from pytest_nnxcheck.pointers import Move
 SHOWN = 10
 """Buffers that are kept of each program: the largest."""
 
+LARGE = 0.05
+"""Of a line's bytes: smaller buffers do not decide what called the line."""
+
 
 def evidence(
     found: Observation, limit: Bound | None, un_nested: Memory | None, captured: tuple[Captured, ...] = ()
@@ -76,35 +79,43 @@ def added(after: Iterable[Held], before: Iterable[Held]) -> tuple[Held, ...]:
 
 def places(after: Iterable[Held], before: Iterable[Held]) -> tuple[Place, ...]:
     """All buffers by the line that made them, largest first."""
-    groups: dict[tuple[str, bool], list[Held]] = {}
+    groups: dict[Group, list[Held]] = {}
     for each in after:
         groups.setdefault(_group(each), []).append(each)
-    known: Counter[tuple[str, bool]] = Counter()
+    known: Counter[Group] = Counter()
     for each in before:
         known[_group(each)] += each.bytes
     found = [place(group, known[key]) for key, group in groups.items()]
     return tuple(sorted(found, key=lambda place: (-place.bytes, place.line)))
 
 
-def _group(held: Held) -> tuple[str, bool]:
-    """Captured constants, and what XLA inserted and says nothing of, have no line, and nothing else in common."""
-    return held.place, held.kind == "constant"
+Group = tuple[str, bool, bool]
+"""What buffers are grouped by: the line, apart from captured constants, and without one what XLA inserted apart from the rest."""
+
+
+def _group(held: Held) -> Group:
+    return held.place, held.kind == "constant", held.inserted and not held.place
 
 
 def place(group: list[Held], un_nested: int) -> Place:
     size = Counter[str]()
     for each in group:
         size[each.kind] += each.bytes
-    outer = {each.stack[1:] for each in group}
     return Place(
         line=group[0].place,
-        outer=outer.pop() if len(outer) == 1 else (),
+        outer=outer([each for each in group if each.bytes >= LARGE * sum(size.values())]),
+        inserted=all(each.inserted for each in group),
         count=len(group),
         temporaries=size["temporary"],
         outputs=size["output"],
         constants=size["constant"],
         un_nested=un_nested,
     )
+
+
+def outer(group: list[Held]) -> tuple[str, ...]:
+    """The lines that called this one for every one of these buffers."""
+    return tuple(line for line in group[0].stack[1:] if all(line in each.stack for each in group)) if group else ()
 
 
 def residue(leak: Leak) -> Residue:

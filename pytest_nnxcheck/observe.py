@@ -124,7 +124,7 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
-        with warnings.catch_warnings(), compat.quick_compiles():
+        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.block_until_ready(program(state, *inputs)), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything

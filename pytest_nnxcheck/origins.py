@@ -113,6 +113,22 @@ def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
             yield opcode
 
 
+def made(module: Module, users: dict[int, list[Instruction]], instruction: Instruction) -> tuple[Instruction, bool]:
+    """The instruction whose lines tell of one: itself, or that of the loop that XLA inserted it for; and whether XLA inserted it.
+
+    A loop that XLA has rewritten has no lines left: then what its body has with the fewest frames, such as its counter, stands for it.
+    """
+    if instruction.opcode == "constant" or module.frames_of(instruction):
+        return instruction, False
+    found = instruction if instruction.opcode == "while" else loop(module, users, instruction)
+    if found is None or module.frames_of(found):
+        return found or instruction, True
+    inside = [
+        one for one in module.instructions.values() if one.computation == found.called[0] and module.frames_of(one)
+    ]
+    return min(inside, key=lambda one: len(module.frames_of(one)), default=found), True
+
+
 def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction) -> Instruction | None:
     """The ``while`` that an instruction without a line of its own was inserted for: the one that it feeds, or that it is in the body of."""
     ahead, seen = deque([start]), {start.id}

@@ -15,6 +15,9 @@ BUFFERS = (2, 1, 1)
 SHARE = 0.05
 """Of what a program holds beyond its arguments: what is smaller is summed up."""
 
+LEAST = 1024
+"""Bytes that are never told."""
+
 FLOOR = 64 * 1024
 """Captured bytes that are never reported, as for the memory rule."""
 
@@ -70,19 +73,21 @@ def where(known: Evidence) -> Iterator[Row]:
     if not known.places and known.split.temporaries:
         yield "line", "unknown: this jaxlib does not name the buffers"
     total = sum(place.bytes for place in known.places)
-    shown = [place for place in known.places if place.bytes >= SHARE * total][:LINES]
+    least = max(SHARE * total, LEAST)
+    shown = [place for place in known.places if place.bytes >= least][:LINES]
     for place, most in zip(shown, BUFFERS, strict=False):
         yield "line", f"{heading(place)}   {shares(place, known.split)}{un_nested(place, known)}"
-        yield from [("buffer", text) for text in buffers(place, known)][:most]
+        yield from [("buffer", text) for text in buffers(place, known, least)][:most]
     rest = total - sum(place.bytes for place in shown)
-    if rest >= SHARE * total > 0:
-        yield "", f"{format_bytes(rest)} more in {len(known.places) - len(shown)} other lines"
+    if shown and rest >= least:
+        yield "", f"{format_bytes(rest)} more in {len(known.places) - len(shown)} other places"
 
 
 def heading(place: Place) -> str:
     """The line, and what called it; or why there is none."""
     if not place.line:
-        return "captured constants" if place.constants else "inserted by XLA, no line"
+        unknown = "inserted by XLA, no line" if place.inserted else "no line of yours"
+        return "captured constants" if place.constants else unknown
     if ":" not in place.line:
         return f"the layer {place.line} of the nesting"
     outer = [*place.outer[:OUTER], *(["..."] if len(place.outer) > OUTER else [])]
@@ -90,13 +95,16 @@ def heading(place: Place) -> str:
 
 
 def shares(place: Place, split: Split) -> str:
-    """``1.0 MiB, 91 % of the temporaries``."""
+    """``1.0 MiB, 91 % of the temporaries``: of the parts that the place's bytes belong to."""
     of = {
         "temporaries": (place.temporaries, split.temporaries),
         "outputs": (place.outputs, split.outputs),
         "constants": (place.constants, split.constants),
     }
-    texts = [f"{100 * size / whole:.0f} % of the {name}" for name, (size, whole) in of.items() if size and whole]
+    least = SHARE * place.bytes
+    texts = [
+        f"{100 * size / whole:.0f} % of the {name}" for name, (size, whole) in of.items() if size > least and whole
+    ]
     return ", ".join([format_bytes(place.bytes), *texts])
 
 
@@ -107,15 +115,19 @@ def un_nested(place: Place, known: Evidence) -> str:
     return f"; un-nested {format_bytes(place.un_nested)}" if place.un_nested else "; not in the un-nested program"
 
 
-def buffers(place: Place, known: Evidence) -> list[str]:
-    """The kept buffers of a line, largest first, those that say the same together."""
+def buffers(place: Place, known: Evidence, least: float) -> list[str]:
+    """The kept buffers of a place that are large enough, largest first, those that say the same together."""
     same = Counter(describe(each) for each in known.buffers if belongs(each, place))
-    return [f"{times} x {text}" if times > 1 else text for text, times in same.items()]
+    large = {
+        describe(each) for each in known.buffers if belongs(each, place) and each.bytes * same[describe(each)] >= least
+    }
+    return [f"{times} x {text}" if times > 1 else text for text, times in same.items() if text in large]
 
 
 def belongs(held: Held, place: Place) -> bool:
-    """Whether a buffer is one of a line's; constants have no line, and a place of their own."""
-    return held.place == place.line and (held.kind == "constant") == bool(place.constants)
+    """Whether a buffer is one of a place's: captured constants have one of their own, and so has what XLA inserted for nothing it names."""
+    same = held.place == place.line and (held.kind == "constant") == bool(place.constants)
+    return same and (place.line != "" or held.inserted == place.inserted)
 
 
 def describe(held: Held) -> str:

@@ -46,6 +46,7 @@ from pytest_nnxcheck.compat.programs import (
     serialized_hlo_module,
     shard_map,
     staged,
+    whole_stacks,
 )
 from pytest_nnxcheck.compat.values import (
     concrete,
@@ -114,5 +115,6 @@ __all__ = [
     "variable_metadata",
     "variable_value",
     "variables",
+    "whole_stacks",
     "zeros",
 ]
