@@ -90,9 +90,9 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What the peak gains with each further step of a generated loop: from the same program with loops of ``steps`` and of twice as many.
+    """What the peak gains with each further step of a generated loop, or element of an axis: ``layer``.
 
-    ``per_step`` are bytes a device: the difference of the two splits, divided by the further steps. ``layer`` is the loop.
+    ``per_step`` are bytes a device: the difference of the splits of the same program with ``steps`` and with twice as many, a step.
     """
 
     layer: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from pytest_nnxcheck.buffers import Buffer, Memory
-from pytest_nnxcheck.evidence import Captured, Evidence, Held, Moved, Place, Residue, Split
+from pytest_nnxcheck.evidence import Captured, Evidence, Growth, Held, Moved, Place, Residue, Split
 from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.pointers import Move
@@ -42,6 +42,14 @@ def split(memory: Memory | None) -> Split | None:
     if memory is None:
         return None
     return Split(memory.arguments, memory.outputs, memory.temporaries, memory.aliased, memory.constants)
+
+
+def growth(layer: str, steps: int, short: Split, long: Split | None) -> Growth | None:
+    """What a step adds, from the same program with so many steps and with twice as many."""
+    if long is None:
+        return None
+    parts = {part.name: (getattr(long, part.name) - getattr(short, part.name)) // steps for part in fields(Split)}
+    return Growth(layer, steps, Split(**parts))
 
 
 def buffers(memory: Memory | None) -> tuple[Held, ...]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from pytest_nnxcheck.evidence import Captured, Evidence, Held, Place, Split
 from pytest_nnxcheck.report import Row, format_bytes
 
-LINES = 3
-BUFFERS = (2, 1, 1)
-"""Rows that people read within a minute: lines, and kinds of buffers of each. The evidence holds the rest."""
+BUFFERS = (2, 1, 0)
+"""Rows that people read within a minute: three lines, and so many buffers of each. The evidence holds the rest."""
+
+CAPTURED = 2
+"""Captured arrays that are shown."""
 
 SHARE = 0.05
 """Of what a program holds beyond its arguments: what is smaller is summed up."""
@@ -74,7 +75,7 @@ def where(known: Evidence) -> Iterator[Row]:
         yield "line", "unknown: this jaxlib does not name the buffers"
     total = sum(place.bytes for place in known.places)
     least = max(SHARE * total, LEAST)
-    shown = [place for place in known.places if place.bytes >= least][:LINES]
+    shown = [place for place in known.places if place.bytes >= least][: len(BUFFERS)]
     for place, most in zip(shown, BUFFERS, strict=False):
         yield "line", f"{heading(place)}   {shares(place, known.split)}{un_nested(place, known)}"
         yield from [("buffer", text) for text in buffers(place, known, least)][:most]
@@ -117,11 +118,18 @@ def un_nested(place: Place, known: Evidence) -> str:
 
 def buffers(place: Place, known: Evidence, least: float) -> list[str]:
     """The kept buffers of a place that are large enough, largest first, those that say the same together."""
-    same = Counter(describe(each) for each in known.buffers if belongs(each, place))
-    large = {
-        describe(each) for each in known.buffers if belongs(each, place) and each.bytes * same[describe(each)] >= least
-    }
-    return [f"{times} x {text}" if times > 1 else text for text, times in same.items() if text in large]
+    same: dict[str, list[Held]] = {}
+    for each in known.buffers:
+        if belongs(each, place):
+            same.setdefault(describe(each), []).append(each)
+    large = {text: group for text, group in same.items() if sum(each.bytes for each in group) >= least}
+    return [counted(text, group) for text, group in large.items()]
+
+
+def counted(text: str, group: list[Held]) -> str:
+    """``2 x 512.0 KiB temporary ...   1 added by the nesting``, where it did not add all or none of them."""
+    times, new = len(group), sum(each.added for each in group)
+    return (f"{times} x " if times > 1 else "") + text + (f"   {new} added by the nesting" if 0 < new < times else "")
 
 
 def belongs(held: Held, place: Place) -> bool:
@@ -143,7 +151,7 @@ def captured(known: Evidence) -> Iterator[Row]:
     """The arrays that the call captures, each with the line that uses it first, and where it is kept."""
     if sum(each.bytes for each in known.captured) < FLOOR:
         return
-    yield from [("captured", text_of(each)) for each in known.captured][:LINES]
+    yield from [("captured", text_of(each)) for each in known.captured][:CAPTURED]
 
 
 def text_of(each: Captured) -> str:
@@ -156,9 +164,10 @@ def growth(known: Evidence) -> Iterator[Row]:
     if known.growth is None:
         return
     each = known.growth
+    what = "element" if each.layer.startswith("vmap") else "step"
     adds = f"adds {format_bytes(each.per_step.peak)}: {parts(difference(each.per_step, NOTHING))}"
     text = adds if each.per_step.peak > 0 else "adds nothing to the peak"
-    yield "each step", f"of {each.layer} {text}   (measured with {each.steps} and {2 * each.steps} steps)"
+    yield "growth", f"each further {what} of {each.layer} {text}   (from {each.steps} and {2 * each.steps} {what}s)"
 
 
 NOTHING = Split(0, 0, 0, 0, 0)
