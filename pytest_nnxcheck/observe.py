@@ -16,6 +16,7 @@ from pytest_nnxcheck.abstract import Addresses, trace
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.further import on_mesh
 from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.origins import marked
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest, unfit
@@ -215,7 +216,7 @@ class Root:
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
         program: Callable[..., Any] = compat.staged(
-            wrapper, f, self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
+            wrapper, marked(f), self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
         )
         return program
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pytest_nnxcheck.compat import is_library_file
-from pytest_nnxcheck.hlo import Instruction, Module, Position
-from pytest_nnxcheck.nesting import STYLES, Layer
+from pytest_nnxcheck.hlo import Frame, Instruction, Module, Position
+from pytest_nnxcheck.nesting import CALL_FIRST, STYLES, Layer
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 OWN = str(Path(__file__).parent)
 """The frames of this plugin: what lies further out called it, and made nothing of the program."""
 
-_LAYER = re.compile(rf"(?P<transform>\w+?)_(?P<style>{'|'.join(STYLES)})\b")
+_LAYER = re.compile(rf"(?P<transform>{CALL_FIRST})\b|(?P<styled>\w+?)_(?P<style>{'|'.join(STYLES)})\b")
 
 PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fusion", "call", "constant"})
 """Opcodes that move no bytes: a value has a buffer, and an operation worth telling, elsewhere."""
@@ -26,24 +30,70 @@ CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
 
 
+def marked(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that the jit of a program traces: its frame is the end of every stack inside the program."""
+
+    @functools.wraps(f)
+    def root(*args: Any) -> Any:
+        return f(*args)
+
+    return root
+
+
+MARK = "marked.<locals>.root"
+
+
 def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:
     """``path:line`` of the user's frames, innermost first, each once; empty where XLA, or a layer, inserted the instruction.
 
-    Frames further out than the plugin's are those of the test, which called it. Up to jax 0.6 there are the ten innermost, libraries included.
+    Frames further out than the plugin's are those of the test, which called it.
     """
-    inside = itertools.takewhile(lambda frame: not frame.path.startswith(OWN), module.frames_of(instruction))
-    return tuple(dict.fromkeys(f"{each.path}:{each.line}" for each in inside if not is_library_file(each.path)))
+    inside = itertools.takewhile(lambda frame: not frame.path.startswith(OWN), frames(module, instruction))
+    return tuple(dict.fromkeys(f"{each.path}:{each.line}" for each in inside))
 
 
 def layer(module: Module, instruction: Instruction) -> str:
     """The generated layer that made an instruction, as a nesting has it; empty where a line of the user lies further in."""
-    for frame in module.frames_of(instruction):
-        if frame.path.startswith(OWN):
-            if found := _LAYER.match(frame.function):
-                return str(Layer(found["transform"], found["style"]))
-        elif not is_library_file(frame.path):
-            break
-    return ""
+    inside = itertools.takewhile(lambda frame: frame.path.startswith(OWN), frames(module, instruction))
+    found = next(filter(None, (_LAYER.match(frame.function) for frame in inside)), None)
+    return str(Layer(found["transform"] or found["styled"], found["style"] or STYLES[0])) if found else ""
+
+
+def frames(module: Module, instruction: Instruction) -> list[Frame]:
+    """The frames of the user and of this plugin that made an instruction, innermost first.
+
+    From jax 0.10 on there is one stack after the other: of the equation, of the jit or loop that it is in, and so on. jax keeps the trace of a
+    function that is jitted on its own (`jnp.einsum`, a slice of a scan), and with it the stack of the first call, of whatever program that
+    was. So each stack is held against the next one out, and where it does not go through that call, only what lies inside the jit is taken.
+    """
+    every = module.frames_of(instruction)
+    stacks: list[list[Frame]] = [[]]
+    for frame in every:
+        if frame.path.startswith(OWN) and frame.function == MARK:
+            stacks.append([])
+        elif not is_library_file(frame.path) or frame.path.startswith(OWN):
+            stacks[-1].append(frame)
+    if len(stacks) == 1:
+        return stacks[0]
+    *stacks, _ = stacks
+    whole = _within(stacks[-1], every[-1])
+    for outer, inner in zip(stacks[:0:-1], stacks[-2::-1], strict=True):
+        whole = [*_inside(_within(inner, every[-1]), outer), *whole]
+    return whole
+
+
+def _within(stack: list[Frame], top: Frame) -> list[Frame]:
+    """A stack without one before it that was taken outside of any program, and so reaches up to the top of the process."""
+    ends = [number for number, frame in enumerate(stack) if (frame.path, frame.function) == (top.path, top.function)]
+    return stack[ends[-1] + 1 :] if ends else stack
+
+
+def _inside(inner: list[Frame], outer: list[Frame]) -> list[Frame]:
+    """The frames of a stack that lie inside the call whose stack is the outer one."""
+    if inner[len(inner) - len(outer) :] == outer:
+        return inner[: len(inner) - len(outer)]
+    same = [(frame.path, frame.function) == (outer[0].path, outer[0].function) for frame in inner] if outer else []
+    return inner[: same.index(True)] if any(same) else []
 
 
 @dataclass(frozen=True, slots=True)

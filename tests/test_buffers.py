@@ -273,6 +273,8 @@ def test_a_part_of_a_parameter_is_named_and_is_not_whole():
 
 @pytest.mark.parametrize("calls", [1, 2, 4])
 def test_a_scan_over_remat_copies_its_stack_for_every_further_call(calls):
+    # jax keeps the stack of whoever traced the same update of a slice first; within the plugin's programs that is seen through.
+    jax.clear_caches()
     run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls)
     memory = memory_of(run, state, *reports.inputs_scan_over_remat())
     copies = state_copies(memory, {0})
