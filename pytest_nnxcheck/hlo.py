@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Message = dict[int, list["int | memoryview"]]
 """Field number to the values of that field, in the order of the wire."""
@@ -186,6 +186,8 @@ class Module:
     callers: dict[int, list[Instruction]]
     entry: int
     frames: Message
+    known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
+    """Frames that were read before, by their number."""
 
     @classmethod
     def read(cls, data: bytes) -> Module:
@@ -223,18 +225,24 @@ class Module:
             found = [Frame(text(metadata, 3), number(metadata, 4), "")]
         return found
 
-    def _frames(self, frame: int) -> Iterator[Frame]:
+    def _frames(self, number: int) -> Iterator[Frame]:
         """Frames count from one and name their parent; zero ends."""
-        files, functions = self.frames.get(1, []), self.frames.get(2, [])
-        locations, frames = self.frames.get(3, []), self.frames.get(4, [])
-        for _ in frames:
-            if not 0 < frame <= len(frames):
+        every = self.frames.get(4, [])
+        for _ in every:
+            if not 0 < number <= len(every):
                 return
-            one = fields(raw({1: [frames[frame - 1]]}, 1))
-            location = fields(raw({1: [locations[number(one, 1) - 1]]}, 1))
-            path = text({1: [files[number(location, 1) - 1]]}, 1)
-            yield Frame(path, number(location, 3), text({1: [functions[number(location, 2) - 1]]}, 1))
-            frame = number(one, 2)
+            if number not in self.known:
+                self.known[number] = self._frame(number)
+            frame, number = self.known[number]
+            yield frame
+
+    def _frame(self, at: int) -> tuple[Frame, int]:
+        """One frame and the number of its parent. Raises `LookupError` or `MalformedProto`."""
+        one = fields(raw({1: [self.frames[4][at - 1]]}, 1))
+        location = fields(raw({1: [self.frames[3][number(one, 1) - 1]]}, 1))
+        path = text({1: [self.frames[1][number(location, 1) - 1]]}, 1)
+        function = text({1: [self.frames[2][number(location, 2) - 1]]}, 1)
+        return Frame(path, number(location, 3), function), number(one, 2)
 
 
 def aliases(module: bytes) -> dict[int, int]:
