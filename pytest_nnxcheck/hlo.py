@@ -188,9 +188,11 @@ class Module:
     frames: Message
     known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
     """Frames that were read before, by their number."""
+    marked: bool = False
+    """Whether the plugin staged the program: each stack that was taken in it passes through `origins.marked`."""
 
     @classmethod
-    def read(cls, data: bytes) -> Module:
+    def read(cls, data: bytes, *, marked: bool = False) -> Module:
         """One ``HloModuleProto``. Raises `MalformedProto`."""
         message = fields(data)
         computations = tuple(messages(message, 3))
@@ -200,18 +202,23 @@ class Module:
         for instruction in read:
             for computation in instruction.called:
                 callers.setdefault(computation, []).append(instruction)
-        return cls({one.id: one for one in read}, roots, callers, number(message, 6), fields(raw(message, 17)))
+        frames = fields(raw(message, 17))
+        return cls({one.id: one for one in read}, roots, callers, number(message, 6), frames, marked=marked)
 
     def shape(self, position: Position) -> Shape:
         """The shape of a value. Raises `LookupError` or `MalformedProto`."""
         return Shape.read(bytes(self.instructions[position[0]].shape), position[1])
+
+    def name(self, instruction: Instruction) -> str:
+        """The name that jax gives, ``jit(f)/while/body/add``; empty where XLA inserted the instruction."""
+        return text(fields(instruction.metadata), 2)
 
     def operation(self, instruction: Instruction) -> str:
         """The opcode; of a fusion or call, which says nothing, jax's own name or else what its result comes out of."""
         seen: set[int] = set()
         while instruction.opcode in ("fusion", "call") and instruction.id not in seen:
             seen.add(instruction.id)
-            name = text(fields(instruction.metadata), 2).rpartition("/")[2]
+            name = self.name(instruction).rpartition("/")[2]
             if name:
                 return name
             instruction = self.instructions[self.roots[instruction.called[0]]]

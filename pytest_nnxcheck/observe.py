@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -232,7 +232,7 @@ class Root:
 
     def on_compiled(self, compiled: Any, arguments: Any, lowered: Any) -> Any:
         names = (*self.parameters(), *self.subject.input_names)
-        self.memories.append(replace(buffers.read(compiled), names=names))
+        self.memories.append(buffers.read(compiled, names))
         if self.stops:
             raise Measured
         return self.addresses.assign(compiled, arguments, lowered.out_info) if self.subject.abstract else None

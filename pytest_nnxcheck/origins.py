@@ -22,6 +22,8 @@ OWN = str(Path(__file__).parent)
 
 _LAYER = re.compile(rf"(?P<transform>{CALL_FIRST})\b|(?P<styled>\w+?)_(?P<style>{'|'.join(STYLES)})\b")
 
+_JIT = re.compile(r"jit\(([^()]+)\)")
+
 PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fusion", "call", "constant"})
 """Opcodes that move no bytes: a value has a buffer, and an operation worth telling, elsewhere."""
 
@@ -62,30 +64,31 @@ def layer(module: Module, instruction: Instruction) -> str:
 def frames(module: Module, instruction: Instruction) -> list[Frame]:
     """The frames of the user and of this plugin that made an instruction, innermost first.
 
-    From jax 0.10 on there is one stack after the other: of the equation, of the jit or loop that it is in, and so on. jax keeps the trace of a
-    function that is jitted on its own (`jnp.einsum`, a slice of a scan), and with it the stack of the first call, of whatever program that
-    was. So each stack is held against the next one out, and where it does not go through that call, only what lies inside the jit is taken.
+    jax keeps the trace of a function that is jitted on its own (the update of a slice in a scan, `jax.nn.silu`), and with it the stack of the first
+    call, of whatever program that was. From jax 0.10 on there is one stack after the other, of the equation, of the jit or loop that it is in, and
+    so on: each is held against the next one out. Before, there is one stack, which may not be of this program. Where a stack does not go
+    through the call, only what lies inside the jit is taken.
     """
-    every = module.frames_of(instruction)
     stacks: list[list[Frame]] = [[]]
-    for frame in every:
+    for frame in module.frames_of(instruction):
         if frame.path.startswith(OWN) and frame.function == MARK:
             stacks.append([])
         elif not is_library_file(frame.path) or frame.path.startswith(OWN):
             stacks[-1].append(frame)
     if len(stacks) == 1:
-        return stacks[0]
+        return _named(stacks[0], module.name(instruction)) if module.marked else stacks[0]
     *stacks, _ = stacks
-    whole = _within(stacks[-1], every[-1])
+    whole = stacks[-1]
     for outer, inner in zip(stacks[:0:-1], stacks[-2::-1], strict=True):
-        whole = [*_inside(_within(inner, every[-1]), outer), *whole]
+        whole = [*_inside(inner, outer), *whole]
     return whole
 
 
-def _within(stack: list[Frame], top: Frame) -> list[Frame]:
-    """A stack without one before it that was taken outside of any program, and so reaches up to the top of the process."""
-    ends = [number for number, frame in enumerate(stack) if (frame.path, frame.function) == (top.path, top.function)]
-    return stack[ends[-1] + 1 :] if ends else stack
+def _named(stack: list[Frame], name: str) -> list[Frame]:
+    """The frames of a stack from elsewhere that lie inside the jits of an operation's name, ``jit(main)/jit(f)/sin``."""
+    jits = set(_JIT.findall(name))
+    last = max((number for number, frame in enumerate(stack) if frame.function.rpartition(".")[2] in jits), default=-1)
+    return stack[: last + 1]
 
 
 def _inside(inner: list[Frame], outer: list[Frame]) -> list[Frame]:

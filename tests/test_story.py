@@ -384,6 +384,29 @@ def test_two_loops_of_a_program_keep_their_lines():
     assert stacks <= {(line(tripled, "lax.scan"), line(both, "return"))}
 
 
+@jax.jit
+def own_jit(x):
+    return jnp.sin(x) * x
+
+
+def activated(x, y):
+    return own_jit(x @ y), jax.nn.silu(x)
+
+
+def test_a_line_of_a_call_outside_of_the_program_is_not_told():
+    """What is jitted on its own is traced here first, and older versions keep no other stack of it."""
+    x, y = numbers((72, 56)), numbers((56, 72))
+    own_jit(x @ y)
+    jax.nn.silu(x)
+    found = call(activated, x, y, nesting="jit", memory_budget=1)
+    stacks = {each.shape: each.stack for each in told(found).buffers if each.kind == "output"}
+    ours, own = line(activated, "return"), line(own_jit.__wrapped__, "return")
+    if jax.__version_info__ >= (0, 10):
+        assert stacks == {"float32[72,72]": (own, ours), "float32[72,56]": (ours,)}
+    else:
+        assert stacks == {"float32[72,72]": (own,), "float32[72,56]": ()}
+
+
 def deep(x, depth=30):
     return deep(x, depth - 1) if depth else jnp.sin(x @ x) @ x
 
