@@ -127,7 +127,7 @@ class Evidence:
     """What one nesting left; ``un_nested`` is the split of the un-nested program beside it, ``expected`` the expected peak.
 
     ``buffers`` are the largest that are no arguments, and ``un_nested_buffers`` those of the un-nested program; ``places`` groups all
-    of them, the small ones too, by the line that made them, largest first. ``captured`` are the arrays that the call captures, largest first,
+    of them, the small ones too, by the line that made them, and keeps the 40 largest. ``captured`` are the arrays that the call captures, largest first,
     ``growth`` is measured only where memory is violated under one generated loop.
     """
 

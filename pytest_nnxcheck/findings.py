@@ -15,6 +15,9 @@ from pytest_nnxcheck.pointers import Move
 SHOWN = 10
 """Buffers that are kept of each program: the largest."""
 
+PLACES = 40
+"""Lines that are kept: the largest."""
+
 LARGE = 0.05
 """Of a line's bytes: smaller buffers do not decide what called the line."""
 
@@ -30,7 +33,7 @@ def evidence(
         expected=limit.expected if limit else None,
         un_nested=split(un_nested),
         buffers=after[:SHOWN],
-        places=places(after, before),
+        places=places(after, before)[:PLACES],
         un_nested_buffers=before[:SHOWN],
         captured=captured[:SHOWN],
         leaks=tuple(residue(leak) for leak in found.leaks),
