@@ -192,7 +192,7 @@ def make_plan(
     inner: tuple[Layer, ...],
     guards: Guards,
     jit: Callable[..., Any],
-    length: int,
+    length: int = LENGTH,
 ) -> Plan:
     axes = sum(each.transform in STACKED for each in inner)
     shapes = output_shapes(inner, profile, subject.inputs, length)

@@ -99,7 +99,7 @@ def shares(place: Place, split: Split) -> str:
     """``1.0 MiB, 91 % of the temporaries``: of the parts that the place's bytes belong to."""
     of = {
         "temporaries": (place.temporaries, split.temporaries),
-        "outputs": (place.outputs, split.outputs),
+        "outputs": (place.outputs, split.outputs - split.aliased),
         "constants": (place.constants, split.constants),
     }
     least = SHARE * place.bytes
