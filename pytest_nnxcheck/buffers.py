@@ -11,9 +11,20 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nnxcheck import origins
 from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_module
-from pytest_nnxcheck.hlo import MalformedProto, Message, Module, Origin, Position, fields, messages, number, numbers
-from pytest_nnxcheck.hlo import origin as origin_of
+from pytest_nnxcheck.hlo import (
+    Instruction,
+    MalformedProto,
+    Message,
+    Module,
+    Position,
+    fields,
+    messages,
+    number,
+    numbers,
+)
+from pytest_nnxcheck.origins import Origin
 from pytest_nnxcheck.verdicts import CheckError
 
 
@@ -21,26 +32,38 @@ from pytest_nnxcheck.verdicts import CheckError
 class Buffer:
     """One buffer that is live at the peak, on one device.
 
-    ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``source`` is
-    ``path:line`` of the user's innermost frame, empty where XLA inserted the buffer. ``parameter`` is the number of
-    the program's parameter that the buffer is, or is made of by copies only; ``whole`` says that it is a copy of
-    all of it. Parameter numbers are those of the flat arguments where the program was lowered with ``keep_unused``.
+    ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``stack`` are
+    ``path:line`` of the user's frames, innermost first; where a generated layer made the buffer there are none, and ``layer`` names it.
+    A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither.
+
+    ``parameter`` is the number of the program's parameter that the buffer is, or is made of by copies only, the operations in
+    ``through``; ``whole`` says that it is a copy of all of it. Parameter numbers are those of the flat arguments where the program
+    was lowered with ``keep_unused``.
     """
 
     bytes: int
     shape: str
     kind: str
     operation: str
-    source: str
-    parameter: int | None
-    whole: bool
+    stack: tuple[str, ...] = ()
+    parameter: int | None = None
+    whole: bool = False
+    through: tuple[str, ...] = ()
+    layer: str = ""
+    inserted: bool = False
+
+    @property
+    def source(self) -> str:
+        """``path:line`` of the user's innermost frame, empty where there is none."""
+        return self.stack[0] if self.stack else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The memory of a compiled program, bytes a device, and the buffers live at its peak, largest first.
 
-    ``named`` is false where this jaxlib does not give the buffers: totals only then, with the constants unknown (0).
+    ``named`` is false where this jaxlib does not give the buffers: totals only then, with the constants unknown (0). ``names`` are
+    those of the program's flat parameters, in order, as far as they are known.
     """
 
     arguments: int
@@ -50,6 +73,7 @@ class Memory:
     constants: int
     buffers: tuple[Buffer, ...] = ()
     named: bool = False
+    names: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -57,12 +81,17 @@ class Memory:
         return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
 
 
-def read(compiled: Any) -> Memory:
-    """The memory of what ``lowered.compile()`` returned. Raises `CheckError` where the backend gives no totals."""
+def read(compiled: Any, names: tuple[str, ...] | None = None) -> Memory:
+    """The memory of what ``lowered.compile()`` returned; ``names`` are those of the flat parameters of a program that the plugin staged.
+
+    Raises `CheckError` where the backend gives no totals.
+    """
     totals = compiled.memory_analysis()
     if totals is None:
         raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
-    buffers = _buffers(serialized_buffer_assignment(compiled), serialized_hlo_module(compiled))
+    buffers = _buffers(
+        serialized_buffer_assignment(compiled), serialized_hlo_module(compiled), marked=names is not None
+    )
     return Memory(
         arguments=totals.argument_size_in_bytes,
         outputs=totals.output_size_in_bytes,
@@ -71,6 +100,7 @@ def read(compiled: Any) -> Memory:
         constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
         buffers=buffers or (),
         named=buffers is not None,
+        names=names or (),
     )
 
 
@@ -98,19 +128,19 @@ class Allocation:
     slots: tuple[Slot, ...]
 
 
-def _buffers(assignment: bytes | None, module: bytes | None) -> tuple[Buffer, ...] | None:
+def _buffers(assignment: bytes | None, module: bytes | None, *, marked: bool) -> tuple[Buffer, ...] | None:
     """The buffers at the peak, `None` where they cannot be read."""
     if not assignment or not module:
         return None
     try:
-        return named_buffers(assignment, module)
+        return named_buffers(assignment, module, marked=marked)
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return None
 
 
-def named_buffers(assignment: bytes, module: bytes) -> tuple[Buffer, ...]:
+def named_buffers(assignment: bytes, module: bytes, *, marked: bool = False) -> tuple[Buffer, ...]:
     """The buffers at the peak, largest first. Raises `MalformedProto` or `LookupError`."""
-    reader = _Reader(Module.read(module))
+    reader = _Reader(Module.read(module, marked=marked))
     found = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
     return tuple(sorted((*found, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
 
@@ -169,6 +199,10 @@ class _Reader:
         entry = (one for one in module.instructions.values() if one.computation == module.entry)
         self.parameters = {one.parameter: one for one in entry if one.opcode == "parameter"}
         self.results = frozenset(_results(module))
+        self.users: dict[int, list[Instruction]] = {}
+        for one in module.instructions.values():
+            for operand in one.operands:
+                self.users.setdefault(operand, []).append(one)
 
     def buffers(self, allocation: Allocation) -> Iterator[Buffer]:
         """The buffers of one allocation that are live at the peak; tables of pointers are left out."""
@@ -188,36 +222,49 @@ class _Reader:
             if one.opcode == "constant" and one.computation in fused:
                 shape = self.module.shape((one.id, ()))
                 if shape.elements > 1:
-                    yield Buffer(shape.size, str(shape), "constant", "constant", "", None, whole=False)
+                    yield Buffer(shape.size, str(shape), "constant", "constant")
 
     def _argument(self, allocation: Allocation) -> Buffer:
         shape = self.module.shape((self.parameters[allocation.parameter].id, ()))
-        return Buffer(allocation.size, str(shape), "argument", "parameter", "", allocation.parameter, whole=False)
+        return Buffer(allocation.size, str(shape), "argument", "parameter", parameter=allocation.parameter)
 
     def _buffer(self, values: tuple[Position, ...], size: int, kind: str) -> Buffer:
         """Of the values that share a slot the one that says most: a copy of a whole parameter, or one with a line."""
         if kind == "output":
             values = tuple(value for value in values if value in self.results) or values
-        origins = {value: origin_of(self.module, value) for value in values}
-        named = [self._named(value, size, kind, _copied(value, origins)) for value in values]
-        return max(named, key=lambda buffer: (buffer.whole, buffer.source != ""))
+        known = {value: origins.origin(self.module, value) for value in values}
+        named = [self._named(value, size, kind, known) for value in values]
+        return max(
+            named, key=lambda buffer: (buffer.whole, not buffer.inserted, buffer.stack != (), buffer.layer != "")
+        )
 
-    def _named(self, value: Position, size: int, kind: str, parameter: int | None) -> Buffer:
+    def _named(self, value: Position, size: int, kind: str, known: dict[Position, Origin]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
-        whole = parameter is not None and shape.elements == self._elements(parameter)
-        operation, source = self.module.operation(instruction), self.module.source(instruction)
-        return Buffer(size, str(shape), kind, operation, source, parameter, whole)
+        parameter = _copied(value, known)
+        told, inserted = origins.made(self.module, self.users, instruction)
+        return Buffer(
+            bytes=size,
+            shape=str(shape),
+            kind=kind,
+            operation=self.module.operation(instruction),
+            stack=origins.stack(self.module, told),
+            parameter=parameter,
+            whole=parameter is not None and shape.elements == self._elements(parameter),
+            through=known[value].operations if parameter is not None else (),
+            layer=origins.layer(self.module, told),
+            inserted=inserted,
+        )
 
     def _elements(self, parameter: int) -> int:
         return self.module.shape((self.parameters[parameter].id, ())).elements
 
 
-def _copied(value: Position, origins: dict[Position, Origin]) -> int | None:
+def _copied(value: Position, known: dict[Position, Origin]) -> int | None:
     """The parameter that a value copies, unless the copy is only what a later value in its slot is updated from."""
-    here = origins[value]
+    here = known[value]
     if not here.copied or len(here.parameters) != 1:
         return None
-    if any(value in other.through and not other.copied for other in origins.values()):
+    if any(value in other.through and not other.copied for other in known.values()):
         return None
     (parameter,) = here.parameters
     return parameter

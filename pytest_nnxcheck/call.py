@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat, explain, gradient, graft, handed
+from pytest_nnxcheck import compat, explain, gradient, graft, handed, story
 from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
-from pytest_nnxcheck.evidence import Evidence
-from pytest_nnxcheck.findings import evidence
+from pytest_nnxcheck.evidence import Evidence, Growth, Split
+from pytest_nnxcheck.findings import evidence, growth, split
 from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned, given_to_outputs, permuted, placed
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
 from pytest_nnxcheck.nesting import Layer, Nesting
-from pytest_nnxcheck.observe import Observation, observe
+from pytest_nnxcheck.observe import Observation, measure, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
@@ -27,6 +27,7 @@ from pytest_nnxcheck.program import unfit
 from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
+from pytest_nnxcheck.transforms import LENGTH
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
 from pytest_nnxcheck.walk import walk
 
@@ -34,6 +35,9 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 BASELINE = Nesting((Layer("jit", "functional"),))
 """The un-nested jit: a jit over split and merge returns no state but what the call changes."""
+
+LOOPS = frozenset({"scan", "while_loop", "fori_loop", "vmap"})
+"""Layers that can be made longer: `LENGTH` is their number of steps, or of elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Session:
     profiles: dict[Any, Profile] = field(default_factory=dict)
     gradients: dict[Any, str] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
+    longer: dict[Any, Memory | None] = field(default_factory=dict)
     places: list[Places] = field(default_factory=list)
     references: References = field(default_factory=References)
 
@@ -95,6 +100,16 @@ class Session:
         if key not in self.baselines:
             self.baselines[key] = observe(subject, self.profile_of(subject), baseline, donate).memory
         return self.baselines[key]
+
+    def growth_of(self, subject: Subject, donate: str, nesting: Nesting, known: Split | None) -> Growth | None:
+        """What each further step of the nesting's loop adds to the peak; `None` without one loop, or where it cannot be measured."""
+        loops = [layer for layer in nesting.layers if layer.transform in LOOPS]
+        if len(loops) != 1 or known is None:
+            return None
+        key = (signature(subject), donate, nesting)
+        if key not in self.longer:
+            self.longer[key] = measure(subject, self.profile_of(subject), nesting, donate, 2 * LENGTH)
+        return growth(str(loops[0]), LENGTH, known, split(self.longer[key]))
 
     def no_gradient(self, subject: Subject, nesting: Nesting) -> str:
         """Why a ``grad`` of the nesting cannot differentiate the call; empty if it can, or there is none."""
@@ -186,7 +201,17 @@ def check_call(
         violations, told = agrees(bound_subject, found, wanted)
     baseline = session.baseline_of(bound_subject, settings.donate, nesting) if limit else None
     known = evidence(bound_subject, facts, found, limit, baseline)
-    return conclude(bound_subject, facts, found, violations, limit, rebuild, told, known)
+    if any(each.invariant == "memory" for each in violations):
+        known = replace(known, growth=session.growth_of(bound_subject, settings.donate, nesting, known.split))
+    return conclude(bound_subject, facts, found, located(violations, known), limit, rebuild, told, known)
+
+
+def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violation, ...]:
+    """Violations of memory with the rows that say where the bytes are."""
+    return tuple(
+        replace(each, details=(*each.details, *story.rows(known))) if each.invariant == "memory" else each
+        for each in violations
+    )
 
 
 def look_at_originals(subject: Subject, session: Session) -> Originals:

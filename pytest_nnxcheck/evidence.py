@@ -31,8 +31,13 @@ class Split:
 class Held:
     """A buffer that is live at the peak, largest first in `Evidence.buffers`: bytes a device.
 
-    ``kind`` is argument, output, temporary or constant, ``stack`` the user's lines ``path:line``, the innermost first, empty where
-    XLA inserted the buffer. ``name`` is the argument that the buffer is made of by copies only, ``whole`` says that it is all of it.
+    ``kind`` is argument, output, temporary or constant. ``stack`` are the user's lines ``path:line``, the innermost first; where a
+    generated layer made the buffer there are none, and ``layer`` names it. ``inserted`` says that XLA put the buffer in: for the loop
+    at these lines, or in this layer, and without either it does not say what for.
+
+    ``name`` is the argument that the buffer is made of by copies only, ``whole`` says that it is all of it, ``through`` are the
+    operations of the copy, from the argument on. ``added`` says that the un-nested program has no such buffer: from the same place,
+    of that shape, a copy of the same.
     """
 
     bytes: int
@@ -42,6 +47,60 @@ class Held:
     stack: tuple[str, ...] = ()
     name: str = ""
     whole: bool = False
+    through: tuple[str, ...] = ()
+    layer: str = ""
+    inserted: bool = False
+    added: bool = False
+
+    @property
+    def place(self) -> str:
+        """What buffers are grouped by: the innermost line of the user, or the layer; empty for captured constants and where XLA says neither."""
+        return self.stack[0] if self.stack else self.layer
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One line of the user's at the peak: bytes a device of all buffers that were made there, those of arguments aside.
+
+    ``line`` is ``path:line``, or the generated layer, or empty: see `Held.place`. ``outer`` are the lines that called it for all of its
+    large buffers, ``inserted`` says that XLA inserted them all; ``count`` is how many buffers there are, ``un_nested`` what the same place
+    holds in the un-nested program.
+    """
+
+    line: str
+    outer: tuple[str, ...]
+    inserted: bool
+    count: int
+    temporaries: int
+    outputs: int
+    constants: int
+    un_nested: int
+
+    @property
+    def bytes(self) -> int:
+        return self.temporaries + self.outputs + self.constants
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """An array that the call captures: bytes a device, its type, the first line that uses it, and where it is kept (a global, a closure)."""
+
+    bytes: int
+    type: str
+    line: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What the peak gains with each further step of a generated loop, or element of an axis: ``layer``.
+
+    ``per_step`` are bytes a device: the difference of the splits of the same program with ``steps`` and with twice as many, a step.
+    """
+
+    layer: str
+    steps: int
+    per_step: Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +129,9 @@ class Moved:
 class Evidence:
     """What one nesting left; ``un_nested`` is the split of the un-nested program beside it, ``expected`` the expected peak.
 
+    ``buffers`` are the largest that are no arguments, and ``un_nested_buffers`` those of the un-nested program; ``places`` groups all
+    of them, the small ones too, by the line that made them, and keeps the 40 largest. ``captured`` are the arrays that the call captures, largest first,
+    ``growth`` is measured only where memory is violated under one generated loop.
     ``reusable`` names the inputs that were not donated, though an output has their type and could take their buffer.
     """
 
@@ -77,6 +139,10 @@ class Evidence:
     expected: int | None = None
     un_nested: Split | None = None
     buffers: tuple[Held, ...] = ()
+    places: tuple[Place, ...] = ()
+    un_nested_buffers: tuple[Held, ...] = ()
+    captured: tuple[Captured, ...] = ()
+    growth: Growth | None = None
     leaks: tuple[Residue, ...] = ()
     moves: tuple[Moved, ...] = ()
     reusable: tuple[str, ...] = ()

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
 from pytest_nnxcheck.buffers import Buffer, Memory
-from pytest_nnxcheck.evidence import SHOWN, Evidence, Held, Moved, Residue, Split
+from pytest_nnxcheck.evidence import SHOWN, Evidence, Growth, Held, Moved, Place, Residue, Split
 from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.observe import Leak, Observation
 from pytest_nnxcheck.pointers import Move
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.subject import Subject
 
+PLACES = 40
+"""Lines that are kept: the largest."""
+
+LARGE = 0.05
+"""Of a line's bytes: smaller buffers do not decide what called the line."""
+
 
 def evidence(
     subject: Subject, facts: Profile, found: Observation, limit: Bound | None, un_nested: Memory | None
 ) -> Evidence:
     """What an observation leaves to be told; buffers that are plain arguments are what the program was handed."""
-    names = (*found.parameters, *found.inputs)
-    buffers = [buffer for buffer in found.memory.buffers if buffer.kind != "argument"] if found.memory else []
+    before = buffers(un_nested)
+    after = added(buffers(found.memory), before)
     return Evidence(
         split=split(found.memory),
         expected=limit.expected if limit else None,
         un_nested=split(un_nested),
-        buffers=tuple(held(buffer, names) for buffer in buffers[:SHOWN]),
+        buffers=after[:SHOWN],
+        places=places(after, before)[:PLACES],
+        un_nested_buffers=before[:SHOWN],
+        captured=facts.captured[:SHOWN],
         leaks=tuple(residue(leak) for leak in found.leaks),
         moves=tuple(moved(move) for move in found.moves if not kept(move)),
         reusable=reusable(subject, facts, found),
@@ -42,6 +55,20 @@ def split(memory: Memory | None) -> Split | None:
     return Split(memory.arguments, memory.outputs, memory.temporaries, memory.aliased, memory.constants)
 
 
+def growth(layer: str, steps: int, short: Split, long: Split | None) -> Growth | None:
+    """What a step adds, from the same program with so many steps and with twice as many."""
+    if long is None:
+        return None
+    parts = {part.name: (getattr(long, part.name) - getattr(short, part.name)) // steps for part in fields(Split)}
+    return Growth(layer, steps, Split(**parts))
+
+
+def buffers(memory: Memory | None) -> tuple[Held, ...]:
+    """The buffers at the peak that are no arguments, largest first."""
+    every = memory.buffers if memory else ()
+    return tuple(held(buffer, memory.names if memory else ()) for buffer in every if buffer.kind != "argument")
+
+
 def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
     known = buffer.parameter is not None and buffer.parameter < len(names)
     return Held(
@@ -49,10 +76,65 @@ def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
         shape=buffer.shape,
         kind=buffer.kind,
         operation=buffer.operation,
-        stack=(buffer.source,) if buffer.source else (),
+        stack=buffer.stack,
         name=names[buffer.parameter or 0] if known else "",
         whole=buffer.whole,
+        through=buffer.through if known else (),
+        layer=buffer.layer,
+        inserted=buffer.inserted,
     )
+
+
+def added(after: Iterable[Held], before: Iterable[Held]) -> tuple[Held, ...]:
+    """The buffers of a program, each marked that has no partner among those of the un-nested one."""
+    known = Counter((each.place, each.shape, each.name) for each in before)
+    found = []
+    for each in after:
+        key = (each.place, each.shape, each.name)
+        found.append(each if known[key] else replace(each, added=True))
+        known[key] -= known[key] > 0
+    return tuple(found)
+
+
+def places(after: Iterable[Held], before: Iterable[Held]) -> tuple[Place, ...]:
+    """All buffers by the line that made them, largest first."""
+    groups: dict[Group, list[Held]] = {}
+    for each in after:
+        groups.setdefault(_group(each), []).append(each)
+    known: Counter[Group] = Counter()
+    for each in before:
+        known[_group(each)] += each.bytes
+    found = [place(group, known[key]) for key, group in groups.items()]
+    return tuple(sorted(found, key=lambda place: (-place.bytes, place.line)))
+
+
+Group = tuple[str, bool, bool]
+"""What buffers are grouped by: the line, apart from captured constants, and without one what XLA inserted apart from the rest."""
+
+
+def _group(held: Held) -> Group:
+    return held.place, held.kind == "constant", held.inserted and not held.place
+
+
+def place(group: list[Held], un_nested: int) -> Place:
+    size = Counter[str]()
+    for each in group:
+        size[each.kind] += each.bytes
+    return Place(
+        line=group[0].place,
+        outer=outer([each for each in group if each.bytes >= LARGE * sum(size.values())]),
+        inserted=all(each.inserted for each in group),
+        count=len(group),
+        temporaries=size["temporary"],
+        outputs=size["output"],
+        constants=size["constant"],
+        un_nested=un_nested,
+    )
+
+
+def outer(group: list[Held]) -> tuple[str, ...]:
+    """The lines that called this one for every one of these buffers."""
+    return tuple(line for line in group[0].stack[1:] if all(line in each.stack for each in group)) if group else ()
 
 
 def residue(leak: Leak) -> Residue:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.transforms import LENGTH, Plan, Program, functional, rebuild, split
+from pytest_nnxcheck.transforms import Plan, Program, functional, rebuild, split
 from pytest_nnxcheck.verdicts import Unfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -32,7 +32,7 @@ def fori_loop_argument(f: Program, plan: Plan) -> Program:
             state, inputs, _ = carry
             return state, inputs, f(state, *inputs)
 
-        return nnx.fori_loop(0, LENGTH, body, (state, inputs, plan.empty()))[2]
+        return nnx.fori_loop(0, plan.length, body, (state, inputs, plan.empty()))[2]
 
     return layer
 
@@ -46,7 +46,7 @@ def fori_loop_functional(f: Program, plan: Plan) -> Program:
             changed, _ = carry
             return pure(changed, rebuild(rest), *inputs)
 
-        changed, out = jax.lax.fori_loop(0, LENGTH, body, (changed, plan.empty()))
+        changed, out = jax.lax.fori_loop(0, plan.length, body, (changed, plan.empty()))
         nnx.update(state, changed)
         return out
 
@@ -59,7 +59,7 @@ def fori_loop_closure(f: Program, plan: Plan) -> Program:
             inputs, _ = carry
             return inputs, f(state, *inputs)
 
-        return nnx.fori_loop(0, LENGTH, body, (inputs, plan.empty()))[1]
+        return nnx.fori_loop(0, plan.length, body, (inputs, plan.empty()))[1]
 
     return layer
 
@@ -70,7 +70,7 @@ def fori_loop_jax_closure(f: Program, plan: Plan) -> Program:
             inputs, _ = carry
             return inputs, f(state, *inputs)
 
-        return jax.lax.fori_loop(0, LENGTH, body, (inputs, plan.empty()))[1]
+        return jax.lax.fori_loop(0, plan.length, body, (inputs, plan.empty()))[1]
 
     return layer
 

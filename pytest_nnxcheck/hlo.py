@@ -1,4 +1,4 @@
-"""The HLO module of a compiled program, read from its serialized proto: instructions, shapes, source lines, origins.
+"""The HLO module of a compiled program, read from its serialized proto: instructions, shapes, frames.
 
 The reader of the protobuf wire format is our own: it keeps what it does not know, so that a new field in a new jaxlib
 costs nothing. Field numbers are those of ``xla/service/hlo.proto`` and ``xla/xla_data.proto``.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-
-from pytest_nnxcheck.compat import is_library_file
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 Message = dict[int, list["int | memoryview"]]
 """Field number to the values of that field, in the order of the wire."""
@@ -171,6 +169,15 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of the Python stack that made an instruction."""
+
+    path: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
 class Module:
     """A compiled program: its instructions by id, and the root and the callers of each computation by its id."""
 
@@ -179,9 +186,13 @@ class Module:
     callers: dict[int, list[Instruction]]
     entry: int
     frames: Message
+    known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
+    """Frames that were read before, by their number."""
+    marked: bool = False
+    """Whether the plugin staged the program: each stack that was taken in it passes through `origins.marked`."""
 
     @classmethod
-    def read(cls, data: bytes) -> Module:
+    def read(cls, data: bytes, *, marked: bool = False) -> Module:
         """One ``HloModuleProto``. Raises `MalformedProto`."""
         message = fields(data)
         computations = tuple(messages(message, 3))
@@ -191,119 +202,54 @@ class Module:
         for instruction in read:
             for computation in instruction.called:
                 callers.setdefault(computation, []).append(instruction)
-        return cls({one.id: one for one in read}, roots, callers, number(message, 6), fields(raw(message, 17)))
+        frames = fields(raw(message, 17))
+        return cls({one.id: one for one in read}, roots, callers, number(message, 6), frames, marked=marked)
 
     def shape(self, position: Position) -> Shape:
         """The shape of a value. Raises `LookupError` or `MalformedProto`."""
         return Shape.read(bytes(self.instructions[position[0]].shape), position[1])
+
+    def name(self, instruction: Instruction) -> str:
+        """The name that jax gives, ``jit(f)/while/body/add``; empty where XLA inserted the instruction."""
+        return text(fields(instruction.metadata), 2)
 
     def operation(self, instruction: Instruction) -> str:
         """The opcode; of a fusion or call, which says nothing, jax's own name or else what its result comes out of."""
         seen: set[int] = set()
         while instruction.opcode in ("fusion", "call") and instruction.id not in seen:
             seen.add(instruction.id)
-            name = text(fields(instruction.metadata), 2).rpartition("/")[2]
+            name = self.name(instruction).rpartition("/")[2]
             if name:
                 return name
             instruction = self.instructions[self.roots[instruction.called[0]]]
         return instruction.opcode
 
-    def source(self, instruction: Instruction) -> str:
-        """``path:line`` of the user's innermost frame, empty where XLA inserted the instruction."""
+    def frames_of(self, instruction: Instruction) -> list[Frame]:
+        """The frames that made an instruction, innermost first: none where XLA inserted it."""
         metadata = fields(instruction.metadata)
-        stack = list(self._stack(number(metadata, 15)))
-        if not stack and number(metadata, 4):
-            stack = [(text(metadata, 3), number(metadata, 4))]
-        lines = [f"{path}:{line}" for path, line in stack if not is_library_file(path)]
-        return lines[0] if lines else ""
+        found = list(self._frames(number(metadata, 15)))
+        if not found and number(metadata, 4):
+            found = [Frame(text(metadata, 3), number(metadata, 4), "")]
+        return found
 
-    def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
-        """Path and line of each frame, innermost first. Frames count from one and name their parent; zero ends."""
-        files, locations, frames = self.frames.get(1, []), self.frames.get(3, []), self.frames.get(4, [])
-        for _ in frames:
-            if not 0 < frame <= len(frames):
+    def _frames(self, number: int) -> Iterator[Frame]:
+        """Frames count from one and name their parent; zero ends."""
+        every = self.frames.get(4, [])
+        for _ in every:
+            if not 0 < number <= len(every):
                 return
-            one = fields(raw({1: [frames[frame - 1]]}, 1))
-            location = fields(raw({1: [locations[number(one, 1) - 1]]}, 1))
-            yield text({1: [files[number(location, 1) - 1]]}, 1), number(location, 3)
-            frame = number(one, 2)
+            if number not in self.known:
+                self.known[number] = self._frame(number)
+            frame, number = self.known[number]
+            yield frame
 
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a value is made of: the entry parameters it reaches, whether by copies only, and the values on the way."""
-
-    parameters: frozenset[int]
-    copied: bool
-    through: frozenset[Position]
-
-
-def origin(module: Module, position: Position) -> Origin:
-    """Follow a value back through copies to the entry parameters. Loops end: no value is visited twice."""
-    parameters: set[int] = set()
-    copied, seen, ahead = True, {position}, [position]
-    while ahead:
-        at = ahead.pop()
-        instruction = module.instructions[at[0]]
-        if instruction.opcode == "parameter" and instruction.computation == module.entry:
-            parameters.add(instruction.parameter)
-            continue
-        before = _copied_from(module, instruction, at[1])
-        copied = copied and before is not None
-        fresh = set(before or ()) - seen
-        seen |= fresh
-        ahead += fresh
-    return Origin(frozenset(parameters), copied, frozenset(seen))
-
-
-def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
-    """The values that a value is a copy of; none for a constant fill, `None` for a value that is computed here."""
-    operands = instruction.operands
-    match instruction.opcode:
-        case "tuple":
-            return [(operands[index[0]], index[1:])]
-        case "get-tuple-element":
-            return [(operands[0], (instruction.tuple_index, *index))]
-        case "bitcast" | "reshape" | "dynamic-slice" | "optimization-barrier":
-            return [(operands[0], index)]
-        case "copy" | "broadcast":
-            return _same_elements(module, instruction)
-        case "dynamic-update-slice":
-            return [(operands[0], index), (operands[1], index)]
-        case "while":
-            return [(operands[0], index), (module.roots[instruction.called[0]], index)]
-        case "fusion" | "call" | "conditional":
-            return [(module.roots[computation], index) for computation in instruction.called]
-        case "parameter":
-            return _passed(module, instruction, index)
-        case "constant":
-            return []
-    return None
-
-
-def _same_elements(module: Module, instruction: Instruction) -> Iterable[Position] | None:
-    """A copy that changes the layout is a transpose; a broadcast copies one number, or adds axes of length one."""
-    operand = (instruction.operands[0], ())
-    before, after = module.shape(operand), module.shape((instruction.id, ()))
-    same = before.order == after.order if instruction.opcode == "copy" else before.elements in (1, after.elements)
-    return [operand] if same else None
-
-
-def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
-    """What the callers of a computation hand to one of its parameters."""
-    found: list[Position] = []
-    for caller in module.callers.get(parameter.computation, ()):
-        match caller.opcode:
-            case "while":
-                found += [(caller.operands[0], index), (module.roots[caller.called[0]], index)]
-            case "fusion" | "call":
-                found.append((caller.operands[parameter.parameter], index))
-            case "conditional":
-                branches = zip(caller.operands[1:], caller.called, strict=False)
-                found += [(given, index) for given, branch in branches if branch == parameter.computation]
-            case _:
-                return None
-    return found or None
+    def _frame(self, at: int) -> tuple[Frame, int]:
+        """One frame and the number of its parent. Raises `LookupError` or `MalformedProto`."""
+        one = fields(raw({1: [self.frames[4][at - 1]]}, 1))
+        location = fields(raw({1: [self.frames[3][number(one, 1) - 1]]}, 1))
+        path = text({1: [self.frames[1][number(location, 1) - 1]]}, 1)
+        function = text({1: [self.frames[2][number(location, 2) - 1]]}, 1)
+        return Frame(path, number(location, 3), function), number(one, 2)
 
 
 def aliases(module: bytes) -> dict[int, int]:

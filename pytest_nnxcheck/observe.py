@@ -17,10 +17,12 @@ from pytest_nnxcheck.abstract import Addresses, trace
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.further import on_mesh
 from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.origins import marked
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest, unfit
 from pytest_nnxcheck.subject import Path, Subject
+from pytest_nnxcheck.transforms import LENGTH
 from pytest_nnxcheck.twins import abstract_leaf
 from pytest_nnxcheck.verdicts import Unfit
 from pytest_nnxcheck.walk import Found, walk
@@ -81,13 +83,7 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
     guards = Guards(subject)
     root = Root(subject, profile, nesting, donate)
     program = compose(subject, profile, nesting, guards, root.jit)
-    inputs = stack_inputs(nesting, subject.inputs)
-    if root.compiles and any(layer.transform == "shard_map" for layer in nesting.layers):
-        # Elsewhere jax moves them by itself, and refuses to mix captured ones with those of the mesh.
-        graphdef, leaves = compat.split(state)
-        state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
-    # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
-    inputs = tuple(map(abstract_leaf if subject.abstract else jnp.copy, inputs))
+    state, inputs = root.handed(state, LENGTH)
     donated = root.donated(state, inputs)
     before = [read_leaf(*leaf) for leaf in donated]
     places = walk(subject.roots(state)).places
@@ -127,10 +123,27 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
     )
 
 
+def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:
+    """The memory of the program of a nesting whose loops and axes have another length: compiled, and not run. `None` where it does not compile."""
+    root = Root(subject, profile, nesting, donate, stops=True)
+    program = compose(subject, profile, nesting, Guards(subject), root.jit, length)
+    state, inputs = root.handed(subject.fresh(), length)
+    places = walk(subject.roots(state)).places
+    run(program, state, inputs)
+    if walk(subject.roots(state)).tracers:
+        places.restore()
+        jax.clear_caches()
+    return root.memories[0] if root.memories else None
+
+
+class Measured(Exception):
+    """The program is compiled, and that is all that was asked for."""
+
+
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
-        with warnings.catch_warnings(), compat.quick_compiles():
+        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.block_until_ready(program(state, *inputs)), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -171,13 +184,14 @@ class Root:
     """The jit of the outermost layer: donates, keeps unused parameters, and shows what it compiled.
 
     ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and
-    flat parameter numbers line up with leaves.
+    flat parameter numbers line up with leaves. A root that ``stops`` compiles its program, and does not run it.
     """
 
     subject: Subject
     profile: Profile
     nesting: Nesting
     donate: str
+    stops: bool = False
     memories: list[Memory] = field(default_factory=list)
     addresses: Addresses = field(default_factory=Addresses)
 
@@ -208,12 +222,25 @@ class Root:
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
         program: Callable[..., Any] = compat.staged(
-            wrapper, f, self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
+            wrapper, marked(f), self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
         )
         return program
 
+    def handed(self, state: Any, length: int) -> tuple[Any, tuple[Any, ...]]:
+        """What the program is called with: the state, and inputs with an axis for every layer that takes one."""
+        inputs = stack_inputs(self.nesting, self.subject.inputs, length)
+        if self.compiles and any(layer.transform == "shard_map" for layer in self.nesting.layers):
+            # Elsewhere jax moves them by itself, and refuses to mix captured ones with those of the mesh.
+            graphdef, leaves = compat.split(state)
+            state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
+        # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
+        return state, tuple(map(abstract_leaf if self.subject.abstract else jnp.copy, inputs))
+
     def on_compiled(self, compiled: Any, arguments: Any, lowered: Any) -> Any:
-        self.memories.append(buffers.read(compiled))
+        names = (*self.parameters(), *self.subject.input_names)
+        self.memories.append(buffers.read(compiled, names))
+        if self.stops:
+            raise Measured
         return self.addresses.assign(compiled, arguments, lowered.out_info) if self.subject.abstract else None
 
     def leaf(self, path: str, array: Any) -> Leaf:

@@ -16,8 +16,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck import compat, dataflow
+from pytest_nnxcheck.captures import captured
+from pytest_nnxcheck.evidence import Captured
 from pytest_nnxcheck.graft import statics
 from pytest_nnxcheck.subject import Path, Subject
+from pytest_nnxcheck.walk import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Profile:
     added: tuple[Path, ...]
     rewritten: bool
     remat_in_scan: bool
-    constants: tuple[str, ...]
+    captured: tuple[Captured, ...]
     constant_bytes: int
     inner_donations: int
     state_paths: tuple[Path, ...]
@@ -87,7 +90,7 @@ def profile(subject: Subject) -> Profile:
     paths = {path for path, _ in known}
     types = {key: describe(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
-    captured = dataflow.constants(closed)
+    captures = captured(closed, walk(subject.roots(subject.state)).arrays)
     parameters = differentiable(subject, before)
     return Profile(
         out=out,
@@ -95,8 +98,8 @@ def profile(subject: Subject) -> Profile:
         added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
         rewritten=rewritten,
         remat_in_scan=dataflow.remat_in_scan(closed),
-        constants=tuple(describe(const) for const in sorted(captured, key=nbytes, reverse=True)),
-        constant_bytes=sum(map(nbytes, captured)),
+        captured=captures,
+        constant_bytes=sum(each.bytes for each in captures),
         inner_donations=dataflow.inner_donations(closed),
         state_paths=tuple(path for path, _ in compat.flat_state(before)),
         state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),

@@ -107,12 +107,19 @@ def snapshot(state: Any) -> dict[Any, Any]:
     return dict(compat.raw_leaves(state))
 
 
-def compose(subject: Subject, profile: Profile, nesting: Nesting, guards: Guards, jit: Callable[..., Any]) -> Program:
-    """The program of a nesting. ``jit`` applies the jit of the outermost layer."""
+def compose(
+    subject: Subject,
+    profile: Profile,
+    nesting: Nesting,
+    guards: Guards,
+    jit: Callable[..., Any],
+    length: int = LENGTH,
+) -> Program:
+    """The program of a nesting. ``jit`` applies the jit of the outermost layer; ``length`` is that of its loops and axes."""
     program: Program = subject.program
     inner: tuple[Layer, ...] = ()
     for index, layer in reversed(list(enumerate(nesting.layers))):
-        plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit)
+        plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit, length)
         program = guards.around(layer, layer_function(layer)(program, plan))
         inner = (layer, *inner)
     return program
@@ -179,10 +186,16 @@ def plain_jit(wrapper: Callable[..., Any], f: Program) -> Program:
 
 
 def make_plan(
-    subject: Subject, profile: Profile, layer: Layer, inner: tuple[Layer, ...], guards: Guards, jit: Callable[..., Any]
+    subject: Subject,
+    profile: Profile,
+    layer: Layer,
+    inner: tuple[Layer, ...],
+    guards: Guards,
+    jit: Callable[..., Any],
+    length: int = LENGTH,
 ) -> Plan:
     axes = sum(each.transform in STACKED for each in inner)
-    shapes = output_shapes(inner, profile, subject.inputs)
+    shapes = output_shapes(inner, profile, subject.inputs, length)
 
     def element(leaf: Any) -> Any:
         return leaf[(0,) * axes]
@@ -197,29 +210,36 @@ def make_plan(
         jit=jit,
         unchanged=lambda state: guards.unchanged(layer, state),
         graph_updates=compat.mode_flags()[1],
+        length=length,
     )
 
 
-def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...]) -> Any:
+def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...], length: int = LENGTH) -> Any:
     """The abstract output of a program.
 
     Every scan and vmap adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
     """
     shapes: Any = profile.out
-    axes = 0
+    axes: tuple[int, ...] = ()
     for layer in reversed(layers):
         if layer.transform == CALL_FIRST:
             shapes = (profile.out, shapes)
         elif layer.transform == "grad":
-            shapes = (shapes, gradients(layer, profile, [stacked(leaf, axes) for leaf in inputs]))
+            shapes = (shapes, gradients(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
         elif layer.transform in STACKED:
-            shapes = jax.tree.map(stacked, shapes)
-        axes += layer.transform in STACKED
+            shapes = jax.tree.map(lambda leaf: stacked(leaf, length), shapes)
+        if layer.transform in STACKED:
+            axes = (length_of(layer, length), *axes)
     return shapes
 
 
-def stacked(leaf: Any, axes: int = 1) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((LENGTH,) * axes + leaf.shape, leaf.dtype)
+def length_of(layer: Layer, length: int) -> int:
+    """The length of a layer's axis: ``call_first`` takes the first element of one and the second, and no more."""
+    return LENGTH if layer.transform == CALL_FIRST else length
+
+
+def stacked(leaf: Any, *axes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
 
 
 def gradients(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tuple[Any, ...]:
@@ -239,22 +259,22 @@ def primal(layers: tuple[Layer, ...], out: Any) -> Any:
     return out
 
 
-def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Inputs of the program: one leading axis of length 2 for every layer that takes one."""
-    for layer in nesting.layers:
+def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...], length: int = LENGTH) -> tuple[Any, ...]:
+    """Inputs of the program: one leading axis for every layer that takes one, the outermost layer's in front."""
+    for layer in reversed(nesting.layers):
         if layer.transform in STACKED:
-            inputs = tuple(map(stack, inputs))
+            inputs = tuple(stack(leaf, length_of(layer, length)) for leaf in inputs)
     return inputs
 
 
-def stack(leaf: Any) -> Any:
-    """The leaf twice over, along a new leading axis; of an abstract leaf its shape and sharding."""
+def stack(leaf: Any, length: int) -> Any:
+    """The leaf many times over, along a new leading axis; of an abstract leaf its shape and sharding."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return jnp.stack([leaf] * LENGTH)
+        return jnp.stack([leaf] * length)
     sharding = leaf.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
-    return jax.ShapeDtypeStruct((LENGTH, *leaf.shape), leaf.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct((length, *leaf.shape), leaf.dtype, sharding=sharding)
 
 
 def un_nest(nesting: Nesting, out: Any) -> Any:

@@ -26,7 +26,7 @@ Program = Callable[..., Any]
 """``f(state, *inputs) -> out``: state is a graph node, inputs and out are arrays (out in tuples)."""
 
 LENGTH = 2
-"""Length of every scan and vmap axis, and the number of steps of a while_loop."""
+"""Length of every scan and vmap axis, and the number of steps of a loop; what a further step costs is measured with twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class Plan:
     """Notes what ``eval_shape`` does to the state, which must be nothing."""
     graph_updates: bool
     """Whether flax hands changes of the graph out of a transform, as it does in its graph mode."""
+    length: int = LENGTH
+    """Steps of a loop, and length of an axis."""
 
 
 def split(state: Any, plan: Plan) -> tuple[Any, Any, Any]:
@@ -82,9 +84,9 @@ def rebuild(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf, tree)
 
 
-def stack(tree: Any) -> Any:
-    """A leading axis of length 2 on every leaf."""
-    return jax.tree.map(lambda leaf: jnp.stack([leaf] * LENGTH), tree)
+def stack(tree: Any, length: int = LENGTH) -> Any:
+    """A leading axis on every leaf."""
+    return jax.tree.map(lambda leaf: jnp.stack([leaf] * length), tree)
 
 
 def first(tree: Any) -> Any:
@@ -156,7 +158,7 @@ def scan_argument(f: Program, plan: Plan) -> Program:
             return state, f(state, *inputs)
 
         carry = nnx.Carry
-        _, out = nnx.scan(body, length=LENGTH, in_axes=(carry, 0), out_axes=(carry, 0))(state, inputs)
+        _, out = nnx.scan(body, length=plan.length, in_axes=(carry, 0), out_axes=(carry, 0))(state, inputs)
         return out
 
     return layer
@@ -170,7 +172,7 @@ def scan_functional(f: Program, plan: Plan) -> Program:
         def body(changed: Any, inputs: Any) -> Any:
             return pure(changed, rebuild(rest), *inputs)
 
-        changed, out = jax.lax.scan(body, changed, inputs, length=LENGTH)
+        changed, out = jax.lax.scan(body, changed, inputs, length=plan.length)
         nnx.update(state, changed)
         return out
 
@@ -182,7 +184,7 @@ def scan_closure(f: Program, plan: Plan) -> Program:
         def body(inputs: Any) -> Any:
             return f(state, *inputs)
 
-        return nnx.scan(body, length=LENGTH, in_axes=(0,), out_axes=0)(inputs)
+        return nnx.scan(body, length=plan.length, in_axes=(0,), out_axes=0)(inputs)
 
     return layer
 
@@ -192,7 +194,7 @@ def scan_jax_closure(f: Program, plan: Plan) -> Program:
         def body(carry: None, inputs: Any) -> Any:
             return carry, f(state, *inputs)
 
-        _, out = jax.lax.scan(body, None, inputs, length=LENGTH)
+        _, out = jax.lax.scan(body, None, inputs, length=plan.length)
         return out
 
     return layer
@@ -201,7 +203,7 @@ def scan_jax_closure(f: Program, plan: Plan) -> Program:
 def vmap_argument(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         graphdef, changed, rest = split(state, plan)
-        module = nnx.merge(graphdef, stack(changed), rest)
+        module = nnx.merge(graphdef, stack(changed, plan.length), rest)
         out = nnx.vmap(f, in_axes=(axes(module, plan), *(0 for _ in inputs)))(module, *inputs)
         nnx.update(state, first(nnx.state(module, plan.changed)))
         return out
@@ -213,7 +215,9 @@ def vmap_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         graphdef, changed, rest = split(state, plan)
         pure = functional(f, graphdef, plan)
-        changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(stack(changed), rest, *inputs)
+        changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(
+            stack(changed, plan.length), rest, *inputs
+        )
         nnx.update(state, first(changed))
         return out
 
@@ -241,7 +245,7 @@ def while_loop_argument(f: Program, plan: Plan) -> Program:
             return step + 1, state, inputs, f(state, *inputs)
 
         start = (jnp.int32(0), state, inputs, plan.empty())
-        return nnx.while_loop(lambda carry: carry[0] < LENGTH, body, start)[3]
+        return nnx.while_loop(lambda carry: carry[0] < plan.length, body, start)[3]
 
     return layer
 
@@ -257,7 +261,7 @@ def while_loop_functional(f: Program, plan: Plan) -> Program:
             return step + 1, changed, inputs, out
 
         start = (jnp.int32(0), changed, inputs, plan.empty())
-        _, changed, _, out = jax.lax.while_loop(lambda carry: carry[0] < LENGTH, body, start)
+        _, changed, _, out = jax.lax.while_loop(lambda carry: carry[0] < plan.length, body, start)
         nnx.update(state, changed)
         return out
 
@@ -271,7 +275,7 @@ def while_loop_closure(f: Program, plan: Plan) -> Program:
             return step + 1, inputs, f(state, *inputs)
 
         start = (jnp.int32(0), inputs, plan.empty())
-        return nnx.while_loop(lambda carry: carry[0] < LENGTH, body, start)[2]
+        return nnx.while_loop(lambda carry: carry[0] < plan.length, body, start)[2]
 
     return layer
 
@@ -283,7 +287,7 @@ def while_loop_jax_closure(f: Program, plan: Plan) -> Program:
             return step + 1, inputs, f(state, *inputs)
 
         start = (jnp.int32(0), inputs, plan.empty())
-        return jax.lax.while_loop(lambda carry: carry[0] < LENGTH, body, start)[2]
+        return jax.lax.while_loop(lambda carry: carry[0] < plan.length, body, start)[2]
 
     return layer
 

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pytest_nnxcheck import buffers, compat, hlo
+from pytest_nnxcheck import buffers, compat, hlo, origins
 from pytest_nnxcheck.buffers import read, state_copies
 from pytest_nnxcheck.verdicts import CheckError
 
@@ -273,6 +273,8 @@ def test_a_part_of_a_parameter_is_named_and_is_not_whole():
 
 @pytest.mark.parametrize("calls", [1, 2, 4])
 def test_a_scan_over_remat_copies_its_stack_for_every_further_call(calls):
+    # jax keeps the stack of whoever traced the same update of a slice first; within the plugin's programs that is seen through.
+    jax.clear_caches()
     run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls)
     memory = memory_of(run, state, *reports.inputs_scan_over_remat())
     copies = state_copies(memory, {0})
@@ -468,7 +470,7 @@ def test_an_instruction_made_of_itself_ends(opcode):
     module = module_of(
         instruction(1, "parameter", parameter=3), instruction(2, opcode, operands=(2, 1), called=(1,)), root=2
     )
-    assert hlo.origin(module, (2, ())).parameters <= {3}
+    assert origins.origin(module, (2, ())).parameters <= {3}
     assert module.operation(module.instructions[2]) == opcode
     assert buffers._defined(module, (2, ()))[0] == 2
 
@@ -476,5 +478,5 @@ def test_an_instruction_made_of_itself_ends(opcode):
 def test_a_chain_of_copies_ends_at_its_parameter():
     chain = [instruction(n, "copy", operands=(n - 1,)) for n in range(2, 5000)]
     module = module_of(instruction(1, "parameter", parameter=3), *chain, root=4999)
-    found = hlo.origin(module, (4999, ()))
+    found = origins.origin(module, (4999, ()))
     assert (found.parameters, found.copied) == ({3}, True)

@@ -368,7 +368,9 @@ def test_a_promoted_dtype_is_cast_back():
     pair = reports.Pair(16)
     assign(pair.a, pair.a[...].astype(jnp.bfloat16))
     found = one(step, pair, nesting="jit")
-    said = f"cast the new value back to bfloat16 before it is stored or returned: it becomes another at {__file__}:{line} ("
+    said = (
+        f"cast the new value back to bfloat16 before it is stored or returned: it becomes another at {__file__}:{line}"
+    )
     assert said in str(found)
 
     def cured(model: Any) -> None:

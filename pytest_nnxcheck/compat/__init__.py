@@ -48,6 +48,7 @@ from pytest_nnxcheck.compat.programs import (
     serialized_hlo_module,
     shard_map,
     staged,
+    whole_stacks,
 )
 from pytest_nnxcheck.compat.values import (
     concrete,
@@ -118,5 +119,6 @@ __all__ = [
     "variable_name",
     "variable_value",
     "variables",
+    "whole_stacks",
     "zeros",
 ]

@@ -141,14 +141,6 @@ def tracer_line(tracer: Any) -> str:
     return ""
 
 
-def equation_line(eqn: Any) -> str:
-    """The user's line ``FILE:LINE (FUNCTION)`` that made an equation of a jaxpr, or nothing.
-
-    No public way: ``source_info.traceback`` holds the frames. All versions.
-    """
-    return _user_line(getattr(_read(eqn, "source_info"), "traceback", None))
-
-
 def concrete(value: Any) -> Any:
     """The array behind a tracer of an eager `grad` or `vmap`, `None` where there is none; anything else as it is.
 
@@ -179,6 +171,23 @@ def is_library_file(file: str) -> bool:
     """Whether a frame's file is nobody's line: a library's, or generated. Installed packages may be the user's."""
     packages, standard = _library_directories()
     return file.startswith(("<", *packages)) or (file.startswith(standard) and "site-packages" not in file)
+
+
+def equation_line(eqn: Any) -> str:
+    """The user's innermost line of a jaxpr's equation, ``path:line``; empty where jax kept none, or where it lies outside of the call.
+
+    No public way: `jax.extend.source_info_util.summarize` leaves out the frames of jax, but not those of flax, nor of a plugin. All versions.
+    """
+    import pytest_nnxcheck
+
+    own = str(Path(pytest_nnxcheck.__file__).parent) + os.sep
+    traceback = _read(_read(eqn, "source_info"), "traceback")
+    for frame in traceback.frames if traceback is not None else ():
+        if frame.file_name.startswith(own):
+            return ""
+        if not is_library_file(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
 
 
 def _user_line(traceback: Any) -> str:

@@ -23,8 +23,6 @@ DEFAULT_FACTOR = 2
 COPY_SHARE = 0.75
 """Of the state's bytes: healthy models copy half of theirs at most (a donated kernel that is still read)."""
 
-SHOWN = 5
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -92,11 +90,7 @@ def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Vi
     if not found:
         return ()
     rows = [("", text) for text in found[1:]]
-    return (
-        Violation(
-            "memory", found[0], (*rows, *details(observation, profile, used, limit)), hint(observation, profile, copies)
-        ),
-    )
+    return (Violation("memory", found[0], (*rows, *details(profile, used, limit)), hint(observation, profile, copies)),)
 
 
 def too_many(size: int, profile: Profile) -> bool:
@@ -136,7 +130,8 @@ def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
     return copies if observation.moves else tuple(buffer for buffer in copies if buffer.kind == "temporary")
 
 
-def details(observation: Observation, profile: Profile, used: Memory, limit: Bound) -> list[tuple[str, str]]:
+def details(profile: Profile, used: Memory, limit: Bound) -> list[tuple[str, str]]:
+    """The totals; where the bytes are is told by `pytest_nnxcheck.story`."""
     parts = {
         "arguments": used.arguments,
         "outputs": used.outputs,
@@ -151,23 +146,7 @@ def details(observation: Observation, profile: Profile, used: Memory, limit: Bou
     ]
     if profile.devices > 1:
         rows.append(("devices", f"{profile.devices}, the bytes are those of one"))
-    rows += [("buffer", describe(observation, buffer)) for buffer in largest(used)]
-    if profile.constant_bytes >= FLOOR:
-        rows += [("captured", name) for name in profile.constants[:SHOWN]]
     return rows
-
-
-def largest(used: Memory) -> tuple[Buffer, ...]:
-    """The largest buffers that are not plain arguments: those are what the program was handed."""
-    return tuple(buffer for buffer in used.buffers if buffer.kind != "argument")[:SHOWN]
-
-
-def describe(observation: Observation, buffer: Buffer) -> str:
-    text = f"{format_bytes(buffer.bytes)} {buffer.kind} {buffer.shape} {buffer.operation}"
-    names = (*observation.parameters, *observation.inputs)
-    if buffer.parameter is not None and buffer.parameter < len(names):
-        text += f"   {'copy' if buffer.whole else 'part'} of {names[buffer.parameter]}"
-    return text + (f"   {buffer.source}" if buffer.source else "   (inserted by XLA, no line)")
 
 
 def hint(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> str:
