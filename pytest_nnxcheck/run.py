@@ -28,6 +28,7 @@ from pytest_nnxcheck.verdicts import (
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.call import Call, Session
+    from pytest_nnxcheck.programs import Programs
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
 _active: ContextVar[Active] = ContextVar("nnxcheck_active")
@@ -61,9 +62,18 @@ class Run:
     ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example.
     """
 
-    def __init__(self, settings: Settings, *, test_id: str = "", options: str = "", remember: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        test_id: str = "",
+        options: str = "",
+        remember: bool = True,
+        programs: Programs | None = None,
+    ) -> None:
         self.settings = settings
         self.session: Session = engine().Session()
+        self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
         self.notes: list[str] = []
@@ -110,9 +120,13 @@ class Run:
         for listener in self.listeners:
             listener.begin(self, nesting)
         started = time.perf_counter()
+        if self.programs is not None:
+            self.programs.begin(body)
         try:
             return self._attempt(nesting, body)
         finally:
+            if self.programs is not None:
+                self.programs.end(self.outcomes)
             if (known := self.outcomes.get(nesting)) is not None:
                 self.outcomes[nesting] = replace(known, seconds=known.seconds + time.perf_counter() - started)
             for listener in self.listeners:
@@ -143,7 +157,7 @@ class Run:
             # The body expected the exception: under this nesting as without any, it is what the test asks for.
             known = self.outcomes[nesting]
             verdict: Verdict = "expected" if known.expected else "held"
-            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=())
+            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=(), program="")
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
         return active.violation
 
@@ -163,11 +177,26 @@ class Run:
             return
         reason = one_line(error)
         known = self.outcomes.get(active.nesting, Outcome(active.nesting, "held"))
-        self.record(Outcome(active.nesting, "failed", reason=reason, peak=known.peak, budget=known.budget))
+        self.record(
+            self.with_program(
+                Outcome(
+                    active.nesting,
+                    "failed",
+                    reason=reason,
+                    peak=known.peak,
+                    budget=known.budget,
+                    program=known.program,
+                )
+            )
+        )
         told = self.outcomes[active.nesting]
         note = report.failed_note(self.report(), told, own=error is not active.error)
         if note:
             error.add_note(note)
+
+    def with_program(self, outcome: Outcome) -> Outcome:
+        """The outcome with the program that shows it, if there is one."""
+        return outcome if self.programs is None else self.programs.settle(outcome)
 
     def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
         """Run one example of hypothesis: a drawn nesting, or the sweep."""
@@ -325,6 +354,7 @@ class Active:
         if outcome.verdict == "expected" and call.error is not None and not self.nesting.layers:
             # A call that raises un-nested is the user's own error, whatever it leaves behind.
             outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(call.error))
+        outcome = self.run.with_program(outcome)
         self.run.record(outcome)
         if outcome.verdict == "expected" and _without_output(call):
             raise NestingExcused
