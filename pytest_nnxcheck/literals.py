@@ -108,7 +108,7 @@ class Literals:
 
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             data = self._values(np.asarray(jax.random.key_data(value)))
-            return f"jax.random.wrap_key_data({data}, impl={str(jax.random.key_impl(value))!r})"
+            return f"jax.random.wrap_key_data({data}, impl={key_kind(value.dtype)!r})"
         home = "jnp" if isinstance(value, jax.Array) else "np"
         plain = np.asarray(value)
         if plain.dtype == object:
@@ -125,6 +125,16 @@ class Literals:
 def dtype_text(dtype: Any) -> str:
     """A dtype as text; that of keys has no name that numpy knows."""
     name = getattr(dtype, "name", str(dtype))
-    return f"jax.random.key(0, impl={name[4:-1]!r}).dtype" if name.startswith("key<") else repr(name)
+    return f"jax.random.key(0, impl={key_kind(dtype)!r}).dtype" if name.startswith("key<") else repr(name)
+
+
+def key_kind(dtype: Any) -> str:
+    """The name by which `jax.random.key` makes keys of a dtype. Raises `NotLiteral`."""
+    import jax
+
+    for kind in ("threefry2x32", "rbg", "unsafe_rbg"):
+        if jax.random.key(0, impl=kind).dtype == dtype:
+            return kind
+    raise NotLiteral
 
 

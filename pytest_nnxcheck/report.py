@@ -216,6 +216,7 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
         rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {rest}"))
         if own:
             rows.append(("", _RANDOM))
+        rows += [("program", outcome.program)] if outcome.program else []
         rows.append(("replay", replay(report, outcome.nesting)))
     return "\n".join(_row(*row) for row in rows)
 

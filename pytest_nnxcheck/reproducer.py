@@ -28,6 +28,7 @@ from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.usage import FILL_IN, Usage, one_line
 from pytest_nnxcheck.verdicts import Outcome, Violation
 
+SHOWN = 6
 STAND_INS = {
     "check": "def check(subject, *args, kwargs=None, **settings):\n    return nnx_wrap(subject)(*args, **(kwargs or {}))",
     "assert_invariants": "def assert_invariants(subject, *args, kwargs=None, **settings):\n    nnx_wrap(subject)(*args, **(kwargs or {}))",
@@ -283,8 +284,16 @@ def nesting_text(spec: Spec) -> str:
         lines += [f"UN_NESTED = {setup_text(bare, spec.settings.donate, nest)}", f"RULE = {rule(spec)}"]
     calls = [call.text for call in spec.calls] or ["Facts()"]
     lines += ["CALLS = [\n" + "".join(f"    {text},\n" for text in calls) + "]", "MADE = []", ""]
-    called = "".join(f"        {name}(ran{', RULE' * (name == 'memory_is_within')})\n" for name in asked)
+    more = {"memory_is_within": ", RULE", "no_tracers_remain": "".join(f", {path!a}" for path in dropped(spec.outcome))}
+    called = "".join(f"        {name}(ran{more.get(name, '')})\n" for name in asked)
     return "\n".join([*lines, WRAPPER.format(checks=called)]).rstrip()
+
+
+def dropped(outcome: Outcome | None) -> tuple[str, ...]:
+    """Where the tracers of a violation were: those that died with a module inside can be seen while the nesting runs only."""
+    violated = outcome is not None and any(each.invariant == "tracers" for each in outcome.violations)
+    found = outcome.evidence if outcome is not None and violated else None
+    return tuple(leak.path for leak in found.leaks[:SHOWN]) if found else ()
 
 
 def rule(spec: Spec) -> str:

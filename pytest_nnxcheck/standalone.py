@@ -8,9 +8,10 @@ and `observe`: what a program needs to know of a call beforehand (`Facts`) was f
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import inspect
-import re
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.pointers import Leaf, read_leaf
+from pytest_nnxcheck.reading import LIBRARIES
 from pytest_nnxcheck.subject import Nodes, argument_names, copy_leaf, is_array, node_name, spell
 from pytest_nnxcheck.transforms import LENGTH, Plan, Program, stack
 
@@ -94,7 +96,9 @@ class Ran:
 def shape(text: str) -> Any:
     """The abstract array of ``float32[8,64]``."""
     dtype, _, sizes = text.rstrip("]").partition("[")
-    kind = jax.random.key(0, impl=dtype[4:-1]).dtype if dtype.startswith("key<") else jnp.dtype(dtype)
+    kinds = ("threefry2x32", "rbg", "unsafe_rbg") if dtype.startswith("key<") else ()
+    keys = {key.name: key for key in (jax.random.key(0, impl=kind).dtype for kind in kinds)}
+    kind = keys[dtype] if keys else jnp.dtype(dtype)
     return jax.ShapeDtypeStruct(tuple(int(size) for size in sizes.split(",") if size), kind)
 
 
@@ -111,7 +115,7 @@ def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
             subject, args, kwargs = subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}
     owner = subject.__self__ if inspect.ismethod(subject) else subject
     function, labels = subject, argument_names(subject, args)
-    if compat.is_graph_node(owner) or any(holds(value) for value in getattr(owner, "__dict__", {}).values()):
+    if compat.is_graph_node(owner) or flatten(owner, str)[0]:
         if owner is subject and not inspect.isfunction(subject):
             function = type(subject).__call__
         elif inspect.ismethod(subject):
@@ -174,19 +178,16 @@ def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
     return Call(program, state, tuple(values), names, roots, path, lambda arrays: rebuild[0](arrays), abstract)
 
 
-def holds(value: Any) -> bool:
-    """Whether an attribute of a plain object is state: a graph node or an array, or a container of them."""
-    leaves = jax.tree.leaves(value, is_leaf=is_whole)
-    return any(is_whole(leaf) or isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) for leaf in leaves)
-
-
 def is_whole(leaf: Any) -> bool:
     return isinstance(leaf, nnx.State) or compat.is_graph_node(leaf)
 
 
 def flatten(tree: Any, name: Callable[[Any], str], *, numbers: bool = False) -> Any:
     """(name, value) of the graph nodes and arrays in a tree, and the function that makes the tree of others in their place."""
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_whole)
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_whole)
+    except (TypeError, ValueError):
+        return [], lambda _values, _undo: tree  # a container that jax cannot flatten holds no state
     pieces = [flatten_leaf(leaf, name(path), numbers=numbers) for path, leaf in leaves]
 
     def fill(values: Iterator[Any], undo: list[Any]) -> Any:
@@ -204,28 +205,40 @@ def flatten_leaf(leaf: Any, name: str, *, numbers: bool) -> Any:
     number = numbers and isinstance(leaf, bool | int | float | complex)
     if compat.is_graph_node(leaf) or is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) or number:
         return [(name, leaf)], lambda values, _: next(values)
-    fields = {} if isinstance(leaf, type) or callable(leaf) and inspect.isroutine(leaf) else getattr(leaf, "__dict__", {})
-    held = {key: flatten(value, attribute(f"{name}.{key}")) for key, value in fields.items() if holds(value)}
+    held = {key: flatten(value, lambda path, key=key: f"{name}{key}{jax.tree_util.keystr(path)}") for key, value in fields(leaf)}
+    held = {key: parts for key, parts in held.items() if parts[0]}
 
     def fill(values: Iterator[Any], undo: list[Any]) -> Any:
-        """The object itself, which holds the values of the program while the call runs."""
+        """The object itself, which holds the values of the program while the call runs; what the call puts there stays."""
         for key, (_, make) in held.items():
-            old, new = getattr(leaf, key), make(values, undo)
-            object.__setattr__(leaf, key, new)
-            undo.append(functools.partial(put_attribute, leaf, key, new, old))
+            old, new = dict(fields(leaf))[key], make(values, undo)
+            put(leaf, key, new)
+            undo.append(lambda key=key, old=old, new=new: put(leaf, key, old) if dict(fields(leaf)).get(key) is new else None)
         return leaf
 
     return [part for parts, _ in held.values() for part in parts], fill
 
 
-def attribute(name: str) -> Callable[[Any], str]:
-    return lambda path: name + jax.tree_util.keystr(path)
+def fields(value: Any) -> list[tuple[str, Any]]:
+    """What a plain object of the user holds: (``.name`` or ``['key']``, value)."""
+    packages = [base.__module__.partition(".")[0] for base in type(value).__mro__]
+    known = packages[0] in LIBRARIES and not isinstance(value, types.SimpleNamespace)
+    if isinstance(value, type | enum.Enum) or known or {"jax", "jaxlib", "flax"}.intersection(packages):
+        return []
+    places = [vars(base).items() for base in type(value).__mro__ if base is not types.SimpleNamespace]
+    slots = [name for place in places for name, slot in place if inspect.ismemberdescriptor(slot)]
+    found = [*getattr(value, "__dict__", {}).items(), *((name, getattr(value, name, None)) for name in slots)]
+    items = dict.items(value) if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [*((f".{key}", held) for key, held in found), *((f"[{key!r}]", held) for key, held in items)]
 
 
-def put_attribute(owner: Any, key: str, new: Any, old: Any) -> None:
-    """What the call itself has put there stays."""
-    if getattr(owner, key, None) is new:
-        object.__setattr__(owner, key, old)
+def put(owner: Any, key: str, value: Any) -> None:
+    """Set a field by the name that `fields` gives it."""
+    if key.startswith("."):
+        object.__setattr__(owner, key[1:], value)
+    else:
+        place = next(each for each in (owner if isinstance(owner, dict) else range(len(owner))) if f"[{each!r}]" == key)
+        (dict if isinstance(owner, dict) else list).__setitem__(owner, place, value)
 
 
 def pack(values: list[Any], state: Any, owned: Any) -> Any:
