@@ -56,8 +56,8 @@ class Originals:
 class Announced(Protocol):
     """Who is told of a nesting of a call right before it runs."""
 
-    def before(self, subject: Subject, profile: Profile, nesting: Nesting, settings: Settings) -> None:
-        """The nesting is about to run: it may take the process with it."""
+    def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
+        """The nesting is about to run, or without a profile the call to be traced for it: that may take the process with it."""
 
 
 @dataclass(slots=True)
@@ -77,9 +77,9 @@ class Session:
     references: References = field(default_factory=References)
     programs: Announced | None = None
 
-    def announce(self, subject: Subject, profile: Profile, nesting: Nesting, settings: Settings) -> None:
-        """Tell of a nesting that is about to run."""
-        if self.programs is not None:
+    def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
+        """Tell of a nesting that is about to run; without a profile, of a call that is about to be traced for the first time."""
+        if self.programs is not None and (profile is not None or signature(subject) not in self.profiles):
             self.programs.before(subject, profile, nesting, settings)
 
     def begin_example(self) -> None:
@@ -178,6 +178,7 @@ def check_call(
     bound_subject.refuse_what_flax_cannot_split()
     if not nesting.layers:
         return un_nested(bound_subject, nesting, settings, session)
+    session.announce(bound_subject, None, nesting, settings)
     try:
         facts = session.profile_of(bound_subject)
     except Unfit as error:
@@ -233,6 +234,7 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
     rebuild = subject.outbox.rebuild
     violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()
     # Python control flow on values raises here, say: the call holds as it is, and the nestings will tell.
+    session.announce(subject, None, replace(nesting, layers=(Layer("jit"),)), settings)
     with contextlib.suppress(Exception):
         session.profile_of(subject)
     told: tuple[str, ...] = ()

@@ -124,7 +124,7 @@ def import_lines(imports: Iterable[str]) -> list[str]:
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
-    """The text with other names; attributes, keywords of calls and what stands in strings stay."""
+    """The text with other names; attributes, fields of classes, keywords of calls and what stands in strings stay."""
     if not names:
         return text
     lines = text.splitlines(keepends=True)
@@ -134,7 +134,9 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
     for before, token, after in zip([tokens[0], *tokens], tokens, [*tokens[1:], tokens[-1]], strict=False):
         depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
         keyword = depth > 0 and after.string == "="
-        if token.type == tokenize.NAME and token.string in names and before.string != "." and not keyword:
+        of_class = after.string == ":" and token.start[1] > 0 and not lines[token.start[0] - 1][: token.start[1]].strip()
+        named = token.type == tokenize.NAME and token.string in names and before.string != "."
+        if named and not keyword and not of_class:
             places.append((token.start, token.string))
     for (row, column), name in reversed(places):
         line = lines[row - 1]
@@ -148,7 +150,7 @@ def names_in(statement: ast.AST) -> set[str]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found.add(f"{node.value.id}.{node.attr}")
-        elif isinstance(node, ast.Name):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             found.add(node.id)
     return found
 

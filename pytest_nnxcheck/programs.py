@@ -12,13 +12,15 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck import compat, report, settings
+from pytest_nnxcheck import compat, report, settings, usage
 from pytest_nnxcheck.compat import fixtures
+from pytest_nnxcheck.profile import UNKNOWN
 from pytest_nnxcheck.reproducer import Facts, Spec, compose, facts_of
 from pytest_nnxcheck.usage import Origin, Usage, of_test, one_line
 
@@ -68,25 +70,25 @@ class Programs:
         self._body = body
         self._specs = {}
 
-    def before(self, subject: Subject, profile: Profile, nesting: Nesting, chosen: Settings) -> None:
-        """A nesting of a call is about to run."""
+    def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
+        """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
         with self._harmless():
             known = self._specs.get(nesting)
-            call = facts_of(subject, profile, nesting, chosen)
-            if known is not None and known.calls[-1] == call:
+            calls = () if known is None else known.calls
+            call = facts_of(subject, profile or UNKNOWN, nesting, chosen)
+            if calls and calls[-1] == call:
                 # The last facts go for every further call.
                 return
-            self._specs[nesting] = spec = self._spec(nesting, chosen, known, call)
+            spec = self._spec(nesting, chosen, (*calls, call))
+            self._specs[nesting] = spec if profile is not None else replace(spec, calls=calls)
             if self.folder is not None:
-                self._write(nesting, compose(spec))
+                self._write(nesting, compose(spec, self._usage()))
 
-    def _spec(self, nesting: Nesting, chosen: Settings, known: Spec | None, call: Facts) -> Spec:
-        calls = () if known is None else known.calls
+    def _spec(self, nesting: Nesting, chosen: Settings, calls: tuple[Facts, ...]) -> Spec:
         return Spec(
             nesting=nesting,
             settings=chosen,
-            usage=self._usage(),
-            calls=(*calls, call),
+            calls=calls,
             title=self.title,
             replay=self.replay(nesting),
             path=self._shown(nesting),
@@ -101,7 +103,7 @@ class Programs:
         with self._harmless():
             told = replace(spec, outcome=outcome)
             self._told.add(outcome.nesting)
-            self.texts[outcome.nesting] = compose(told)
+            self.texts[outcome.nesting] = compose(told, self._usage())
             if self.folder is not None:
                 self._write(told.nesting, self.texts[outcome.nesting])
                 return replace(outcome, program=told.path)
@@ -175,6 +177,19 @@ def of_item(item: Any, options: str) -> Programs:
         return report.replay(report.Report((), settings.Settings(), (), item.nodeid, options), nesting)
 
     return Programs(item.nodeid, usage_of, replay, functools.partial(folder_of, config), config.invocation_params.dir)
+
+
+def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Programs:
+    """The programs of a `check`, as text: nobody said where files could go."""
+    name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
+
+    def usage_of(_body: Any) -> Usage:
+        return usage.of_check(frame, subject, args, kwargs)
+
+    def replay(nesting: Nesting) -> str:
+        return report.replay(report.Report((), settings.Settings()), nesting)
+
+    return Programs(f"check({name})", usage_of, replay)
 
 
 def folder_of(config: Any) -> Path:

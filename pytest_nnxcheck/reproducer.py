@@ -59,7 +59,6 @@ class Spec:
 
     nesting: Nesting
     settings: Settings
-    usage: Usage
     calls: tuple[Facts, ...]
     title: str
     replay: str
@@ -107,9 +106,8 @@ def shapes_text(shapes: Any) -> str:
 # --- the text
 
 
-def compose(spec: Spec) -> str:
+def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
-    usage = spec.usage
     needed = extract(wanted(spec), usage.names | {*usage.missing})
     ran = extract(layers_of(spec.nesting), usage.names | {*usage.missing}).definitions
     layers = [text for place, text in needed.definitions.items() if place in ran]
@@ -133,7 +131,7 @@ def compose(spec: Spec) -> str:
         title("how a call is taken apart, run and checked; nothing here is about the test"),
         *support,
         renamed(nesting_text(spec), needed.aliases),
-        main(spec, holes),
+        main(spec, usage, holes),
     ]
     return "\n\n\n".join(part for part in parts if part) + "\n"
 
@@ -180,7 +178,8 @@ def configuration() -> list[str]:
 def wanted(spec: Spec) -> list[tuple[str, str]]:
     """The definitions that the program is made of: (room, name)."""
     names = [*layers_of(spec.nesting), ("standalone", "Facts"), ("standalone", "Setup")]
-    names += [("standalone", name) for name in ("take_apart", "run", "finish")]
+    names += [("standalone_abstract", "run_abstract") if spec.abstract else ("standalone", "run")]
+    names += [("standalone", name) for name in ("take_apart", "finish")]
     names += [("standalone", "shape")] if any("shape(" in call.text for call in spec.calls) else []
     names += [("standalone", "registered")] if any(map(is_registered, spec.nesting.layers)) else []
     names += [("further", "on_mesh")] if places(spec.nesting) else []
@@ -237,11 +236,12 @@ def composed(nesting: Nesting) -> str:
     return text
 
 
-def setup_text(nesting: Nesting, donate: str, nest: str) -> str:
+def setup_text(nesting: Nesting, spec: Spec, nest: str) -> str:
     """What is known of a nesting."""
+    donate = spec.settings.donate
     stacked = [layer.transform in STACKED for layer in nesting.layers]
     inside = tuple(sum(stacked[number + 1 :]) for number in range(len(stacked)))
-    lines = [f"nest={nest}", f"un_nest=lambda out: {un_nested(nesting)}", f"inside={inside}"]
+    lines = [f"runs={'run_abstract' if spec.abstract else 'run'}", f"nest={nest}", f"un_nest=lambda out: {un_nested(nesting)}", f"inside={inside}"]
     lines += [f"axes={sum(stacked)}", f"root={root_of(nesting)}", f"donate={donate!r}"]
     lines += ["place=on_mesh"] if places(nesting) else []
     return "Setup(\n" + "".join(f"    {each},\n" for each in lines) + ")"
@@ -265,7 +265,7 @@ def nnx_wrap(subject):
     def wrapped(*args, **kwargs):
         facts = CALLS[min(len(MADE), len(CALLS) - 1)]
         MADE.append(subject)
-        ran = run(take_apart(subject, args, kwargs), facts, NESTING)
+        ran = NESTING.runs(take_apart(subject, args, kwargs), facts, NESTING)
 {checks}        if ran.error is not None:
             raise ran.error
         return finish(ran)
@@ -277,11 +277,11 @@ def nnx_wrap(subject):
 def nesting_text(spec: Spec) -> str:
     """The nesting, what is known of the calls, and the function that stands for the fixture."""
     asked = checks(spec)
-    lines = [f"NESTING = {setup_text(spec.nesting, spec.settings.donate, 'nesting')}"]
+    lines = [f"NESTING = {setup_text(spec.nesting, spec, 'nesting')}"]
     if "memory_is_within" in asked:
         bare = baseline_for(spec.nesting)
         nest = f"lambda call, plans: {composed(bare)}"
-        lines += [f"UN_NESTED = {setup_text(bare, spec.settings.donate, nest)}", f"RULE = {rule(spec)}"]
+        lines += [f"UN_NESTED = {setup_text(bare, spec, nest)}", f"RULE = {rule(spec)}"]
     calls = [call.text for call in spec.calls] or ["Facts()"]
     lines += ["CALLS = [\n" + "".join(f"    {text},\n" for text in calls) + "]", "MADE = []", ""]
     more = {"memory_is_within": ", RULE", "no_tracers_remain": "".join(f", {path!a}" for path in dropped(spec.outcome))}
@@ -321,9 +321,8 @@ def told_by(violation: Violation) -> list[str]:
     return [violation.summary, *(text for _, text in violation.details)]
 
 
-def main(spec: Spec, holes: list[str]) -> str:
+def main(spec: Spec, usage: Usage, holes: list[str]) -> str:
     """The lines at the end: what the arguments are, then the call, in the mode of flax that the nesting ran in."""
-    usage = spec.usage
     lines = [title("the call"), *usage.setup]
     if holes:
         lines += [

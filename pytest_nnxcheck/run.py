@@ -88,7 +88,9 @@ class Run:
         """What is known so far, as data."""
         test_id, options = self._identity
         outcomes = tuple(self.outcomes.values())
-        return report.Report(outcomes, self.settings, (*self.notes, *report.left_out(outcomes)), test_id, options)
+        notes = (*self.notes, *report.left_out(outcomes))
+        texts = {} if self.programs is None else self.programs.texts
+        return report.Report(outcomes, self.settings, notes, test_id, options, texts)
 
     def forget(self) -> None:
         """Drop the memo: its exceptions hold frames, and those hold tracers."""

@@ -11,6 +11,7 @@ import copy
 import functools
 import inspect
 import site
+import symtable
 import sys
 import sysconfig
 import textwrap
@@ -161,7 +162,7 @@ class Sources:
             self._take_node(user, module, node)
         else:
             self._extra.append(user.text(node))
-            self._needs(user, module, node, set(skip))
+            self._needs(user, module, user.text(node), skip)
         self._names.add(function.__name__)
         return str(function.__name__)
 
@@ -182,7 +183,7 @@ class Sources:
         slim = without_other_tests(node, method)
         slim = stripped(copy.deepcopy(slim), user.left_out)
         text = ast.unparse(slim)
-        self._needs(user, module, slim, set())
+        self._needs(user, module, text)
         self._names.add(outermost)
         self._extra.append(text)
         return cls.__qualname__
@@ -219,14 +220,10 @@ class Sources:
         if id(node) not in taken:
             taken[id(node)] = node
             self._names.update(bound_by(node))
-            self._needs(user, module, node, set())
+            self._needs(user, module, user.text(node))
 
-    def _needs(self, user: UserModule, module: ModuleType, node: ast.stmt, skip: set[str] | frozenset[str]) -> None:
-        decorators = [each for inner in ast.walk(node) for each in getattr(inner, "decorator_list", ())]
-        dropped = [each for each in decorators if names_of(each) & user.left_out]
-        inside = {id(part) for each in dropped for part in ast.walk(each)}
-        used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and id(each) not in inside}
-        for name in sorted(used - set(skip)):
+    def _needs(self, user: UserModule, module: ModuleType, text: str, skip: Iterable[str] = ()) -> None:
+        for name in sorted(globals_in(text) - set(skip)):
             self._take_name(user, module, name)
 
     def _take_import(self, user: UserModule, module: ModuleType, statement: ast.Import | ast.ImportFrom, name: str) -> None:
@@ -273,6 +270,18 @@ class Sources:
         folder = folder_of(module.partition(".")[0])
         if folder is not None:
             self.folders[folder] = None
+
+
+def globals_in(text: str) -> set[str]:
+    """The names that code takes from its module: those of its functions' own are not among them."""
+
+    def of(table: symtable.SymbolTable) -> Iterator[str]:
+        top = table.get_type() == "module"
+        yield from (each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global()))
+        for inner in table.get_children():
+            yield from of(inner)
+
+    return set(of(symtable.symtable(text, "<the user's code>", "exec")))
 
 
 def has_effect(statement: ast.stmt, user: UserModule) -> bool:

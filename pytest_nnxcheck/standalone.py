@@ -46,12 +46,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Setup:
-    """The nesting: ``nest(call, plans)`` puts the layers around a call, ``un_nest`` takes their axes off its output.
+    """The nesting: ``nest(call, plans)`` puts the layers around a call, ``runs`` runs them, ``un_nest`` takes their axes off the output.
 
     ``inside`` says of each layer how many leading axes those inside it take off the inputs, ``axes`` how many all of them do;
     ``root`` how many arguments of the outermost jit are state, None where the outermost layer is no jit.
     """
 
+    runs: Callable[..., Any]
     nest: Callable[..., Program]
     un_nest: Callable[[Any], Any]
     inside: tuple[int, ...] = ()
@@ -344,15 +345,20 @@ def unchanged(ran: Ran, state: Any) -> Iterator[None]:
 
 def root_jit(ran: Ran) -> Callable[..., Program]:
     """The jit of the outermost layer: it donates, keeps unused parameters, and shows what it compiled."""
-    states = ran.setup.root or 0
-    donated = (0,) if states and ran.setup.donate != "none" else ()
-    donated += tuple(states + number for number in ran.facts.donated)
-    options: dict[str, Any] = {"donate_argnums": donated} if donated else {}
+
 
     def show(compiled: Any, _arguments: Any, _lowered: Any) -> None:
         ran.compiled.append(compiled)
 
-    return lambda wrapper, f: compat.staged(wrapper, f, show, abstract=False, keep_unused=True, **options)
+    return lambda wrapper, f: compat.staged(wrapper, f, show, abstract=False, keep_unused=True, **root_options(ran))
+
+
+def root_options(ran: Ran) -> dict[str, Any]:
+    """What the outermost jit donates."""
+    states = ran.setup.root or 0
+    donated = (0,) if states and ran.setup.donate != "none" else ()
+    donated += tuple(states + number for number in ran.facts.donated)
+    return {"donate_argnums": donated} if donated else {}
 
 
 def donated_leaves(ran: Ran, inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
@@ -376,7 +382,8 @@ def put_back(mine: Any, copy: Any) -> None:
     values = dict(compat.raw_leaves(copy))
     nodes = {tuple(path): node for path, node in compat.iter_graph(mine)}
     for path, variable in compat.variables(mine):
-        if path in values and not isinstance(values[path], jax.ShapeDtypeStruct):
+        real = isinstance(values.get(path), jax.ShapeDtypeStruct) and isinstance(compat.variable_value(variable), jax.Array)
+        if path in values and not real:
             compat.set_variable_value(variable, values[path])
     for path, node in compat.iter_graph(copy):
         own = nodes.get(tuple(path))

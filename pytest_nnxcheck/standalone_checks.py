@@ -20,7 +20,7 @@ from pytest_nnxcheck.dataflow import constants
 from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, spread
 from pytest_nnxcheck.profile import describe, nbytes
 from pytest_nnxcheck.report import format_bytes
-from pytest_nnxcheck.standalone import Ran, Setup, run
+from pytest_nnxcheck.standalone import Ran, Setup
 from pytest_nnxcheck.standalone_walk import reachable, remaining_tracers
 from pytest_nnxcheck.transforms import LENGTH
 
@@ -154,7 +154,7 @@ def captured(ran: Ran) -> int:
 
 def expected_peak(ran: Ran, un_nested: Setup, kept: int) -> int:
     """``R + (s-1)(i+o) + s(T+i+o+c)``: the un-nested program, and for each element of the axes one more call."""
-    base = run(ran.call, ran.facts, un_nested)
+    base = un_nested.runs(ran.call, ran.facts, un_nested)
     if base.error is not None:
         raise base.error
     used = used_by(base.compiled[0])
