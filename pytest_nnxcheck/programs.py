@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck import compat, report, settings, usage
 from pytest_nnxcheck.compat import fixtures
+from pytest_nnxcheck.nesting import REGISTERED
 from pytest_nnxcheck.profile import UNKNOWN
 from pytest_nnxcheck.reproducer import Facts, Spec, compose, facts_of
-from pytest_nnxcheck.usage import Origin, Usage, of_test, one_line
+from pytest_nnxcheck.usage import Origin, Usage, one_line
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.nesting import Nesting
@@ -171,7 +172,7 @@ def of_item(item: Any, options: str) -> Programs:
 
     def usage_of(body: Any) -> Usage:
         given, positions = fixtures.parameters(item)
-        return of_test(body, Origin(fixtures.fixture_functions(item), given, positions))
+        return usage.of_test(body, Origin(fixtures.fixture_functions(item), given, positions), own_transforms())
 
     def replay(nesting: Nesting) -> str:
         return report.replay(report.Report((), settings.Settings(), (), item.nodeid, options), nesting)
@@ -184,12 +185,17 @@ def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwarg
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
 
     def usage_of(_body: Any) -> Usage:
-        return usage.of_check(frame, subject, args, kwargs)
+        return usage.of_check(frame, subject, args, kwargs, own_transforms())
 
     def replay(nesting: Nesting) -> str:
         return report.replay(report.Report((), settings.Settings()), nesting)
 
     return Programs(f"check({name})", usage_of, replay)
+
+
+def own_transforms() -> list[Callable[..., Any]]:
+    """The functions of the user's own transforms."""
+    return [each.function for each in REGISTERED.values()]
 
 
 def folder_of(config: Any) -> Path:

@@ -182,6 +182,7 @@ def wanted(spec: Spec) -> list[tuple[str, str]]:
     names += [("standalone", name) for name in ("take_apart", "finish")]
     names += [("standalone", "shape")] if any("shape(" in call.text for call in spec.calls) else []
     names += [("standalone", "registered")] if any(map(is_registered, spec.nesting.layers)) else []
+    names += [("standalone", "first_of")] if "first_of(" in un_nested(spec.nesting) else []
     names += [("further", "on_mesh")] if places(spec.nesting) else []
     names += [("standalone_checks", name) for name in checks(spec)]
     if "memory_is_within" in checks(spec):
@@ -214,6 +215,11 @@ def layer_name(layer: Layer) -> tuple[str, str]:
     return ("further" if layer.transform in FURTHER else "transforms"), name
 
 
+def own_name(layer: Layer) -> str:
+    """The name of a registered transform's function."""
+    return str(getattr(REGISTERED[layer.transform, layer.style].function, "__name__", layer.transform))
+
+
 def places(nesting: Nesting) -> bool:
     """Whether state and inputs are put on every device before the program starts."""
     return bool(root_of(nesting)) and any(layer.transform == "shard_map" for layer in nesting.layers)
@@ -231,7 +237,7 @@ def composed(nesting: Nesting) -> str:
     """The nesting as one expression."""
     text = "call"
     for number, layer in reversed(list(enumerate(nesting.layers))):
-        function = f"registered({layer.transform})" if is_registered(layer) else layer_name(layer)[1]
+        function = f"registered({own_name(layer)})" if is_registered(layer) else layer_name(layer)[1]
         text = f"{function}({text}, plans[{number}])"
     return text
 
@@ -256,7 +262,7 @@ def un_nested(nesting: Nesting) -> str:
         elif layer.transform == "grad":
             text += "[0]"
         elif layer.transform in STACKED:
-            text = f"jax.tree.map(lambda leaf: leaf[0], {text})"
+            text = f"first_of({text})"
     return text
 
 

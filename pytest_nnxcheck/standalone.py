@@ -313,6 +313,21 @@ def stacked(inputs: Any, axes: int) -> Any:
     return inputs
 
 
+def first_of(tree: Any) -> Any:
+    """The first element of the leading axis of every leaf."""
+
+    def first_of_leaf(leaf: Any) -> Any:
+        abstract = isinstance(leaf, jax.ShapeDtypeStruct)
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) if abstract else leaf[0]
+
+    return jax.tree.map(first_of_leaf, tree)
+
+
+def registered(transform: Callable[..., Any]) -> Callable[[Program, Plan], Program]:
+    """The layer of a transform of the user's own."""
+    return lambda f, _plan: lambda state, *inputs: transform(f)(state, *inputs)
+
+
 def make_plans(ran: Ran, jit: Callable[..., Program]) -> list[Plan]:
     """What each layer must know, from the outermost inwards."""
     return [make_plan(ran, number, jit) for number in range(len(ran.setup.inside))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -78,6 +78,16 @@ class Writer:
             except (NotLiteral, NoSource):
                 continue
         return self.hole(name, f"{kind_of(value)}, which cannot be written here")
+
+    def transform(self, function: Any) -> None:
+        """Copy a registered transform."""
+        name = str(getattr(function, "__name__", "transform"))
+        try:
+            if self.sources.take_function(inspect.unwrap(function)) != name or function.__closure__:
+                raise NoSource(name)
+        except (NoSource, AttributeError):
+            if name.isidentifier():
+                self.hole(name, "a transform whose source cannot be copied")
 
     def hole(self, name: str, why: str) -> str:
         """A marked place to fill in."""
@@ -200,9 +210,14 @@ def one_line(text: str) -> str:
 # --- a test of pytest
 
 
-def of_test(body: Callable[..., object], origin: Origin) -> Usage:
-    """How a test calls what it wrapped. Where its source cannot be had, a place to fill in."""
+def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[..., Any]] = ()) -> Usage:
+    """How a test calls what it wrapped. Where its source cannot be had, a place to fill in.
+
+    ``own`` are the functions of the user's own transforms.
+    """
     writer = Writer(origin)
+    for transform in own:
+        writer.transform(transform)
     function, positional, keywords = taken_apart(body)
     plain = inspect.unwrap(getattr(function, "__func__", function))
     given_to = inspect.signature(plain).bind_partial(*positional, **keywords).arguments
@@ -246,15 +261,21 @@ def target(writer: Writer, function: Any, instance: object | None) -> str:
 # --- a check outside pytest
 
 
-def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Usage:
+def of_check(
+    frame: FrameType | None,
+    subject: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    own: Sequence[Callable[..., Any]] = (),
+) -> Usage:
     """How the caller of a ``check`` made the call: his own statement, or his function; else the call with its arguments written out."""
     for way in (from_statement, from_function):
         try:
             if frame is not None:
-                return way(frame)
+                return way(frame, own)
         except NoSource:
             continue
-    writer = Writer(Origin())
+    writer = writer_of(own)
     name = subject_text(writer, subject)
     given = [writer.value(f"argument_{number}", value) for number, value in enumerate(args)]
     given += [f"{key}={writer.value(key, value)}" for key, value in kwargs.items()]
@@ -278,7 +299,14 @@ def subject_text(writer: Writer, subject: Any) -> str:
     return name if owner is None else f"{name}.{subject.__name__}"
 
 
-def from_statement(frame: FrameType) -> Usage:
+def writer_of(own: Sequence[Callable[..., Any]]) -> Writer:
+    writer = Writer(Origin())
+    for transform in own:
+        writer.transform(transform)
+    return writer
+
+
+def from_statement(frame: FrameType, own: Sequence[Callable[..., Any]]) -> Usage:
     """A check at the top of a module or script. Raises `NoSource`."""
     if frame.f_code.co_name != "<module>":
         raise NoSource("in a function")
@@ -296,14 +324,14 @@ def from_statement(frame: FrameType) -> Usage:
     if not calls or not calls[-1].args:
         raise NoSource("no call of check in this line")
     call = calls[-1]
-    writer = Writer(Origin())
-    own = [each.value for each in call.keywords if each.arg == "kwargs"]
-    writer.sources.take(module, names_of(*call.args, *own))
-    rest = [ast.unparse(each) for each in call.args[1:]] + [f"**{ast.unparse(each)}" for each in own]
+    writer = writer_of(own)
+    keywords = [each.value for each in call.keywords if each.arg == "kwargs"]
+    writer.sources.take(module, names_of(*call.args, *keywords))
+    rest = [ast.unparse(each) for each in call.args[1:]] + [f"**{ast.unparse(each)}" for each in keywords]
     return writer.finish(f"nnx_wrap({ast.unparse(call.args[0])})({', '.join(rest)})")
 
 
-def from_function(frame: FrameType) -> Usage:
+def from_function(frame: FrameType, own: Sequence[Callable[..., Any]]) -> Usage:
     """A check in a function: the function itself is called, with the arguments that it has. Raises `NoSource`."""
     module = inspect.getmodule(frame.f_code)
     if module is None or frame.f_code.co_name == "<module>":
@@ -312,7 +340,7 @@ def from_function(frame: FrameType) -> Usage:
     node = function_node(user, frame)
     if node not in user.tree.body or not isinstance(node, ast.FunctionDef):
         raise NoSource("in a function of a function, or in a method")
-    writer = Writer(Origin())
+    writer = writer_of(own)
     writer.sources.take_definition(module, node)
     names = [each.arg for each in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
     given = [f"{name}={writer.value(name, frame.f_locals.get(name))}" for name in names]
