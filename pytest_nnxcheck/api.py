@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import devices, examples, failures, modes
+from pytest_nnxcheck import devices, examples, failures, modes, programs
 from pytest_nnxcheck.report import Report, rejected_modes
 from pytest_nnxcheck.run import Run, active
 from pytest_nnxcheck.settings import SettingError, merge, parse_given
@@ -78,7 +80,7 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
     are not read. The draws repeat: the same check gives the same report. Raises `CheckError` if the check cannot be made,
     and the subject's own exception if it fails without any nesting.
     """
-    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
+    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings, inspect.currentframe())
     if error is not None and (isinstance(error, CheckError) or not _told(run, error)):
         raise error.with_traceback(error.__traceback__)
     return run.report()
@@ -93,7 +95,7 @@ def assert_invariants(
     did not happen.
     """
     __tracebackhide__ = True
-    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings)
+    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings, inspect.currentframe())
     if error is None and (problem := rejected_modes(run.report())):
         error = CheckError(problem)
     if error is not None:
@@ -103,7 +105,11 @@ def assert_invariants(
 
 
 def _run(
-    wrapped: Wrapped[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Mapping[str, Any]
+    wrapped: Wrapped[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Mapping[str, Any],
+    frame: FrameType | None,
 ) -> tuple[Run, BaseException | None]:
     chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
     if chosen.devices is not None:
@@ -119,7 +125,9 @@ def _run(
         __tracebackhide__ = True
         wrapped(*args, **kwargs)
 
-    built, run = examples.build(body, lambda remember: Run(chosen, remember=remember), ())
+    called_by = None if frame is None else frame.f_back
+    texts = programs.of_check(called_by, wrapped.__wrapped__, args, kwargs)
+    built, run = examples.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
     error = _outcome(built, run)
     run.forget()
     if error is None and (problem := run.finish()):

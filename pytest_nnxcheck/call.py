@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -57,6 +57,13 @@ class Originals:
     views: tuple[tuple[str, str], ...]
 
 
+class Announced(Protocol):
+    """Who is told of a nesting of a call right before it runs."""
+
+    def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
+        """The nesting is about to run, or without a profile the call to be traced for it: that may take the process with it."""
+
+
 @dataclass(slots=True)
 class Session:
     """What the nestings of one test have in common: profiles of its calls, and the places that a call may change.
@@ -73,6 +80,12 @@ class Session:
     longer: dict[Any, Memory | None] = field(default_factory=dict)
     places: list[Places] = field(default_factory=list)
     references: References = field(default_factory=References)
+    programs: Announced | None = None
+
+    def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
+        """Tell of a nesting that is about to run; without a profile, of a call that is about to be traced for the first time."""
+        if self.programs is not None and (profile is not None or signature(subject) not in self.profiles):
+            self.programs.before(subject, profile, nesting, settings)
 
     def begin_example(self) -> None:
         self.places.clear()
@@ -180,17 +193,19 @@ def check_call(
     bound_subject.refuse_what_flax_cannot_split()
     if not nesting.layers:
         return un_nested(bound_subject, nesting, settings, session)
+    session.announce(bound_subject, None, nesting, settings)
     try:
         facts = session.profile_of(bound_subject)
     except Unfit as error:
         return Call(None, Outcome(nesting, "rejected", reason=str(error), unfit=True))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return fails_when_traced(bound_subject, nesting, error, settings)
+        return fails_when_traced(bound_subject, nesting, error, settings, session)
     if reason := unfit(bound_subject, facts, nesting) or session.no_gradient(bound_subject, nesting):
         return Call(None, Outcome(nesting, "rejected", reason=reason, unfit=True))
     parity = "parity" in settings.invariants
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
     wanted = session.references.of(bound_subject, meaning_of(nesting)) if parity else None
+    session.announce(bound_subject, facts, nesting, settings)
     found = observe(bound_subject, facts, nesting, settings.donate)
     if isinstance(found.error, CheckError):
         raise found.error
@@ -238,12 +253,14 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
 
 def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Call:
     """The call as the user made it, on a copy of the state."""
+    session.announce(subject, UNKNOWN, nesting, settings)
     found = observe(subject, UNKNOWN, nesting, settings.donate)
     if found.error is not None:
-        return fails_un_nested(subject, found.error, found, settings)
+        return fails_un_nested(subject, found.error, found, settings, session)
     rebuild = subject.outbox.rebuild
     violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()
     # Python control flow on values raises here, say: the call holds as it is, and the nestings will tell.
+    session.announce(subject, None, replace(nesting, layers=(Layer("jit"),)), settings)
     with contextlib.suppress(Exception):
         session.profile_of(subject)
     told: tuple[str, ...] = ()
@@ -262,8 +279,11 @@ def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...
     return tuple(replace(each, details=(*each.details, *causes)) for each in tracers(found))
 
 
-def fails_when_traced(subject: Subject, nesting: Nesting, error: Exception, settings: Settings) -> Call:
+def fails_when_traced(
+    subject: Subject, nesting: Nesting, error: Exception, settings: Settings, session: Session
+) -> Call:
     """A call that raises under any trace: the user's exception, unless it left tracers as well."""
+    session.announce(subject, UNKNOWN, nesting, settings)
     found = observe(subject, UNKNOWN, nesting, "none")
     violations = tracers(found) if "tracers" in settings.invariants and found.leaks else ()
     if not violations:
@@ -273,14 +293,16 @@ def fails_when_traced(subject: Subject, nesting: Nesting, error: Exception, sett
     return Call(None, Outcome(nesting, "violated", violations), error)
 
 
-def fails_un_nested(subject: Subject, error: Exception, found: Observation, settings: Settings) -> Call:
+def fails_un_nested(
+    subject: Subject, error: Exception, found: Observation, settings: Settings, session: Session
+) -> Call:
     """A call that raises un-nested: the user's exception, unless a plain jit of it leaves tracers as well.
 
     Flax 0.12 refuses ``self.last = y`` on a field that was `None` when it is called eagerly, and lets the tracer in under a jit.
     """
     if "jit" in settings.transforms:
         jit = replace(found.nesting, layers=(Layer("jit"),))
-        traced = fails_when_traced(subject, jit, error, settings)
+        traced = fails_when_traced(subject, jit, error, settings, session)
         if traced.outcome.verdict == "violated":
             return traced
     return failed(subject, found.nesting, error, found)

@@ -303,6 +303,7 @@ def _settings_of(item: pytest.Function) -> Settings:
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import examples, modes
     from pytest_nnxcheck import run as runs
+    from pytest_nnxcheck.programs import of_item
 
     try:
         settings = _settings_of(item)
@@ -320,7 +321,8 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     )
 
     def run_of(remember: bool) -> Run:
-        return runs.Run(settings, test_id=item.nodeid, options=written, remember=remember)
+        programs = of_item(item, written)
+        return runs.Run(settings, test_id=item.nodeid, options=written, remember=remember, programs=programs)
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)

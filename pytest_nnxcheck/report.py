@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pytest_nnxcheck import expected, modes
 from pytest_nnxcheck.nesting import MODES, UN_NESTED, Nesting
@@ -48,6 +48,12 @@ class Report:
     notes: tuple[str, ...] = ()
     test_id: str = ""
     options: str = ""
+    programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def program(self, outcome: Outcome | None = None) -> str:
+        """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
+        shown = outcome or next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
+        return self.programs.get(shown.nesting, "") if shown else ""
 
     @property
     def broken(self) -> tuple[Outcome, ...]:
@@ -219,6 +225,7 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
         rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {rest}"))
         if own:
             rows.append(("", _RANDOM))
+        rows += [("program", outcome.program)] if outcome.program else []
         rows.append(("replay", replay(report, outcome.nesting)))
     return "\n".join(_row(*row) for row in rows)
 

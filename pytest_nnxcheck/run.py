@@ -28,6 +28,7 @@ from pytest_nnxcheck.verdicts import (
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.call import Call, Session
+    from pytest_nnxcheck.programs import Programs
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
 _active: ContextVar[Active] = ContextVar("nnxcheck_active")
@@ -62,9 +63,18 @@ class Run:
     examples run, ``repeats`` that the drawn nestings are the same ones in every run.
     """
 
-    def __init__(self, settings: Settings, *, test_id: str = "", options: str = "", remember: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        test_id: str = "",
+        options: str = "",
+        remember: bool = True,
+        programs: Programs | None = None,
+    ) -> None:
         self.settings = settings
         self.session: Session = engine().Session()
+        self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
         self.notes: list[str] = []
@@ -82,7 +92,9 @@ class Run:
         """What is known so far, as data."""
         test_id, options = self._identity
         outcomes = tuple(self.outcomes.values())
-        return report.Report(outcomes, self.settings, (*self.notes, *report.left_out(outcomes)), test_id, options)
+        notes = (*self.notes, *report.left_out(outcomes))
+        texts = {} if self.programs is None else self.programs.texts
+        return report.Report(outcomes, self.settings, notes, test_id, options, texts)
 
     def forget(self) -> None:
         """Drop the memo: its exceptions hold frames, and those hold tracers."""
@@ -143,9 +155,13 @@ class Run:
         for listener in self.listeners:
             listener.begin(self, nesting)
         started = time.perf_counter()
+        if self.programs is not None:
+            self.programs.begin(body)
         try:
             return self._attempt(nesting, body)
         finally:
+            if self.programs is not None:
+                self.programs.end(self.outcomes)
             if (known := self.outcomes.get(nesting)) is not None:
                 self.outcomes[nesting] = replace(known, seconds=known.seconds + time.perf_counter() - started)
             for listener in self.listeners:
@@ -176,7 +192,7 @@ class Run:
             # The body expected the exception: under this nesting as without any, it is what the test asks for.
             known = self.outcomes[nesting]
             verdict: Verdict = "expected" if known.expected else "held"
-            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=())
+            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=(), program="")
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
         return active.violation
 
@@ -196,11 +212,26 @@ class Run:
             return
         reason = one_line(error)
         known = self.outcomes.get(active.nesting, Outcome(active.nesting, "held"))
-        self.record(Outcome(active.nesting, "failed", reason=reason, peak=known.peak, budget=known.budget))
+        self.record(
+            self.with_program(
+                Outcome(
+                    active.nesting,
+                    "failed",
+                    reason=reason,
+                    peak=known.peak,
+                    budget=known.budget,
+                    program=known.program,
+                )
+            )
+        )
         told = self.outcomes[active.nesting]
         note = report.failed_note(self.report(), told, own=error is not active.error)
         if note:
             error.add_note(note)
+
+    def with_program(self, outcome: Outcome) -> Outcome:
+        """The outcome with the program that shows it, if there is one."""
+        return outcome if self.programs is None else self.programs.settle(outcome)
 
     def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
         """Run one example of hypothesis: a drawn nesting, or the sweep."""
@@ -362,6 +393,7 @@ class Active:
         if outcome.verdict == "expected" and call.error is not None and not self.nesting.layers:
             # A call that raises un-nested is the user's own error, whatever it leaves behind.
             outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(call.error))
+        outcome = self.run.with_program(outcome)
         self.run.record(outcome)
         if outcome.verdict == "expected" and _without_output(call):
             raise NestingExcused

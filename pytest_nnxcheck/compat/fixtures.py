@@ -1,0 +1,25 @@
+"""What pytest knows of a test's arguments: every touch of a name of pytest that is not public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def fixture_functions(item: Any) -> Mapping[str, Callable[..., Any]]:
+    """The functions of the fixtures that a test uses, by name, the overriding one of each.
+
+    No public way: `pytest.FixtureDef` is public, and the hook ``pytest_fixture_setup`` hands one out, but not for a fixture of a
+    wider scope that was set up for an earlier test. Empty where pytest has moved its table. Tried on pytest 8.0 and 9.2.
+    """
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", None) or {}
+    return {name: found[-1].func for name, found in known.items() if found and callable(getattr(found[-1], "func", None))}
+
+
+def parameters(item: Any) -> tuple[Mapping[str, Any], Mapping[str, int]]:
+    """The values of ``parametrize`` by name, and their positions in its list.
+
+    ``item.callspec`` is what other plugins read, and no page documents. Empty where a test has none. Tried on pytest 8.0 and 9.2.
+    """
+    found = getattr(item, "callspec", None)
+    return dict(getattr(found, "params", {})), dict(getattr(found, "indices", {}))

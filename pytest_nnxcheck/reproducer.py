@@ -1,0 +1,344 @@
+"""The program to paste: a file that runs one nesting of one test, and checks it, with jax and flax alone.
+
+It is put together from text that exists: the layers that ran (`transforms`, `further`), the short forms of what the plugin does around
+them (`standalone`), and the user's own test (`sources`). It is written before the nesting runs, so that a process that is killed leaves it
+behind, and removed where there is nothing to show.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import flax
+import jax
+import jaxlib
+
+from pytest_nnxcheck.call import baseline_for
+from pytest_nnxcheck.devices import FLAG
+from pytest_nnxcheck.extract import extract, import_lines, renamed
+from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, Layer, Nesting
+from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.program import STACKED, kept, output_shapes
+from pytest_nnxcheck.report import headline
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.usage import FILL_IN, Usage, one_line
+from pytest_nnxcheck.verdicts import Outcome, Violation
+
+SHOWN = 6
+STAND_INS = {
+    "check": "def check(subject, *args, kwargs=None, **settings):\n    return nnx_wrap(subject)(*args, **(kwargs or {}))",
+    "assert_invariants": "def assert_invariants(subject, *args, kwargs=None, **settings):\n    nnx_wrap(subject)(*args, **(kwargs or {}))",
+}
+"""What the user's own code takes from pytest and from this package, in a few lines."""
+USUAL = {
+    "jax_enable_x64": False,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_debug_nans": False,
+    "jax_numpy_rank_promotion": "allow",
+}
+
+HOLDING = frozenset({"while_loop", "fori_loop", "cond", "switch"})
+"""Layers that start from zeros of the output of what is inside them."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the program says of one call: the text of its facts."""
+
+    text: str
+    abstract: bool
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One program: the nesting, how it is checked, the facts of its calls, the user's code, and the verdict where it is known."""
+
+    nesting: Nesting
+    settings: Settings
+    calls: tuple[Facts, ...]
+    title: str
+    replay: str
+    path: str
+    flags: tuple[bool, bool] = (True, True)
+    """Graph, and graph updates, of the mode of flax that the nesting ran in."""
+    outcome: Outcome | None = None
+
+    @property
+    def abstract(self) -> bool:
+        return any(call.abstract for call in self.calls)
+
+
+def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Settings) -> Facts:
+    """The facts of a call as text."""
+    parts = []
+    if profile.changed:
+        parts.append(f"changed={paths(profile.changed)}")
+    if profile.parameters and any(layer.transform == "grad" for layer in nesting.layers):
+        parts.append(f"parameters={paths(profile.parameters)}")
+    shapes = {
+        number: shapes_text(output_shapes(nesting.layers[number + 1 :], profile, subject.inputs))
+        for number, layer in enumerate(nesting.layers)
+        if layer.transform in HOLDING
+    }
+    if shapes:
+        parts.append(f"shapes={{{', '.join(f'{number}: {text}' for number, text in shapes.items())}}}")
+    if donated := subject.donated(settings.donate):
+        parts.append(f"donated={donated!r}")
+    if profile.dropped and "donation" in settings.invariants:
+        parts.append(f"updated={tuple(map(subject.path, profile.dropped))!r}")
+    return Facts(f"Facts({', '.join(parts)})", subject.abstract)
+
+
+def paths(found: Any) -> str:
+    return f"frozenset({{{', '.join(sorted(map(repr, found)))}}})"
+
+
+def shapes_text(shapes: Any) -> str:
+    if isinstance(shapes, tuple):
+        return f"({', '.join(map(shapes_text, shapes))}{',' * (len(shapes) == 1)})"
+    return f"shape({describe(shapes)!r})"
+
+
+# --- the text
+
+
+def compose(spec: Spec, usage: Usage) -> str:
+    """The whole program."""
+    needed = extract(wanted(spec), usage.names | {*usage.missing})
+    ran = extract(layers_of(spec.nesting), usage.names | {*usage.missing}).definitions
+    layers = [text for place, text in needed.definitions.items() if place in ran]
+    support = [text for place, text in needed.definitions.items() if place not in ran]
+    stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in usage.missing]
+    holes = [*usage.holes, *(name for name in usage.missing if name not in STAND_INS)]
+    imports = import_lines({*needed.imports.values(), *usage.imports, "import jax", "from flax import nnx"})
+    parts = [
+        "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
+        "from __future__ import annotations" if usage.future else "",
+        "\n".join(environment(usage)),
+        "\n".join([*imports, *configuration()]),
+        f"{FILL_IN} = ..." if holes else "",
+        *stand_ins,
+        title("the test"),
+        *usage.chunks,
+        title("the layers that ran around it"),
+        *layers,
+        title(f"the nesting: {spec.nesting}"),
+        renamed(f"def nesting(call, plans):\n    return {composed(spec.nesting)}", needed.aliases),
+        title("how a call is taken apart, run and checked; nothing here is about the test"),
+        *support,
+        renamed(nesting_text(spec), needed.aliases),
+        main(spec, usage, holes),
+    ]
+    return "\n\n\n".join(part for part in parts if part) + "\n"
+
+
+def title(text: str) -> str:
+    return f"# {f'--- {one_line(text)} ':-<116}"
+
+
+def header(spec: Spec) -> list[str]:
+    """What the program shows, with which versions, and how to run it."""
+    outcome = spec.outcome
+    lines = [headline(outcome) if outcome else f"nesting: {spec.nesting} (written before it ran)", f"test: {spec.title}"]
+    if outcome is not None:
+        lines += [f"nesting: {spec.nesting}", *([f"{outcome.verdict}: {outcome.reason}"] if outcome.reason else [])]
+        for violation in outcome.violations:
+            lines += [f"{violation.invariant}: {violation.summary}"]
+            lines += [f"    {label:<10}  {text}" for label, text in violation.details]
+            lines += [f"    hint        {violation.hint}"] if violation.hint else []
+    versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
+    machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
+    lines += [f"versions: {', '.join(versions)}, {machine}"]
+    lines += [f"run:    python {shlex.quote(spec.path)}"] if spec.path else []
+    return [*lines, f"replay: {spec.replay}", "It needs jax and flax only."]
+
+
+def environment(usage: Usage) -> list[str]:
+    """What must be set before jax is imported: simulated devices, the platform, where the user's modules are."""
+    lines = []
+    if jax.default_backend() == "cpu":
+        lines.append('os.environ.setdefault("JAX_PLATFORMS", "cpu")')
+        if (count := jax.device_count()) > 1:
+            lines.append(f'os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " {FLAG}={count}"')
+            lines.append(f'os.environ["JAX_NUM_CPU_DEVICES"] = "{count}"')
+    lines += [f"sys.path[:0] = {[*usage.folders]!a}"] if usage.folders else []
+    return ["import os", "import sys", "", *lines]
+
+
+def configuration() -> list[str]:
+    """The settings of jax that change what a program computes, where they are not the usual ones."""
+    changed = {name: getattr(jax.config, name) for name, usual in USUAL.items() if getattr(jax.config, name) != usual}
+    return ["", *(f"jax.config.update({name!r}, {value!r})" for name, value in changed.items())] if changed else []
+
+
+def wanted(spec: Spec) -> list[tuple[str, str]]:
+    """The definitions that the program is made of: (room, name)."""
+    names = [*layers_of(spec.nesting), ("standalone", "Facts"), ("standalone", "Setup")]
+    names += [("standalone_abstract", "run_abstract") if spec.abstract else ("standalone", "run")]
+    names += [("standalone", name) for name in ("take_apart", "finish")]
+    names += [("standalone", "shape")] if any("shape(" in call.text for call in spec.calls) else []
+    names += [("standalone", "registered")] if any(map(is_registered, spec.nesting.layers)) else []
+    names += [("standalone", "first_of")] if "first_of(" in un_nested(spec.nesting) else []
+    names += [("further", "on_mesh")] if places(spec.nesting) else []
+    names += [("standalone_checks", name) for name in checks(spec)]
+    if "memory_is_within" in checks(spec):
+        names += [("standalone_checks", "Rule"), *map(layer_name, baseline_for(spec.nesting).layers)]
+    return names
+
+
+def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
+    return [("transforms", "Plan"), *(layer_name(layer) for layer in nesting.layers if not is_registered(layer))]
+
+
+def checks(spec: Spec) -> list[str]:
+    """The checks of the invariants that are asked for, as far as the nesting can break them."""
+    layers, asked = spec.nesting.layers, spec.settings.invariants
+    compiled = bool(layers) and layers[0].transform == "jit"
+    return [
+        *(["no_tracers_remain"] if "tracers" in asked else []),
+        *(["memory_is_within"] if "memory" in asked and compiled else []),
+        *(["donated_buffers_are_kept"] if "donation" in asked and compiled else []),
+    ]
+
+
+def is_registered(layer: Layer) -> bool:
+    return (layer.transform, layer.style) in REGISTERED
+
+
+def layer_name(layer: Layer) -> tuple[str, str]:
+    """Room and name of the function of a layer."""
+    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    return ("further" if layer.transform in FURTHER else "transforms"), name
+
+
+def own_name(layer: Layer) -> str:
+    """The name of a registered transform's function."""
+    return str(getattr(REGISTERED[layer.transform, layer.style].function, "__name__", layer.transform))
+
+
+def places(nesting: Nesting) -> bool:
+    """Whether state and inputs are put on every device before the program starts."""
+    return bool(root_of(nesting)) and any(layer.transform == "shard_map" for layer in nesting.layers)
+
+
+def root_of(nesting: Nesting) -> int | None:
+    """How many arguments of the outermost jit are state; None where the outermost layer is no jit."""
+    layers = nesting.layers
+    if not layers or layers[0].transform != "jit":
+        return None
+    return {"argument": 1, "functional": 2}.get(layers[0].style, 0)
+
+
+def composed(nesting: Nesting) -> str:
+    """The nesting as one expression."""
+    text = "call"
+    for number, layer in reversed(list(enumerate(nesting.layers))):
+        function = f"registered({own_name(layer)})" if is_registered(layer) else layer_name(layer)[1]
+        text = f"{function}({text}, plans[{number}])"
+    return text
+
+
+def setup_text(nesting: Nesting, spec: Spec, nest: str) -> str:
+    """What is known of a nesting."""
+    donate = spec.settings.donate
+    stacked = [layer.transform in STACKED for layer in nesting.layers]
+    inside = tuple(sum(stacked[number + 1 :]) for number in range(len(stacked)))
+    lines = [f"runs={'run_abstract' if spec.abstract else 'run'}", f"nest={nest}", f"un_nest=lambda out: {un_nested(nesting)}", f"inside={inside}"]
+    lines += [f"axes={sum(stacked)}", f"root={root_of(nesting)}", f"donate={donate!r}"]
+    lines += ["place=on_mesh"] if places(nesting) else []
+    return "Setup(\n" + "".join(f"    {each},\n" for each in lines) + ")"
+
+
+def un_nested(nesting: Nesting) -> str:
+    """The expression for the call's own output in that of the nesting."""
+    text = "out"
+    for layer in nesting.layers:
+        if layer.transform == CALL_FIRST:
+            text += "[1]"
+        elif layer.transform == "grad":
+            text += "[0]"
+        elif layer.transform in STACKED:
+            text = f"first_of({text})"
+    return text
+
+
+WRAPPER = """
+def nnx_wrap(subject):
+    def wrapped(*args, **kwargs):
+        facts = CALLS[min(len(MADE), len(CALLS) - 1)]
+        MADE.append(subject)
+        ran = NESTING.runs(take_apart(subject, args, kwargs), facts, NESTING)
+{checks}        if ran.error is not None:
+            raise ran.error
+        return finish(ran)
+
+    return wrapped
+"""
+
+
+def nesting_text(spec: Spec) -> str:
+    """The nesting, what is known of the calls, and the function that stands for the fixture."""
+    asked = checks(spec)
+    lines = [f"NESTING = {setup_text(spec.nesting, spec, 'nesting')}"]
+    if "memory_is_within" in asked:
+        bare = baseline_for(spec.nesting)
+        nest = f"lambda call, plans: {composed(bare)}"
+        lines += [f"UN_NESTED = {setup_text(bare, spec, nest)}", f"RULE = {rule(spec)}"]
+    calls = [call.text for call in spec.calls] or ["Facts()"]
+    lines += ["CALLS = [\n" + "".join(f"    {text},\n" for text in calls) + "]", "MADE = []", ""]
+    more = {"memory_is_within": ", RULE", "no_tracers_remain": "".join(f", {path!a}" for path in dropped(spec.outcome))}
+    called = "".join(f"        {name}(ran{more.get(name, '')})\n" for name in asked)
+    return "\n".join([*lines, WRAPPER.format(checks=called)]).rstrip()
+
+
+def dropped(outcome: Outcome | None) -> tuple[str, ...]:
+    """Where the tracers of a violation were: those that died with a module inside can be seen while the nesting runs only."""
+    violated = outcome is not None and any(each.invariant == "tracers" for each in outcome.violations)
+    found = outcome.evidence if outcome is not None and violated else None
+    return tuple(leak.path for leak in found.leaks[:SHOWN]) if found else ()
+
+
+def rule(spec: Spec) -> str:
+    """The rule of memory; the copies of the state are those that the plugin found, if the verdict is known."""
+    budget = spec.settings.memory_budget
+    bound = None if budget is None else budget.bytes if budget.bytes is not None else float(budget.factor or 0)
+    captures = not any(layer.captures for layer in spec.nesting.layers)
+    parts = [f"un_nested=UN_NESTED, kept={kept(spec.nesting)}, budget={bound!r}, captures={captures}"]
+    copied, peak = copies(spec.outcome)
+    return f"Rule({', '.join([*parts, *([f'copied={copied}', f'found={peak}'] if copied else [])])})"
+
+
+def copies(outcome: Outcome | None) -> tuple[int, int]:
+    """Bytes of the state's copies in a peak that broke the rule for them, and the peak."""
+    found = outcome.evidence if outcome else None
+    if outcome is None or found is None or found.split is None:
+        return 0, 0
+    told = [text for each in outcome.violations if each.invariant == "memory" for text in told_by(each)]
+    if not any("more copies of its state" in text for text in told):
+        return 0, 0
+    return sum(buffer.bytes for buffer in found.buffers if buffer.whole and buffer.name), found.split.peak
+
+
+def told_by(violation: Violation) -> list[str]:
+    return [violation.summary, *(text for _, text in violation.details)]
+
+
+def main(spec: Spec, usage: Usage, holes: list[str]) -> str:
+    """The lines at the end: what the arguments are, then the call, in the mode of flax that the nesting ran in."""
+    lines = [title("the call"), *usage.setup]
+    if holes:
+        lines += [
+            f"left = [name for name in {holes!r} if globals()[name] is {FILL_IN}]",
+            "if left:",
+            "    sys.exit(f\"fill in {', '.join(left)}: what the test had there could not be written\")",
+        ]
+    graph, updates = spec.flags
+    if (graph, updates) != (True, True):
+        lines.append(f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}")
+    else:
+        lines.append(usage.call)
+    return "\n".join([*lines, f'print("held:", {ascii(str(spec.nesting))})'])

@@ -1,0 +1,542 @@
+"""The program to paste fails in the same way as the test, in an interpreter that has neither this plugin nor pytest."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from healthy import FLAX
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.programs import Programs, ProgramWarning, file_name
+
+TESTS = Path(__file__).parent
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pytest", "_pytest", "hypothesis", "pytest_nnxcheck"):
+            raise ModuleNotFoundError(f"{name} is not for pasted programs")
+sys.meta_path.insert(0, Block())
+"""
+RUN_ALL = BLOCK + """
+import contextlib, io, json, runpy
+for path in sys.argv[1:]:
+    before = list(sys.path)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            runpy.run_path(path, run_name="__main__")
+        found = ["", ""]
+    except BaseException as error:
+        found = [type(error).__name__, str(error)]
+    sys.path[:] = before
+    print(json.dumps([path, *found]), flush=True)
+"""
+RUN_ONE = BLOCK + "import runpy\nrunpy.run_path(sys.argv[1], run_name='__main__')"
+
+
+def run_programs(paths):
+    """{path: (type, text) of the exception that it ended with}, all in one fresh interpreter."""
+    paths = list(map(str, paths))
+    command = [sys.executable, "-W", "ignore", "-c", RUN_ALL, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(paths), done.stderr
+    return {Path(path): (kind, text) for path, kind, text in found}
+
+
+def run_fresh(path):
+    """One program in an interpreter of its own."""
+    command = [sys.executable, "-W", "ignore", "-c", RUN_ONE, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def told(result):
+    """What the messages of a run say: {test: (exception or invariant, first path, program)}."""
+    found = {}
+    for block in re.split(r"^_{3,} .* _{3,}$", "\n".join(result.outlines), flags=re.M)[1:]:
+        lines = [line[1:].strip() for line in block.splitlines() if line.startswith("E ")]
+        program = next((line.split(maxsplit=1)[1] for line in lines if re.match(r"program  ", line)), "")
+        test = re.search(r"replay +pytest '?(\S+?::.+?)'? --nnx", block)
+        broken = re.search(r"nnx invariant broken: (\w+)", block)
+        leaf = re.search(r"(?:leaked|lost|shared|viewed|dropped) +(\S+)", block)
+        if test:
+            kind = broken[1] if broken else lines[0].partition(":")[0].rpartition(".")[2]
+            found[test[1]] = (kind, leaf[1] if leaf and broken else "", program)
+    return found
+
+
+@pytest.fixture
+def inner(pytester, inner_args, monkeypatch):
+    """Run a suite with the real engine in this process."""
+
+    def run(source, *args, name="test_inner", conftest="", subprocess=False):
+        monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
+        pytester.makeconftest(conftest)
+        head = f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nimport jax\nimport jax.numpy as jnp\nimport pytest\nfrom flax import nnx\n"
+        pytester.makepyfile(**{name: head + "marked = pytest.mark.nnx_invariants\n" + source})
+        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        return start(*inner_args, "-p", "no:randomly", "--nnx-max-examples", "0", *args)
+
+    return run
+
+
+def same(result, directory, count):
+    """Run the programs of all messages, and hold them against these. Returns what was told."""
+    found = told(result)
+    assert len(found) == count, result.stdout.str()
+    paths = {test: directory / program for test, (_, _, program) in found.items()}
+    assert all(path.is_file() for path in paths.values()), found
+    ended = run_programs(paths.values())
+    for test, (kind, leaf, _) in found.items():
+        raised, text = ended[paths[test]]
+        if raised == "AssertionError":
+            assert text.splitlines()[0] == f"nnx invariant broken: {kind}", (test, text)
+            assert leaf in text, (test, leaf, text)
+        else:
+            assert raised == kind, (test, text)
+    return found
+
+
+CORPUS = """
+import reports
+from healthy import FLAX, rngs
+from leaky import LEAKY, KeepsLastSetInInit, case
+
+@marked
+@pytest.mark.parametrize("name", sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since))
+def test_leak(nnx_wrap, name):
+    made = LEAKY[name].leaky()
+    nnx_wrap(made.subject)(*made.args)
+
+@marked
+@pytest.mark.skipif(FLAX < (0, 12), reason="earlier flax carries the value out")
+def test_set_in_init(nnx_wrap):
+    made = case(KeepsLastSetInInit)
+    nnx_wrap(made.subject)(*made.args)
+
+@marked
+def test_4871(nnx_wrap):
+    nnx_wrap(reports.call_twice)(reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat())
+
+@marked
+@pytest.mark.parametrize("remat, scan", [(True, False), (True, True)])
+def test_4819(nnx_wrap, remat, scan):
+    nnx_wrap(reports.autoregressive_decode)(reports.report_4819(rngs(), remat, scan), *reports.inputs_4819())
+
+@marked
+@pytest.mark.parametrize("step", [reports.step_other_dtype, reports.step_drops_one])
+def test_step(nnx_wrap, step):
+    nnx_wrap(step)(reports.Pair(100))
+
+@marked(donate="all")
+@pytest.mark.parametrize("step", [reports.arrays_step_other_dtype, reports.arrays_step_drops_one])
+def test_arrays(nnx_wrap, step):
+    nnx_wrap(step)(jnp.arange(100, dtype=jnp.float32), jnp.ones(100))
+
+@marked(donate="none", memory_budget=3 * 64 * 4096)
+def test_926(nnx_wrap):
+    nnx_wrap(reports.ten_convolutions)(*reports.inputs_926())
+
+@marked(memory_budget="0.5x")
+def test_a_multiple(nnx_wrap):
+    nnx_wrap(nnx.Linear(64, 64, rngs=rngs()))(jnp.ones((2, 64)))
+
+WEIGHTS = jnp.ones((200, 200))
+
+@marked
+def test_captured(nnx_wrap):
+    nnx_wrap(lambda model, x: model(x) @ WEIGHTS)(nnx.Linear(4, 200, rngs=rngs()), jnp.ones((2, 4)))
+
+@marked
+def test_shared(nnx_wrap):
+    pair = reports.Pair(100)
+    pair.b = nnx.Param(pair.a[...])
+    nnx_wrap(reports.step_in_place)(pair)
+
+@marked
+def test_abstract(nnx_wrap):
+    model = nnx.eval_shape(lambda: reports.ScanOverRemat(rngs()))
+    nnx_wrap(reports.call_twice)(model, jax.ShapeDtypeStruct((4, 128), jnp.float32))
+
+@marked
+def test_abstract_dtype(nnx_wrap):
+    def step(pair):
+        reports.step_other_dtype(pair)
+
+    nnx_wrap(step)(nnx.eval_shape(lambda: reports.Pair(100)))
+"""
+
+
+def test_every_violation_of_a_jit_fails_in_the_same_way(inner, pytester):
+    result = inner(CORPUS, "--nnx-nesting", "jit")
+    count = result.parseoutcomes()["failed"]
+    assert count >= 20
+    found = same(result, pytester.path, count)
+    assert {kind for kind, _, _ in found.values()} >= {"tracers", "memory", "donation"}
+
+
+NESTED = """
+import reports
+from healthy import rngs
+
+class Counts(nnx.Module):
+    seen = []
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.linear(x)
+        Counts.seen.append(y)
+        return y
+
+@marked(transforms="jit,remat,scan,vmap,while_loop,eval_shape,fori_loop,cond,grad,call_first", sweep="singles")
+def test_nested(nnx_wrap):
+    nnx_wrap(Counts(nnx.Rngs(0)))(jnp.ones((2, 4)))
+"""
+
+
+@pytest.mark.parametrize(
+    "nesting", ["scan", "jit > vmap[functional] > remat", "jit[functional] > while_loop > call_first", "jit > grad > scan", "cond[functional] > fori_loop"]
+)
+def test_other_nestings_fail_in_the_same_way(inner, pytester, nesting):
+    same(inner(NESTED, "--nnx-nesting", nesting), pytester.path, 1)
+
+
+HEALTHY = """
+from leaky import LEAKY
+from healthy import HEALTHY
+import reports
+
+@marked
+@pytest.mark.parametrize("name", sorted(LEAKY))
+def test_twin(nnx_wrap, name):
+    made = LEAKY[name].healthy()
+    nnx_wrap(made.subject)(*made.args)
+
+@marked
+@pytest.mark.parametrize("name", ["batch_norm_train", "dropout"])
+def test_model(nnx_wrap, name):
+    made = HEALTHY[name]()
+    nnx_wrap(made.subject)(*made.args)
+
+@marked
+def test_step(nnx_wrap):
+    pair = reports.Pair(100)
+    step = nnx_wrap(reports.step_in_place)
+    step(pair)
+    step(pair)
+    assert float(pair.b[...][0]) >= 4
+
+@marked
+def test_abstract(nnx_wrap):
+    y = nnx_wrap(nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0))))(jax.ShapeDtypeStruct((2, 4), jnp.float32))
+    assert y.shape == (2, 4)
+"""
+
+
+@pytest.mark.parametrize("nesting", ["jit", "un-nested", "jit[functional] > scan > while_loop", "vmap > remat[functional]"])
+def test_the_program_of_a_healthy_twin_ends_well(inner, pytester, monkeypatch, nesting):
+    monkeypatch.setattr(Programs, "end", lambda self, outcomes: None)  # which removes them
+    inner(HEALTHY, "--nnx-nesting", nesting).assert_outcomes(passed=14)
+    paths = sorted(pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py"))
+    assert len(paths) >= 14
+    ended = run_programs(paths)
+    assert {path: found for path, found in ended.items() if found != ("", "")} == {}
+
+
+def test_programs_of_nestings_that_hold_are_removed(inner, pytester):
+    inner(HEALTHY, "-k", "test_step", "--nnx-sweep", "singles").assert_outcomes(passed=1)
+    assert [*pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")] == []
+
+
+# --- how a test is written
+
+
+FORMS = """
+import dataclasses
+import enum
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+KEPT = []
+split = stack = run = Facts = None  # names that our own part of the program has too
+
+class Kind(enum.Enum):
+    TANH = "tanh"
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    width: int = 4
+    kind: Kind = Kind.TANH
+
+class Größe(nnx.Module):
+    def __init__(self, config, rngs):
+        self.linear = nnx.Linear(config.width, config.width, rngs=rngs)
+
+    def __call__(self, x):
+        KEPT.append(self.linear(x))
+        return KEPT[-1]
+
+@pytest.fixture
+def config():
+    return Config()
+
+@pytest.fixture
+def model(config):
+    yield Größe(config, nnx.Rngs(0))
+
+@pytest.fixture(params=[4], ids=["four"])
+def x(request):
+    return jnp.arange(2.0 * request.param).reshape(2, request.param)
+
+@marked
+def test_fixtures(nnx_wrap, model, x):
+    nnx_wrap(model)(x)
+
+@marked
+@pytest.mark.parametrize("config, make", [(Config(4), lambda: nnx.Rngs(0))])
+def test_parameters(nnx_wrap, config, make):
+    nnx_wrap(Größe(config, make()))(jnp.ones((2, config.width)))
+
+@marked
+@given(rows=st.integers(1, 3))
+@settings(max_examples=2)
+def test_drawn(nnx_wrap, rows):
+    nnx_wrap(Größe(Config(), nnx.Rngs(0)))(jnp.ones((rows, 4)))
+
+@marked
+class TestClass:
+    width = 4
+
+    def setup_method(self):
+        self.config = Config(self.width)
+
+    def helper(self):
+        return Größe(self.config, nnx.Rngs(0))
+
+    def test_method(self, nnx_wrap):
+        nnx_wrap(self.helper())(jnp.ones((2, self.width)))
+
+    def test_other(self, monkeypatch):
+        pytest.skip("not the one")
+
+@marked
+@pytest.mark.parametrize("text", ["a\\nb", "'\\"\\"\\"", "\\\\", "ünï\\u2028", "{x} %s"])
+def test_hostile(nnx_wrap, text):
+    y = nnx_wrap(Größe(Config(), nnx.Rngs(0)))(jnp.ones((2, 4)))
+    assert text
+
+@marked
+def test_twice(nnx_wrap):
+    first = nnx_wrap(nnx.Linear(4, 8, rngs=nnx.Rngs(0)))
+    y = first(jnp.ones((2, 4)))
+    nnx_wrap(lambda model, y: KEPT.append(model(y)))(nnx.BatchNorm(8, rngs=nnx.Rngs(0)), y)
+
+@marked
+def test_own_assertion(nnx_wrap):
+    assert nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4))).sum() > 100, "too small"
+
+@marked
+def test_only_nested(nnx_wrap):
+    def forward(model, x):
+        y = model(x)
+        if isinstance(y, jax.core.Tracer):
+            raise KeyError("no tracers here")
+        return y
+
+    nnx_wrap(forward)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+"""
+
+
+def test_every_form_of_a_test_can_be_written(inner, pytester):
+    result = inner(FORMS, "--nnx-nesting", "jit[functional] > scan", name="test_größe")
+    failed = result.parseoutcomes()["failed"]
+    assert failed == 12, result.stdout.str()
+    same(result, pytester.path, failed)
+
+
+HOLE = """
+class Odd:
+    def __init__(self):
+        self.n = 2
+
+KEPT = []
+
+@pytest.fixture
+def handle(tmp_path):
+    return object()
+
+@marked
+def test_hole(nnx_wrap, handle, capsys):
+    nnx_wrap(lambda model, x: KEPT.append(model(x)))(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+"""
+
+
+def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
+    result = inner(HOLE, "--nnx-nesting", "jit")
+    ((_, _, program),) = told(result).values()
+    text = (pytester.path / program).read_text("utf-8")
+    assert "capsys = FILL_IN  # capsys was a CaptureFixture" in text
+    done = run_fresh(pytester.path / program)
+    assert done.returncode == 1
+    assert "fill in capsys" in done.stderr
+    assert "Traceback" not in done.stderr
+    (pytester.path / "filled.py").write_text(text.replace("capsys = FILL_IN", "capsys = None"), "utf-8")
+    assert "AssertionError: nnx invariant broken: tracers" in run_fresh(pytester.path / "filled.py").stderr
+
+
+# --- where it lies
+
+
+KILLED = """
+import os, signal
+
+class Kills(nnx.Module):
+    def __init__(self, how, rngs):
+        self.how = how
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        if isinstance(x, jax.core.Tracer):
+            {how}
+        return self.linear(x)
+
+@marked
+def test_kill(nnx_wrap):
+    nnx_wrap(Kills("", nnx.Rngs(0)))(jnp.ones((2, 4)))
+
+@marked
+def test_kill_when_it_runs(nnx_wrap):
+    def forward(model, x):
+        return jax.pure_callback(lambda y: {how}, jax.ShapeDtypeStruct((), jnp.float32), x) if isinstance(x, jax.core.Tracer) else x
+
+    nnx_wrap(forward)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+"""
+
+
+@pytest.mark.parametrize("test", ["test_kill", "test_kill_when_it_runs"])
+@pytest.mark.parametrize("how, code", [("os._exit(9)", 9), ("os.kill(os.getpid(), signal.SIGKILL)", -9)])
+def test_a_nesting_that_kills_the_process_leaves_its_program(inner, pytester, how, code, test):
+    result = inner(KILLED.replace("{how}", how), "-k", test + " and not " + test + "_", subprocess=True)
+    assert result.ret == code
+    (path,) = pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")
+    assert "written before it ran" in path.read_text("utf-8")
+    assert run_fresh(path).returncode == code
+
+
+LEAK = """
+KEPT = []
+
+@marked
+def test_leak(nnx_wrap):
+    nnx_wrap(lambda model, x: KEPT.append(model(x)))(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+
+@marked
+def test_fine(nnx_wrap):
+    nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4)))
+"""
+
+
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "/dev/null/nowhere"])
+def test_a_place_that_cannot_be_written_costs_no_run(inner, folder):
+    result = inner(LEAK, "--nnx-sweep", "singles", "-o", f"cache_dir={folder}")
+    result.assert_outcomes(failed=1, passed=1, warnings=result.parseoutcomes()["warnings"])
+    result.stdout.re_match_lines([r"E         program     not written: \w+Error: .*"])
+    assert "the programs to paste of test_inner.py::test_leak cannot be written" in result.stdout.str()
+    result.stdout.fnmatch_lines(["E       nnx invariant broken: tracers *"])
+
+
+def test_a_warning_that_is_an_error_costs_no_run_either(inner):
+    result = inner(LEAK, "--nnx-nesting", "jit", "-W", "error", "-p", "no:cacheprovider", "-o", "cache_dir=/proc/nowhere")
+    result.assert_outcomes(failed=1, passed=1)
+
+
+def test_without_the_cache_it_lies_in_a_temporary_folder(inner, tmp_path, monkeypatch):
+    import tempfile
+
+    from pytest_nnxcheck import programs
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    programs._temporary.cache_clear()
+    result = inner(LEAK, "--nnx-nesting", "jit", "-p", "no:cacheprovider")
+    programs._temporary.cache_clear()
+    ((_, _, program),) = told(result).values()
+    assert Path(program).is_relative_to(tmp_path)
+    assert Path(program).is_file()
+
+
+def test_a_path_with_spaces_is_quoted_in_the_command(inner, pytester):
+    result = inner(LEAK, "--nnx-nesting", "jit", "-o", "cache_dir=a b'ü")
+    ((_, _, program),) = told(result).values()
+    text = (pytester.path / program).read_text("utf-8")
+    command = next(line for line in text.splitlines() if line.startswith("# run:")).removeprefix("# run:    python ")
+    import shlex
+
+    assert shlex.split(command) == [program]
+    assert "nnx invariant broken: tracers" in run_fresh(pytester.path / program).stderr
+
+
+def test_file_names_are_short_safe_and_each_its_own():
+    names = [file_name(text) for text in ("a/b::c[x]", "a/b::c(x)", "x" * 1000, "x" * 1001, "ü\n\0", "\ud800", "..", "")]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)
+
+
+# --- outside pytest
+
+
+SCRIPT = """
+import jax.numpy as jnp
+from flax import nnx
+from pytest_nnxcheck import check
+
+KEPT = []
+
+def keep(model, x):
+    KEPT.append(model(x))
+
+def main(width):
+    return check(keep, nnx.Linear(width, width, rngs=nnx.Rngs(0)), jnp.ones((2, width)), nesting="jit")
+
+report = check(keep, nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), nesting="scan")
+print(report.program())
+print("#" * 9)
+print(main(4).program())
+print("#" * 9)
+print(check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), nesting="scan").program() == "")
+"""
+
+
+def test_a_check_in_a_script_gives_the_program_as_text(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-W", "ignore", "script.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True, env={**__import__("os").environ, "PYTHONPATH": str(TESTS.parent)}
+    )
+    *programs, none = done.stdout.split("#########\n")
+    paths = [tmp_path / f"program_{number}.py" for number in range(len(programs))]
+    for path, text in zip(paths, programs, strict=True):
+        path.write_text(text)
+    for _, text in run_programs(paths).values():
+        assert text.startswith("nnx invariant broken: tracers\n  leaked KEPT[0]")
+    assert none.strip() == "True"
+
+
+def test_a_check_whose_source_cannot_be_had_has_places_to_fill_in():
+    from leaky import LEAKY
+
+    made = LEAKY["class_attribute"].leaky()
+    scope = {"check": check, "made": made}
+    exec("report = check(made.subject, *made.args, nesting='jit')", scope)
+    text = scope["report"].program()
+    assert "model = FILL_IN  # model was a TracksLargest" in text
+    assert "from leaky import TracksLargest" in text
+    assert scope["report"].program(scope["report"].outcomes[0]) == text
+    assert Nesting.parse("jit") in scope["report"].programs
