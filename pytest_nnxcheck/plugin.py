@@ -69,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
             **options.from_command_line(options.typed(config.option, options.VALUES)),
         }
         config.stash[_suite] = _expected_failures(config)
+        _publish(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -89,6 +90,14 @@ def _expected_failures(config: pytest.Config) -> Suite | None:
         raise SettingError(f"{origin}: {error}") from None
     config.pluginmanager.register(found, suite.NAME)
     return found
+
+
+def _publish(config: pytest.Config) -> None:
+    """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
+    if outlets.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
+        from pytest_nnxcheck import publish
+
+        publish.register(config, config.stash[_unreported])
 
 
 def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
