@@ -40,7 +40,7 @@ class Actions:
 
     def tell(self, document: Mapping[str, Any], root: Path) -> list[str]:
         """Fill the summary page; return the lines to print, which GitHub reads."""
-        lines = list(annotations(document, root, self.workspace or root))
+        lines = list(commands(document, root, self.workspace or root))
         if self.summary is not None:
             try:
                 append(self.summary, document)
@@ -58,7 +58,7 @@ def append(summary: Path, document: Mapping[str, Any]) -> None:
             file.write(f"\n{body}\n" if there else f"{body}\n")
 
 
-def annotations(document: Mapping[str, Any], root: Path, workspace: Path) -> Iterator[str]:
+def commands(document: Mapping[str, Any], root: Path, workspace: Path) -> Iterator[str]:
     """One command for each failing test, the first ones; what is left of them is on the summary page."""
     bad = [found for found in records.by_test(document) if not records.passed(found["test"])]
     for found in bad[:ANNOTATIONS]:
@@ -70,7 +70,9 @@ def _annotation(found: Records, root: Path, workspace: Path) -> str:
     message = test["message"] or f"{test['nodeid']}: {test['outcome']}"
     title = message.partition("\n")[0].partition("  ")[0][:200]
     place = test["failed_at"] or test["place"]
-    properties = {"title": title} if place is None else _where(place["file"], place["line"], root, workspace) | {"title": title}
+    properties = (
+        {"title": title} if place is None else _where(place["file"], place["line"], root, workspace) | {"title": title}
+    )
     shown = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::error {shown}::{_data(message[:_LONGEST])}"
 

@@ -39,7 +39,10 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
         label = f"{len(good)} test{'s' * (len(good) != 1)} passed or skipped"
         left += len(good) - space.fill(_open(label) + _PASSED, map(_passing_row, good), "\n</details>\n")
     if left:
-        space.take(f"\n{left} more tests do not fit in here, or not with their messages: see the .html or .json report.\n", force=True)
+        space.take(
+            f"\n{left} more tests do not fit in here, or not with their messages: see the .html or .json report.\n",
+            force=True,
+        )
     return space.text()
 
 
@@ -125,7 +128,9 @@ def _details(found: Records) -> str:
 
 
 def _cut(message: str) -> str:
-    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}\n... {len(message) - _LONGEST} characters more"
+    return (
+        message if len(message) <= _LONGEST else f"{message[:_LONGEST]}\n... {len(message) - _LONGEST} characters more"
+    )
 
 
 def fenced(body: str, language: str = "text") -> str:

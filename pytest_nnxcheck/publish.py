@@ -89,7 +89,7 @@ def targets(config: pytest.Config) -> tuple[Target, ...]:
     return tuple(Target(Path(os.path.realpath(given.folder / each)), each, given.origin) for each in given.value)
 
 
-def register(config: pytest.Config, unreported: Mapping[str, Run]) -> None:
+def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
     """Register a publisher where there is something to publish. Raises `SettingError`."""
     asked, actions = targets(config), github.Actions.of(os.environ)
     if not asked and actions is None:
@@ -108,7 +108,7 @@ class Publisher:
         config: pytest.Config,
         asked: tuple[Target, ...],
         actions: github.Actions | None,
-        unreported: Mapping[str, Run],
+        unreported: dict[str, Run],
         *,
         is_worker: bool,
     ) -> None:
@@ -133,7 +133,7 @@ class Publisher:
         report = yield
         ended = report.when == "call" or (report.when == "setup" and not report.passed)
         if ended and item.get_closest_marker(MARKER) is not None:
-            report.nnx_records = self._records(item, call)
+            setattr(report, _WIRE, self._records(item, call))
         return report
 
     def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
@@ -169,7 +169,7 @@ class Publisher:
         """Gather what a test of this process, or of a worker, gives."""
         if self.is_worker:
             return
-        found: Records | None = getattr(report, "nnx_records", None)
+        found: Records | None = getattr(report, _WIRE, None)
         if found is not None:
             found["test"]["outcome"] = _outcome(report)
             self.tests[report.nodeid] = found
