@@ -42,7 +42,9 @@ reveal();
 
 def render(document: Mapping[str, Any]) -> str:
     """The text of an ``.html`` report."""
-    tests = list(enumerate(records.by_test(document), 1))
+    # The failing tests first, everywhere on the page.
+    ordered = sorted(records.by_test(document), key=lambda found: records.passed(found["test"]))
+    tests = list(enumerate(ordered, 1))
     bad = sum(not records.passed(found["test"]) for _, found in tests)
     headline = _headline(bad, len(tests))
     body = "".join([_header(document, headline, bad), _filters(bad), _matrix(tests), _articles(tests)])
@@ -191,9 +193,8 @@ def _state(test: OfTest) -> str:
 
 
 def _articles(tests: list[tuple[int, Records]]) -> str:
-    ordered = sorted(tests, key=lambda pair: records.passed(pair[1]["test"]))
     return (
-        f'<main id="tests"><h2>Tests</h2>{_key()}{"".join(_article(number, found) for number, found in ordered)}</main>'
+        f'<main id="tests"><h2>Tests</h2>{_key()}{"".join(_article(number, found) for number, found in tests)}</main>'
     )
 
 

@@ -103,7 +103,8 @@ def cause(nesting: OfNesting) -> str:
     if nesting["program_text"]:
         name = esc(nesting["program"])
         program = f'<details class="program" open><summary>Program: {name}</summary><pre tabindex="0">{esc(nesting["program_text"])}</pre></details>'
-    return f"<dl>{rows}</dl>{buffers(nesting)}{program}"
+    told = {label for violation in nesting["violations"] for label, _ in violation["details"]}
+    return f"<dl>{rows}</dl>{'' if 'buffer' in told else buffers(nesting)}{program}"
 
 
 def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
@@ -117,7 +118,7 @@ def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
             told.add(label)
             yield label, text, ""
         if violation["hint"]:
-            yield "hint", violation["hint"], "hint"
+            yield "hint", violation["hint"], "advice"
     for label, text in nesting["explained"]:
         yield label, text, ""
     yield from (("note", note, "") for note in nesting["notes"])

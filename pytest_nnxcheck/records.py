@@ -170,7 +170,8 @@ def _program(shown: str, folder: Path | None) -> str:
 
 
 def _shown(value: object) -> str:
-    return str(plain(", ".join(map(str, value)) if isinstance(value, tuple) and value else show(value)))
+    words = not isinstance(value, tuple) or all(isinstance(word, str) for word in value)
+    return str(plain(show(value) if words else ", ".join(map(str, value))))  # type: ignore[arg-type]
 
 
 def plain(value: Any) -> Any:
