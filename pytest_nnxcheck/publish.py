@@ -216,6 +216,8 @@ class Publisher:
                 self.written.append(target.shown)
             except OSError as error:
                 self.problems.append(f"{target.origin}: cannot write {target.shown}: {_reason(error)}")
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not take the other reports, and the summary, with it
+                self.problems.append(f"{target.origin}: cannot make {target.shown}: {type(error).__name__}: {error}")
         if self.problems and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.actions is not None and document["tests"]:
