@@ -177,8 +177,9 @@ class Publisher:
             self._add_error(self.tests[report.nodeid], report)
         elif report.when not in {"setup", "call", "teardown"}:  # a worker of xdist crashed in it
             crashed: Records = {"test": records.empty_test(report.nodeid), "nestings": []}
-            self.tests.setdefault(report.nodeid, crashed)
-            self._add_error(self.tests[report.nodeid], report)
+            known = self.tests.setdefault(report.nodeid, crashed)
+            if known["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
+                self._add_error(known, report)
 
     def _add_error(self, found: Records, report: pytest.TestReport) -> None:
         test = found["test"]
@@ -206,7 +207,9 @@ class Publisher:
 
     def _absorb(self, stopped: list[Records]) -> None:
         for found in stopped:
-            self.tests.setdefault(found["test"]["nodeid"], found)
+            known = self.tests.get(found["test"]["nodeid"])
+            if known is None or not known["nestings"]:
+                self.tests[found["test"]["nodeid"]] = found
 
     def _publish(self, session: pytest.Session) -> None:
         document = records.document(self._head(session), self.tests.values())

@@ -95,7 +95,7 @@ def of_report(found: Report, folder: Path | None = None) -> Records:
     bad = found.broken or tuple(o for o in found.outcomes if o.verdict == "failed")
     test: OfTest = {
         **empty_test(found.test_id),
-        "verdict": found.verdict,
+        "verdict": found.verdict if found.outcomes else "",
         "summary": plain(texts.summary(found)),
         "counts": dict(texts.kinds(found.outcomes)),
         "modes": dict(found.modes),

@@ -58,7 +58,7 @@ BROKEN = (
 )
 
 
-def tested(nodeid: str, outcomes: Iterable[Outcome] = HELD, *, end: str = "passed", **more: Any) -> records.Records:
+def ended(nodeid: str, outcomes: Iterable[Outcome] = HELD, *, end: str = "passed", **more: Any) -> records.Records:
     """The records of a test that pytest has seen end."""
     found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid))
     found["test"].update({"outcome": end, "place": {"file": nodeid.partition("::")[0], "line": 3}} | more)  # type: ignore[typeddict-item]
@@ -71,4 +71,4 @@ def document(*tests: records.Records) -> dict[str, Any]:
 
 def mixed() -> dict[str, Any]:
     """One test that fails, and one that passes."""
-    return document(tested("test_model.py::test_broken", BROKEN, end="failed"), tested("test_model.py::test_holds"))
+    return document(ended("test_model.py::test_broken", BROKEN, end="failed"), ended("test_model.py::test_holds"))

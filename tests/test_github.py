@@ -12,7 +12,9 @@ from pytest_nnxcheck import github
 from pytest_nnxcheck.records import plain
 
 COMMAND = re.compile(r"::error (?P<properties>[^:]*)::(?P<message>.*)")
-HOSTILE = st.lists(st.sampled_from(["\n", "\r", "%", "%0A", ":", "::", ",", "=", "::error ::", "é", "x"]), max_size=8).map("".join)
+HOSTILE = st.lists(
+    st.sampled_from(["\n", "\r", "%", "%0A", ":", "::", ",", "=", "::error ::", "é", "x"]), max_size=8
+).map("".join)
 
 
 def unescaped(text: str) -> str:
@@ -29,7 +31,7 @@ def told(found, root="/repo", workspace="/repo"):
 
 
 def failing(message="nnx invariant broken: memory                  t.py::t\n  nesting     jit", **more):
-    return documents.tested("t.py::t", documents.BROKEN, end="failed", message=message, **more)
+    return documents.ended("t.py::t", documents.BROKEN, end="failed", message=message, **more)
 
 
 def test_the_failing_line_is_annotated():
@@ -60,9 +62,9 @@ def test_no_text_ends_a_command(words, file):
 
 
 def test_github_shows_ten():
-    tests = [documents.tested(f"t.py::t{n}", documents.BROKEN, end="failed") for n in range(30)]
+    tests = [documents.ended(f"t.py::t{n}", documents.BROKEN, end="failed") for n in range(30)]
     assert len(list(github.commands(documents.document(*tests), Path(), Path()))) == 10
-    assert list(github.commands(documents.document(documents.tested("t.py::t")), Path(), Path())) == []
+    assert list(github.commands(documents.document(documents.ended("t.py::t")), Path(), Path())) == []
 
 
 @pytest.mark.parametrize("environ", [{}, {"GITHUB_ACTIONS": "false"}, {"GITHUB_STEP_SUMMARY": "x"}])
@@ -85,7 +87,9 @@ def test_the_summary_is_added_to_what_is_there(tmp_path):
 def test_the_summary_never_grows_over_what_github_takes(tmp_path, there):
     file = tmp_path / "summary.md"
     file.write_bytes(b"x" * there)
-    tests = [documents.tested(f"t.py::test_{n:04}", documents.BROKEN, end="failed", message="é" * 9_000) for n in range(100)]
+    tests = [
+        documents.ended(f"t.py::test_{n:04}", documents.BROKEN, end="failed", message="é" * 9_000) for n in range(100)
+    ]
     github.append(file, documents.document(*tests))
     assert file.stat().st_size <= max(there, github.SUMMARY)
     assert (file.stat().st_size > there) == (there < 1024 * 1024 - 10)

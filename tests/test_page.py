@@ -116,7 +116,7 @@ def test_the_largest_buffers_are_shown_where_the_message_does_not_name_them():
 
 
 def test_the_program_is_on_the_page():
-    found = documents.tested("t.py::t", [documents.outcome("jit", "violated", program="prog.py")], end="failed")
+    found = documents.ended("t.py::t", [documents.outcome("jit", "violated", program="prog.py")], end="failed")
     found["nestings"][0]["program_text"] = "print('<b>')\n"
     text = page.render(documents.document(found))
     assert "Program: prog.py" in text
@@ -129,14 +129,14 @@ def test_the_program_is_on_the_page():
     "end, said", [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")], ids=str
 )
 def test_the_badge_of_a_broken_test(end, said):
-    assert said in page.render(documents.document(documents.tested("t.py::t", documents.BROKEN, end=end)))
+    assert said in page.render(documents.document(documents.ended("t.py::t", documents.BROKEN, end=end)))
 
 
 @pytest.mark.parametrize(
     "end, said", [("passed", "✓ held"), ("failed", "! failed"), ("skipped", "✓ held"), ("error", "! error")], ids=str
 )
 def test_the_badge_of_a_test_whose_nestings_hold(end, said):
-    assert said in page.render(documents.document(documents.tested("t.py::t", end=end)))
+    assert said in page.render(documents.document(documents.ended("t.py::t", end=end)))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_badge_of_a_test_whose_nestings_hold(end, said):
     ids=["none", "one", "all", "some"],
 )
 def test_the_title_says_how_it_went(tests, title):
-    document = documents.document(*(documents.tested(f"t.py::t{n}", end=end) for n, end in enumerate(tests)))
+    document = documents.document(*(documents.ended(f"t.py::t{n}", end=end) for n, end in enumerate(tests)))
     text = page.render(document)
     assert f"<title>{title}</title>" in text
     Parsed(text)
@@ -158,13 +158,13 @@ def test_the_title_says_how_it_went(tests, title):
 
 def test_modes_have_lines_of_their_own():
     outcomes = [documents.outcome(name) for name in ("graph: jit", "tree: jit", "tree: scan")]
-    text = page.render(documents.document(documents.tested("t.py::t", outcomes)))
+    text = page.render(documents.document(documents.ended("t.py::t", outcomes)))
     assert re.findall(r'class="mode">(\w+)<', text) == ["graph", "tree"]
     assert "modes: graph held, tree held" in text
 
 
 def test_transforms_of_the_users_own_have_columns():
-    found = documents.tested("t.py::t", [documents.outcome("jit"), documents.outcome("grad")])
+    found = documents.ended("t.py::t", [documents.outcome("jit"), documents.outcome("grad")])
     found["nestings"].append(found["nestings"][1] | {"nesting": "<own>", "layers": ["<own>[closure]"]})
     heads = re.findall(r'<th scope="col">(.*?)</th>', page.render(documents.document(found)))
     assert heads[:4] == ["test", "jit", "grad", "&lt;own&gt;"]
@@ -178,7 +178,7 @@ def test_no_text_becomes_a_part_of_the_page(name, words, file):
             documents.outcome("jit", "violated", violations=(violation,), notes=(words,), program=file),
             documents.outcome("scan", "failed", reason=words),
         ]
-        found = documents.tested(f"{name}::{name}", outcomes, end="failed", notes=[plain(words)])
+        found = documents.ended(f"{name}::{name}", outcomes, end="failed", notes=[plain(words)])
         found["nestings"][0]["program_text"] = plain(words)
         found["nestings"][1].update(nesting=plain(words), layers=[plain(words)], mode=plain(words))
         return page.render(documents.document(found))
@@ -251,13 +251,13 @@ def test_no_verdict_is_told_by_colour_alone():
     [(100, 50, 150, 150), (100, 300, 150, 300), (100, None, 10_000, 400), (100, None, None, 100), (0, None, 0, 1)],
 )
 def test_a_budget_far_away_does_not_squeeze_the_bars(peak, expected, budget, top):
-    nesting = documents.tested("t.py::t", [documents.outcome("jit")])["nestings"][0]
+    nesting = documents.ended("t.py::t", [documents.outcome("jit")])["nestings"][0]
     nesting.update(peak=peak, expected_peak=expected, budget=budget)
     assert Scale.of([nesting]).top == top
 
 
 def test_a_bar_shows_the_parts_of_the_peak():
-    nesting = documents.tested("t.py::t", [documents.outcome("jit > scan", "violated")])["nestings"][0]
+    nesting = documents.ended("t.py::t", [documents.outcome("jit > scan", "violated")])["nestings"][0]
     drawn = page_nesting.bar(nesting, Scale(10 * documents.MIB))
     assert re.findall(r'class="([\w-]+)" style="(?:width|left):([\d.]+)%"', drawn) == [
         ("resident", "20.00"),
@@ -279,7 +279,7 @@ def many(count: int) -> dict:
     )
     each = max(1, count // 10)
     tests = [
-        documents.tested(
+        documents.ended(
             f"tests/test_model.py::test_number_{number}",
             [
                 documents.outcome(

@@ -130,8 +130,8 @@ def test_the_filters_leave_what_failed(either, tmp_path):
 @pytest.mark.parametrize("width, scheme", SCREENS)
 def test_the_page_fits_the_screen(driver, tmp_path, width, scheme):
     broken = documents.outcome("jit > scan", "violated", reason=LONG, notes=(LONG,), program=LONG)
-    hostile = documents.tested(f"tests/{LONG}.py::test_{LONG}[<b>&]", [broken], end="failed", notes=[LONG], message=LONG)
-    documents_of = documents.document(hostile, *(documents.tested(f"t.py::t{n}", documents.BROKEN) for n in range(3)))
+    hostile = documents.ended(f"tests/{LONG}.py::test_{LONG}[<b>&]", [broken], end="failed", notes=[LONG], message=LONG)
+    documents_of = documents.document(hostile, *(documents.ended(f"t.py::t{n}", documents.BROKEN) for n in range(3)))
     show(driver, tmp_path / "report.html", documents_of, width, scheme)
     assert max(driver.execute_script(OVERFLOW)) <= 0
     for cell in driver.find_elements("css selector", "tr.bad a.cell"):
@@ -152,7 +152,9 @@ def test_nothing_is_loaded_and_nothing_is_refused(driver, tmp_path):
     driver.get_log("browser")
     show(driver, tmp_path / "report.html", documents.mixed())
     find(driver, "a.cell.violated").click()
-    requests = [entry["message"] for entry in driver.get_log("performance") if "Network.requestWillBeSent" in entry["message"]]
+    requests = [
+        entry["message"] for entry in driver.get_log("performance") if "Network.requestWillBeSent" in entry["message"]
+    ]
     assert [request for request in requests if '"url":"file://' not in request and '"url":"data:' not in request] == []
     assert len(requests) >= 1
     assert driver.get_log("browser") == []  # where a policy refuses something, this says so

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import records
 from pytest_nnxcheck.evidence import Evidence, Held, Split
 from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.report import Report
+from pytest_nnxcheck.report import Report, properties
 from pytest_nnxcheck.settings import Settings, merge, parse_given
 from pytest_nnxcheck.verdicts import Outcome, Violation
 
@@ -116,6 +116,32 @@ def test_a_test_says_what_the_whole_check_found():
     assert broken["settings"]["transforms"] == "jit,remat,scan,vmap,while_loop,eval_shape"
 
 
+@pytest.mark.parametrize(
+    "verdicts, strict, said",
+    [
+        ("held", "report", "held"),
+        ("held rejected", "report", "held"),
+        ("held rejected", "fail", "rejected"),
+        ("rejected", "report", "rejected"),
+        ("held expected", "report", "held"),
+        ("held failed rejected", "report", "failed"),
+        ("failed violated held", "report", "violated"),
+        ("", "report", "failed"),
+    ],
+)
+def test_the_verdict_on_a_check_is_its_worst(verdicts, strict, said):
+    nestings = ["jit", "scan", "vmap"]
+    outcomes = [documents.outcome(*pair) for pair in zip(nestings, verdicts.split(), strict=False)]
+    report = Report(tuple(outcomes), merge(parse_given({"on_rejection": strict}, str)))
+    assert report.verdict == said
+    assert dict(properties(report)).get("nnx_verdict") == (said if verdicts else None)
+
+
+def test_an_expected_failure_that_does_not_happen_fails():
+    settings = merge(parse_given({"expected_failures": {"memory": "known"}}, str))
+    assert Report(documents.HELD, settings).verdict == "failed"
+
+
 def test_settings_are_shown_as_one_writes_them():
     given = parse_given({"expected_failures": {"memory": "known"}, "memory_budget": "2x"}, str)
     found = records.of_report(Report(documents.HELD, merge(given)))["test"]
@@ -124,7 +150,7 @@ def test_settings_are_shown_as_one_writes_them():
 
 
 def test_the_order_is_that_of_the_names_whatever_ended_first():
-    one, two = documents.tested("test_a.py::test_b"), documents.tested("test_a.py::test_a")
+    one, two = documents.ended("test_a.py::test_b"), documents.ended("test_a.py::test_a")
     assert documents.document(one, two) == documents.document(two, one)
 
 
