@@ -170,8 +170,9 @@ def _program(shown: str, folder: Path | None) -> str:
 
 
 def _shown(value: object) -> str:
-    words = not isinstance(value, tuple) or all(isinstance(word, str) for word in value)
-    return str(plain(show(value) if words else ", ".join(map(str, value))))  # type: ignore[arg-type]
+    if isinstance(value, tuple) and not all(isinstance(word, str) for word in value):
+        return str(plain(", ".join(map(str, value))))
+    return str(plain(show(value)))
 
 
 def plain(value: Any) -> Any:
