@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -71,6 +72,16 @@ def floors(session: nox.Session) -> None:
     """All tests on the oldest pytest and hypothesis, with the oldest jax and flax."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
     session.run("pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(python=NEWEST)
+def page(session: nox.Session) -> None:
+    """The page of a report in headless Chromium, which is installed where it is missing and this is root."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")) and os.geteuid() == 0:
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run("apt-get", "install", "-yqq", "chromium", "chromium-driver", external=True, silent=True)
+    session.install(".[test]", *group("browser"))
+    session.run("pytest", "tests/test_page_browser.py", *session.posargs, env={"NNXCHECK_BROWSER": "required"})
 
 
 @nox.session(python=NEWEST)

@@ -28,6 +28,9 @@ _WORDS = {
     "unfit": "left out",
 }
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
+PROGRAMS = 2_000_000
+"""Characters of programs to paste that a page takes in."""
+
 # Browsers open what a link leads into by themselves; this is for those from before they did.
 _SCRIPT = """
 function reveal() {
@@ -43,7 +46,7 @@ reveal();
 def render(document: Mapping[str, Any]) -> str:
     """The text of an ``.html`` report."""
     # The failing tests first, everywhere on the page.
-    ordered = sorted(records.by_test(document), key=lambda found: records.passed(found["test"]))
+    ordered = sorted(_with_programs(records.by_test(document)), key=lambda found: records.passed(found["test"]))
     tests = list(enumerate(ordered, 1))
     bad = sum(not records.passed(found["test"]) for _, found in tests)
     headline = _headline(bad, len(tests))
@@ -66,6 +69,23 @@ def render(document: Mapping[str, Any]) -> str:
 </body>
 </html>
 """
+
+
+def _with_programs(tests: list[Records]) -> list[Records]:
+    """The tests with as many programs as the page has room for, those of the messages first; the others are named by their path."""
+    shown = [nesting for found in tests if (nesting := records.shown(found))]
+    room, kept = PROGRAMS, set[int]()
+    for nesting in [*shown, *(nesting for found in tests for nesting in found["nestings"])]:
+        if id(nesting) not in kept and len(nesting["program_text"]) <= room:
+            kept.add(id(nesting))
+            room -= len(nesting["program_text"])
+    return [
+        {
+            "test": found["test"],
+            "nestings": [n if id(n) in kept else {**n, "program_text": ""} for n in found["nestings"]],
+        }
+        for found in tests
+    ]
 
 
 def _policy() -> str:
@@ -271,4 +291,4 @@ def _failure(found: Records) -> str:
     if shown is None or not shown["violations"]:
         return f'<div class="failure">{message}</div>'
     head = f'<p class="smallest">Smallest nesting that breaks: <code>{esc(shown["nesting"])}</code></p>'
-    return f'<div class="failure">{head}{cause(shown)}<details class="raw"><summary>Message of pytest</summary>{message}</details></div>'
+    return f'<div class="failure">{head}{cause(shown, unfolded=False)}<details class="raw"><summary>Message of pytest</summary>{message}</details></div>'

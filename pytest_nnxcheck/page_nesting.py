@@ -93,7 +93,7 @@ def _parts(nesting: OfNesting) -> list[tuple[str, int]]:
     return [("resident", resident), ("temporaries", split["temporaries"]), ("constants", split["constants"])]
 
 
-def cause(nesting: OfNesting) -> str:
+def cause(nesting: OfNesting, *, unfolded: bool = True) -> str:
     """Why the verdict is what it is, what was measured, how to run it again, and the program that shows the same."""
     rows = "".join(
         f'<dt class="{style}">{esc(label)}</dt><dd class="{style}">{esc(text)}</dd>'
@@ -102,7 +102,7 @@ def cause(nesting: OfNesting) -> str:
     program = ""
     if nesting["program_text"]:
         name = esc(nesting["program"])
-        program = f'<details class="program" open><summary>Program: {name}</summary><pre tabindex="0">{esc(nesting["program_text"])}</pre></details>'
+        program = f'<details class="program"{' open' if unfolded else ''}><summary>Program: {name}</summary><pre tabindex="0">{esc(nesting["program_text"])}</pre></details>'
     told = {label for violation in nesting["violations"] for label, _ in violation["details"]}
     return f"<dl>{rows}</dl>{'' if 'buffer' in told else buffers(nesting)}{program}"
 

@@ -125,6 +125,18 @@ def test_the_program_is_on_the_page():
     assert '<dt class="command">program</dt><dd class="command">prog.py</dd>' in page.render(documents.document(found))
 
 
+def test_a_page_takes_in_what_it_has_room_for(monkeypatch):
+    broken = [documents.outcome(name, "violated", program=f"{name}.py") for name in ("scan", "remat", "jit")]
+    found = documents.ended("t.py::t", broken, end="failed")
+    for nesting in found["nestings"]:
+        nesting["program_text"] = f"# {nesting['nesting']}".ljust(100, "#")
+    monkeypatch.setattr(page, "PROGRAMS", 250)
+    text = page.render(documents.document(found))
+    assert found["test"]["shown"] == "jit"
+    assert re.findall(r"<pre[^>]*># (\w+)#", text) == ["jit", "scan", "jit"]  # that of the message is there twice
+    assert '<dd class="command">remat.py</dd>' in text
+
+
 @pytest.mark.parametrize(
     "end, said", [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")], ids=str
 )

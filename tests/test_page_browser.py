@@ -27,8 +27,11 @@ OVERFLOW = """
 TARGETS = "return [...document.querySelectorAll('a.cell')].map(e => e.getBoundingClientRect()).map(r => Math.min(r.width, r.height))"
 
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 def missing() -> str:
-    if not shutil.which("chromium") or not shutil.which("chromedriver"):
+    if not CHROMIUM or not shutil.which("chromedriver"):
         return "needs chromium and chromedriver: apt-get install chromium chromium-driver"
     try:
         import selenium  # noqa: F401
@@ -42,7 +45,7 @@ def browser(profile: Path, *, scripts: bool):
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
+    options.binary_location = CHROMIUM
     for flag in [*FLAGS, f"--user-data-dir={profile}"]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
