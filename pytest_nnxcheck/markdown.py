@@ -122,8 +122,8 @@ def _details(found: Records) -> str:
     where = f" under {html_code(shown['nesting'])}" if shown else ""
     label = f"{html_code(found['test']['nodeid'])}: {text(records.broken(found))}{where}"
     parts = [_open(label), fenced(_cut(found["test"]["message"] or found["test"]["outcome"]))]
-    if shown and shown["program_text"]:
-        parts += ["\nThe same without the plugin:\n\n", fenced(_cut(shown["program_text"]), "python")]
+    if shown and 0 < len(shown["program_text"]) <= _LONGEST:  # a part of a program is of no use
+        parts += ["\nThe same without the plugin:\n\n", fenced(shown["program_text"], "python")]
     return "".join([*parts, "\n</details>\n\n"])
 
 

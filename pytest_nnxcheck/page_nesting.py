@@ -102,7 +102,8 @@ def cause(nesting: OfNesting, *, unfolded: bool = True) -> str:
     program = ""
     if nesting["program_text"]:
         name = esc(nesting["program"])
-        program = f'<details class="program"{' open' if unfolded else ''}><summary>Program: {name}</summary><pre tabindex="0">{esc(nesting["program_text"])}</pre></details>'
+        state = " open" if unfolded else ""
+        program = f'<details class="program"{state}><summary>Program: {name}</summary><pre tabindex="0">{esc(nesting["program_text"])}</pre></details>'
     told = {label for violation in nesting["violations"] for label, _ in violation["details"]}
     return f"<dl>{rows}</dl>{'' if 'buffer' in told else buffers(nesting)}{program}"
 

@@ -93,6 +93,8 @@ def test_the_message_and_the_program_are_folded_away():
     )
     assert '<pre><code class="language-text">nnx invariant broken: memory' in html
     assert '<pre><code class="language-python">print(1)' in html
+    document["nestings"][2]["program_text"] = "print(1)\n" * 1000
+    assert "language-python" not in PARSER.render(markdown.render(document))
     assert "<td>3: 3 held</td>" in html
     assert html.count("<details>") == html.count("</details>") == 2
 
