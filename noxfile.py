@@ -111,6 +111,7 @@ def wheel(session: nox.Session) -> None:
     (there / "pytest.ini").write_text("[pytest]\n")  # what pytest finds above is not the user's
     session.chdir(there)
     session.run("python", "-c", LIGHT)
-    session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", "examples")
+    reports = [f"--nnx-report=report.{kind}" for kind in ("html", "json", "md")]
+    session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", *reports, "examples")
     session.run("pytest", "-p", "no:nnxcheck", "test_plain.py")
     session.run("pytest", "-p", "no:nnxcheck", "--nnx-max-depth=2", "test_plain.py", success_codes=[4], silent=True)

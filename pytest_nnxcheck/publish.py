@@ -133,8 +133,16 @@ class Publisher:
         report = yield
         ended = report.when == "call" or (report.when == "setup" and not report.passed)
         if ended and item.get_closest_marker(MARKER) is not None:
-            setattr(report, _WIRE, self._records(item, call))
+            setattr(report, _WIRE, self._told_or_why_not(item, call))
         return report
+
+    def _told_or_why_not(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
+        try:
+            return self._records(item, call)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
+            test = records.empty_test(item.nodeid)
+            test["message"] = records.plain(f"nnx report: cannot tell of this test: {type(error).__name__}: {error}")
+            return {"test": test, "nestings": []}
 
     def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
         found = self._of_run(item.nodeid)

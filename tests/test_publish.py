@@ -285,6 +285,14 @@ def test_a_page_that_cannot_be_made_is_told_and_loses_nothing_else(run_inner, py
     assert len(written(pytester)["tests"]) == 2
 
 
+def test_a_test_that_cannot_be_told_of_is_told_by_name(run_inner, pytester):
+    broken = "def broken(report, folder):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck import records\nrecords.of_report = broken\n"
+    result = run_inner(MIXED, "--nnx-report=report.json", conftest=broken, subprocess=True)
+    result.assert_outcomes(passed=2, failed=1)
+    told = {name: (test["outcome"], test["message"]) for name, test in heads(pytester).items()}
+    assert told["test_pair"] == ("failed", "nnx report: cannot tell of this test: RuntimeError: <what>")
+
+
 def test_the_old_report_stays_until_the_new_one_is_whole(run_inner, pytester):
     (pytester.path / "real.json").write_text("old")
     (pytester.path / "report.json").symlink_to("real.json")
