@@ -212,6 +212,7 @@ def test_a_worker_that_crashes_loses_nothing_else(run_inner, pytester):
 
 
 def test_only_the_last_run_of_a_test_counts(run_inner, pytester):
+    pytest.importorskip("pytest_rerunfailures")
     source = "N = []\n@marked\ndef test_again(nnx_wrap):\n    assert nnx_wrap(Model())(3) == 3\n    if not N:\n        N.append(1)\n        raise OSError\n"
     run_inner(source, "--nnx-report=report.json", "--reruns=1").assert_outcomes(passed=1)
     (test,) = written(pytester)["tests"]
