@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from pytest_nnxcheck import report as texts
 from pytest_nnxcheck.evidence import Evidence
@@ -130,8 +130,8 @@ def empty_test(nodeid: str) -> OfTest:
 
 
 def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesting:
-    measured = outcome.evidence or Evidence()
-    return {
+    measured = plain(outcome.evidence or Evidence())
+    told = {
         "nodeid": plain(found.test_id),
         "nesting": str(outcome.nesting),
         "mode": outcome.nesting.mode,
@@ -145,17 +145,14 @@ def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesti
         "expected_failures": plain(outcome.expected),
         "peak": outcome.peak,
         "budget": outcome.budget,
-        "expected_peak": measured.expected,
-        "split": plain(measured.split),
-        "un_nested": plain(measured.un_nested),
-        "buffers": plain(measured.buffers),
-        "leaks": plain(measured.leaks),
-        "moves": plain(measured.moves),
+        "expected_peak": measured.pop("expected"),
+        **measured,
         "program": plain(outcome.program),
         "program_text": _program(outcome.program, folder),
         "replay": plain(texts.replay(found, outcome.nesting)),
         "seconds": outcome.seconds,
     }
+    return cast("OfNesting", told)
 
 
 def _program(shown: str, folder: Path | None) -> str:

@@ -99,7 +99,7 @@ def test_nothing_that_is_measured_is_left_out(kind):
     renamed = {"expected": {Evidence: "expected_peak", Outcome: "expected_failures"}[kind]}
     told_by = {"by_mode": "reason", "unfit": "word", "evidence": "split"}
     names = {renamed.get(each.name, told_by.get(each.name, each.name)) for each in fields(kind)}
-    assert names <= records.OfNesting.__annotations__.keys()
+    assert names <= records.OfNesting.__annotations__.keys() == documents.mixed()["nestings"][0].keys()
 
 
 def test_a_test_says_what_the_whole_check_found():
