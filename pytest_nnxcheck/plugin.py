@@ -68,8 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
             **options.from_ini(config),
             **options.from_command_line(options.typed(config.option, options.VALUES)),
         }
-        config.stash[_suite] = _expected_failures(config)
         _publish(config)
+        config.stash[_suite] = _expected_failures(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -92,14 +92,6 @@ def _expected_failures(config: pytest.Config) -> Suite | None:
     return found
 
 
-def _publish(config: pytest.Config) -> None:
-    """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
-    if outlets.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
-        from pytest_nnxcheck import publish
-
-        publish.register(config, config.stash[_unreported])
-
-
 def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
     """Ask jax for as many CPU devices as command line or ini file say, until the end of the run."""
     name = "devices"
@@ -113,6 +105,14 @@ def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None
         raise pytest.UsageError(str(error)) from None
     except CheckError as error:
         raise pytest.UsageError(f"{origin}: {error}") from None
+
+
+def _publish(config: pytest.Config) -> None:
+    """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
+    if outlets.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
+        from pytest_nnxcheck import publish
+
+        publish.register(config, config.stash[_unreported])
 
 
 # --- collection ----------------------------------------------------------------------------------------------------------
