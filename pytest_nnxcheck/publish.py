@@ -194,9 +194,15 @@ class Publisher:
         test["outcome"] = "error"
         test["message"] = "\n".join(filter(None, [test["message"], records.plain(report.longreprtext)]))
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    # Innermost: after all that may fail the run yet, before the terminal's summary.
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Write; a worker hands over the test that was interrupted instead."""
+        result = yield
+        self._finish(session)
+        return result
+
+    def _finish(self, session: pytest.Session) -> None:
         stopped = [self._of_run(nodeid) for nodeid in self.unreported]
         for found in stopped:
             found["test"]["outcome"] = "interrupted"

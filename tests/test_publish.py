@@ -364,3 +364,11 @@ def test_reports_alone_import_no_jax(pytester, inner_args, monkeypatch):
     pytester.makepyfile("def test_plain():\n    import sys\n    assert not {'jax', 'flax'} & sys.modules.keys()\n")
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:hypothesispytest", "--nnx-report=a.html")
     result.assert_outcomes(passed=1)
+
+
+def test_the_report_has_the_status_that_other_plugins_gave_the_run(run_inner, pytester):
+    late = (
+        "@__import__('pytest').hookimpl(trylast=True)\ndef pytest_sessionfinish(session):\n    session.exitstatus = 1\n"
+    )
+    assert run_inner("def test_plain(): pass\n", "--nnx-report=report.json", conftest=late).ret == 1
+    assert written(pytester)["run"]["exit_status"] == 1
