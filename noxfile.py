@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -74,6 +75,16 @@ def floors(session: nox.Session) -> None:
 
 
 @nox.session(python=NEWEST)
+def page(session: nox.Session) -> None:
+    """The page of a report in headless Chromium, which is installed where it is missing and this is root."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")) and os.geteuid() == 0:
+        session.run("apt-get", "update", "-qq", external=True)
+        session.run("apt-get", "install", "-yqq", "chromium", "chromium-driver", external=True, silent=True)
+    session.install(".[test]", *group("browser"))
+    session.run("pytest", "tests/test_page_browser.py", *session.posargs, env={"NNXCHECK_BROWSER": "required"})
+
+
+@nox.session(python=NEWEST)
 def published(session: nox.Session) -> None:
     """A package from PyPI that is not ours, on the newest versions that it allows: see docs/published.md."""
     session.install(".[test]", "google-tunix==0.1.7")  # the version of docs/published.md
@@ -100,6 +111,7 @@ def wheel(session: nox.Session) -> None:
     (there / "pytest.ini").write_text("[pytest]\n")  # what pytest finds above is not the user's
     session.chdir(there)
     session.run("python", "-c", LIGHT)
-    session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", "examples")
+    reports = [f"--nnx-report=report.{kind}" for kind in ("html", "json", "md")]
+    session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", *reports, "examples")
     session.run("pytest", "-p", "no:nnxcheck", "test_plain.py")
     session.run("pytest", "-p", "no:nnxcheck", "--nnx-max-depth=2", "test_plain.py", success_codes=[4], silent=True)

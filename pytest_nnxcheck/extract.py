@@ -134,7 +134,9 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
     for before, token, after in zip([tokens[0], *tokens], tokens, [*tokens[1:], tokens[-1]], strict=False):
         depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
         keyword = depth > 0 and after.string == "="
-        of_class = after.string == ":" and token.start[1] > 0 and not lines[token.start[0] - 1][: token.start[1]].strip()
+        of_class = (
+            after.string == ":" and token.start[1] > 0 and not lines[token.start[0] - 1][: token.start[1]].strip()
+        )
         named = token.type == tokenize.NAME and token.string in names and before.string != "."
         if named and not keyword and not of_class:
             places.append((token.start, token.string))

@@ -136,5 +136,3 @@ def key_kind(dtype: Any) -> str:
         if jax.random.key(0, impl=kind).dtype == dtype:
             return kind
     raise NotLiteral
-
-

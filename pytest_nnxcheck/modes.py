@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pytest_nnxcheck import compat
 from pytest_nnxcheck.nesting import MODES, Nesting
 from pytest_nnxcheck.settings import SettingError, Settings
 from pytest_nnxcheck.verdicts import Outcome, Verdict
@@ -19,6 +18,8 @@ def chosen(settings: Settings) -> tuple[str, ...]:
 
 def require(settings: Settings) -> None:
     """Refuse modes that the installed flax lacks. Raises `SettingError`; late, since it imports flax."""
+    from pytest_nnxcheck import compat
+
     wanted = chosen(settings)
     if wanted == MODES[:1]:
         return

@@ -19,6 +19,7 @@ from pytest_nnxcheck.settings import SettingError, flag
 if TYPE_CHECKING:
     import pytest
 
+REPORTS = (".json", ".html", ".md")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 
@@ -64,6 +65,15 @@ def file_path(name: str, value: object) -> str:
     return value
 
 
+def report_path(name: str, value: object) -> str:
+    """Read the path of a report, whose suffix says in which form it is written. Raises `SettingError`."""
+    path = file_path(name, value)
+    if Path(path).suffix.lower() not in REPORTS:
+        shown = ", ".join(repr(path + suffix) for suffix in REPORTS)
+        raise SettingError(f"{name}={value!r} ends in none of {', '.join(REPORTS)}, write {shown}")
+    return path
+
+
 OUTLETS: dict[str, Outlet] = {
     "baseline": Outlet(
         "file of the peak memory of every nesting, which this run is compared with",
@@ -79,6 +89,12 @@ OUTLETS: dict[str, Outlet] = {
     "baseline_update": Outlet("write the baseline anew from this run, if every test of it passed"),
     "baseline_update_new_only": Outlet("add to the baseline what is not in it, and compare the rest"),
     "baseline_any_stamp": Outlet("compare with a baseline that other versions, or another device, have left"),
+    "report": Outlet(
+        "file of the verdict, peak and cause of every nesting: .json, .html (a page to look at) or .md (for a pull request)",
+        metavar="PATH",
+        parse=report_path,
+        repeated=True,
+    ),
 }
 
 

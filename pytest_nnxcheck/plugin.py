@@ -70,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
             **options.from_ini(config),
             **options.from_command_line(options.typed(config.option, options.VALUES)),
         }
+        _publish(config)
         config.stash[_suite] = _expected_failures(config)
         config.stash[_keeper] = _baseline(config)
     except SettingError as error:
@@ -116,6 +117,14 @@ def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None
         raise pytest.UsageError(str(error)) from None
     except CheckError as error:
         raise pytest.UsageError(f"{origin}: {error}") from None
+
+
+def _publish(config: pytest.Config) -> None:
+    """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
+    if outlets.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
+        from pytest_nnxcheck import publish
+
+        publish.register(config, config.stash[_unreported])
 
 
 # --- collection ----------------------------------------------------------------------------------------------------------

@@ -75,6 +75,14 @@ class Report:
         return not bad and all(verdict in {"held", "expected"} for verdict in judged)
 
     @property
+    def verdict(self) -> Verdict:
+        """The verdict on the whole check: its worst one; ``failed`` too where an expected failure did not happen, or nothing ran."""
+        worst = modes.verdict(list(self.outcomes))
+        if not self.outcomes or self.unexpected:
+            return "violated" if worst == "violated" else "failed"
+        return worst if worst != "held" or self.ok else "rejected"
+
+    @property
     def unexpected(self) -> tuple[str, ...]:
         """A line for each expected failure that did not happen."""
         settings = self.settings
@@ -322,7 +330,8 @@ def format_bytes(size: int) -> str:
 def properties(report: Report) -> list[tuple[str, str | int]]:
     """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
     verdicts = kinds(report.outcomes)
-    pairs: list[tuple[str, str | int]] = [("nnx_nestings", len(report.outcomes))]
+    pairs: list[tuple[str, str | int]] = [("nnx_verdict", report.verdict)] if report.outcomes else []
+    pairs += [("nnx_nestings", len(report.outcomes))]
     pairs += [
         (f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected", "expected")
     ]

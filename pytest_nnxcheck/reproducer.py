@@ -143,7 +143,10 @@ def title(text: str) -> str:
 def header(spec: Spec) -> list[str]:
     """What the program shows, with which versions, and how to run it."""
     outcome = spec.outcome
-    lines = [headline(outcome) if outcome else f"nesting: {spec.nesting} (written before it ran)", f"test: {spec.title}"]
+    lines = [
+        headline(outcome) if outcome else f"nesting: {spec.nesting} (written before it ran)",
+        f"test: {spec.title}",
+    ]
     if outcome is not None:
         lines += [f"nesting: {spec.nesting}", *([f"{outcome.verdict}: {outcome.reason}"] if outcome.reason else [])]
         for violation in outcome.violations:
@@ -247,7 +250,12 @@ def setup_text(nesting: Nesting, spec: Spec, nest: str) -> str:
     donate = spec.settings.donate
     stacked = [layer.transform in STACKED for layer in nesting.layers]
     inside = tuple(sum(stacked[number + 1 :]) for number in range(len(stacked)))
-    lines = [f"runs={'run_abstract' if spec.abstract else 'run'}", f"nest={nest}", f"un_nest=lambda out: {un_nested(nesting)}", f"inside={inside}"]
+    lines = [
+        f"runs={'run_abstract' if spec.abstract else 'run'}",
+        f"nest={nest}",
+        f"un_nest=lambda out: {un_nested(nesting)}",
+        f"inside={inside}",
+    ]
     lines += [f"axes={sum(stacked)}", f"root={root_of(nesting)}", f"donate={donate!r}"]
     lines += ["place=on_mesh"] if places(nesting) else []
     return "Setup(\n" + "".join(f"    {each},\n" for each in lines) + ")"

@@ -93,7 +93,9 @@ def left_out(tree: ast.Module) -> frozenset[str]:
             names.update(alias.asname or alias.name.partition(".")[0] for alias in found)
         elif isinstance(statement, ast.ImportFrom) and is_left_out(statement.module):
             names.update(alias.asname or alias.name for alias in statement.names)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value and names & names_of(statement.value):
+        elif (
+            isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value and names & names_of(statement.value)
+        ):
             names.update(bound_by(statement))
     return frozenset(names)
 
@@ -177,7 +179,9 @@ class Sources:
             raise NoSource(f"{cls.__qualname__} is in no module")
         user = self._register(module)
         outermost = cls.__qualname__.partition(".")[0]
-        node = next((each for each in user.tree.body if isinstance(each, ast.ClassDef) and each.name == outermost), None)
+        node = next(
+            (each for each in user.tree.body if isinstance(each, ast.ClassDef) and each.name == outermost), None
+        )
         if node is None:
             raise NoSource(f"the source of {cls.__qualname__} cannot be found")
         slim = without_other_tests(node, method)
@@ -226,7 +230,9 @@ class Sources:
         for name in sorted(globals_in(text) - set(skip)):
             self._take_name(user, module, name)
 
-    def _take_import(self, user: UserModule, module: ModuleType, statement: ast.Import | ast.ImportFrom, name: str) -> None:
+    def _take_import(
+        self, user: UserModule, module: ModuleType, statement: ast.Import | ast.ImportFrom, name: str
+    ) -> None:
         alias = next((each for each in statement.names if (each.asname or each.name.partition(".")[0]) == name), None)
         if alias is None:
             return
@@ -277,7 +283,9 @@ def globals_in(text: str) -> set[str]:
 
     def of(table: symtable.SymbolTable) -> Iterator[str]:
         top = table.get_type() == "module"
-        yield from (each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global()))
+        yield from (
+            each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global())
+        )
         for inner in table.get_children():
             yield from of(inner)
 

@@ -206,7 +206,10 @@ def flatten_leaf(leaf: Any, name: str, *, numbers: bool) -> Any:
     number = numbers and isinstance(leaf, bool | int | float | complex)
     if compat.is_graph_node(leaf) or is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) or number:
         return [(name, leaf)], lambda values, _: next(values)
-    held = {key: flatten(value, lambda path, key=key: f"{name}{key}{jax.tree_util.keystr(path)}") for key, value in fields(leaf)}
+    held = {
+        key: flatten(value, lambda path, key=key: f"{name}{key}{jax.tree_util.keystr(path)}")
+        for key, value in fields(leaf)
+    }
     held = {key: parts for key, parts in held.items() if parts[0]}
 
     def fill(values: Iterator[Any], undo: list[Any]) -> Any:
@@ -214,7 +217,9 @@ def flatten_leaf(leaf: Any, name: str, *, numbers: bool) -> Any:
         for key, (_, make) in held.items():
             old, new = dict(fields(leaf))[key], make(values, undo)
             put(leaf, key, new)
-            undo.append(lambda key=key, old=old, new=new: put(leaf, key, old) if dict(fields(leaf)).get(key) is new else None)
+            undo.append(
+                lambda key=key, old=old, new=new: put(leaf, key, old) if dict(fields(leaf)).get(key) is new else None
+            )
         return leaf
 
     return [part for parts, _ in held.values() for part in parts], fill
@@ -253,7 +258,9 @@ def pack(values: list[Any], state: Any, owned: Any) -> Any:
         elif compat.is_graph_node(value):
             graphdef, leaves = compat.split(Nodes({"node": value}))
             flat, treedef = jax.tree.flatten(leaves)
-            makers.append(functools.partial(unpack_node, graphdef, treedef, slice(len(arrays), len(arrays) + len(flat))))
+            makers.append(
+                functools.partial(unpack_node, graphdef, treedef, slice(len(arrays), len(arrays) + len(flat)))
+            )
             arrays += flat
         else:
             makers.append(functools.partial(lambda index, arrays: arrays[index], len(arrays)))
@@ -281,7 +288,9 @@ def abstract_twin(leaf: Any) -> Any:
         return leaf
     sharding = getattr(leaf, "sharding", None)
     several = sharding is not None and len(sharding.device_set) > 1
-    kind = leaf.dtype if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    kind = (
+        leaf.dtype if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else jax.dtypes.canonicalize_dtype(leaf.dtype)
+    )
     return jax.ShapeDtypeStruct(leaf.shape, kind, sharding=sharding if several else None)
 
 
@@ -361,7 +370,6 @@ def unchanged(ran: Ran, state: Any) -> Iterator[None]:
 def root_jit(ran: Ran) -> Callable[..., Program]:
     """The jit of the outermost layer: it donates, keeps unused parameters, and shows what it compiled."""
 
-
     def show(compiled: Any, _arguments: Any, _lowered: Any) -> None:
         ran.compiled.append(compiled)
 
@@ -397,7 +405,9 @@ def put_back(mine: Any, copy: Any) -> None:
     values = dict(compat.raw_leaves(copy))
     nodes = {tuple(path): node for path, node in compat.iter_graph(mine)}
     for path, variable in compat.variables(mine):
-        real = isinstance(values.get(path), jax.ShapeDtypeStruct) and isinstance(compat.variable_value(variable), jax.Array)
+        real = isinstance(values.get(path), jax.ShapeDtypeStruct) and isinstance(
+            compat.variable_value(variable), jax.Array
+        )
         if path in values and not real:
             compat.set_variable_value(variable, values[path])
     for path, node in compat.iter_graph(copy):

@@ -28,7 +28,10 @@ def run_abstract(call: Call, facts: Facts, setup: Setup) -> Ran:
     inputs = abstract_inputs(call.inputs)
     for _ in range(setup.axes):
         inputs = tuple(map(stack_leaf, inputs))
-    state, inputs = setup.place(nnx.merge(graphdef, abstract_state(leaves))), tuple(map(abstract_leaf, setup.place(inputs)))
+    state, inputs = (
+        setup.place(nnx.merge(graphdef, abstract_state(leaves))),
+        tuple(map(abstract_leaf, setup.place(inputs))),
+    )
     ran = Ran(call, facts, setup, state)
     addresses: dict[int, int] = {}
     kept: list[Any] = []

@@ -198,7 +198,11 @@ def why_lost(before: Leaf, after: Leaf | None, old: set[int], reused: set[int]) 
         return ""
     if resharded(before, after):
         return "its sharding changed"
-    return "" if set(after.pointers) <= old and after.pointers else f"not reused by XLA (pointers {before.pointers}, {after.pointers})"
+    return (
+        ""
+        if set(after.pointers) <= old and after.pointers
+        else f"not reused by XLA (pointers {before.pointers}, {after.pointers})"
+    )
 
 
 def shared_or_viewed(ran: Ran) -> list[str]:

@@ -79,7 +79,9 @@ def inside(path: str, note: str, value: Any) -> Iterator[tuple[str, str, Any]]:
 def inside_container(path: str, note: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from ((f"{path}.{key}", note, item) for key, item in zip(value._fields, value, strict=True))
-    elif isinstance(value, list | tuple | collections.deque) or (isinstance(value, np.ndarray) and value.dtype == object):
+    elif isinstance(value, list | tuple | collections.deque) or (
+        isinstance(value, np.ndarray) and value.dtype == object
+    ):
         yield from ((f"{path}[{number}]", note, item) for number, item in enumerate(list(value)))
     elif isinstance(value, dict):
         for number, (key, item) in enumerate(list(value.items())):
@@ -112,7 +114,9 @@ def inside_instance(path: str, note: str, value: Any) -> Iterator[tuple[str, str
         return
     for key, item in list(getattr(value, "__dict__", {}).items()):
         if isinstance(key, str) and not key.startswith(MARKS):
-            step = f"[{key}]" if isinstance(value, LISTS) else f"[{key!r}]" if isinstance(value, nnx.Dict) else f".{key}"
+            step = (
+                f"[{key}]" if isinstance(value, LISTS) else f"[{key!r}]" if isinstance(value, nnx.Dict) else f".{key}"
+            )
             yield path if key in VIEWED else path + step, note, item
     for base in type(value).__mro__:
         for name, slot in vars(base).items():

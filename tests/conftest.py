@@ -24,6 +24,12 @@ def inner_args(request: pytest.FixtureRequest) -> list[str]:
     return [] if installed else ["-p", plugin.__name__]
 
 
+@pytest.fixture(autouse=True)
+def _outside_of_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inner run adds nothing to the summary of the step that runs these tests."""
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch):
     """The engine of fake_engine.py in place of the real one, for checks made in this process."""

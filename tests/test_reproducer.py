@@ -24,7 +24,9 @@ class Block:
             raise ModuleNotFoundError(f"{name} is not for pasted programs")
 sys.meta_path.insert(0, Block())
 """
-RUN_ALL = BLOCK + """
+RUN_ALL = (
+    BLOCK
+    + """
 import contextlib, io, json, runpy
 for path in sys.argv[1:]:
     before = list(sys.path)
@@ -37,6 +39,7 @@ for path in sys.argv[1:]:
     sys.path[:] = before
     print(json.dumps([path, *found]), flush=True)
 """
+)
 RUN_ONE = BLOCK + "import runpy\nrunpy.run_path(sys.argv[1], run_name='__main__')"
 
 
@@ -203,7 +206,14 @@ def test_nested(nnx_wrap):
 
 
 @pytest.mark.parametrize(
-    "nesting", ["scan", "jit > vmap[functional] > remat", "jit[functional] > while_loop > call_first", "jit > grad > scan", "cond[functional] > fori_loop"]
+    "nesting",
+    [
+        "scan",
+        "jit > vmap[functional] > remat",
+        "jit[functional] > while_loop > call_first",
+        "jit > grad > scan",
+        "cond[functional] > fori_loop",
+    ],
 )
 def test_other_nestings_fail_in_the_same_way(inner, pytester, nesting):
     same(inner(NESTED, "--nnx-nesting", nesting), pytester.path, 1)
@@ -241,7 +251,9 @@ def test_abstract(nnx_wrap):
 """
 
 
-@pytest.mark.parametrize("nesting", ["jit", "un-nested", "jit[functional] > scan > while_loop", "vmap > remat[functional]"])
+@pytest.mark.parametrize(
+    "nesting", ["jit", "un-nested", "jit[functional] > scan > while_loop", "vmap > remat[functional]"]
+)
 def test_the_program_of_a_healthy_twin_ends_well(inner, pytester, monkeypatch, nesting):
     monkeypatch.setattr(Programs, "end", lambda self, outcomes: None)  # which removes them
     inner(HEALTHY, "--nnx-nesting", nesting).assert_outcomes(passed=14)
@@ -454,7 +466,9 @@ def test_a_place_that_cannot_be_written_costs_no_run(inner, folder):
 
 
 def test_a_warning_that_is_an_error_costs_no_run_either(inner):
-    result = inner(LEAK, "--nnx-nesting", "jit", "-W", "error", "-p", "no:cacheprovider", "-o", "cache_dir=/proc/nowhere")
+    result = inner(
+        LEAK, "--nnx-nesting", "jit", "-W", "error", "-p", "no:cacheprovider", "-o", "cache_dir=/proc/nowhere"
+    )
     result.assert_outcomes(failed=1, passed=1)
 
 
@@ -484,7 +498,9 @@ def test_a_path_with_spaces_is_quoted_in_the_command(inner, pytester):
 
 
 def test_file_names_are_short_safe_and_each_its_own():
-    names = [file_name(text) for text in ("a/b::c[x]", "a/b::c(x)", "x" * 1000, "x" * 1001, "ü\n\0", "\ud800", "..", "")]
+    names = [
+        file_name(text) for text in ("a/b::c[x]", "a/b::c(x)", "x" * 1000, "x" * 1001, "ü\n\0", "\ud800", "..", "")
+    ]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)
 
@@ -518,7 +534,12 @@ def test_a_check_in_a_script_gives_the_program_as_text(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-W", "ignore", "script.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=True, env={**__import__("os").environ, "PYTHONPATH": str(TESTS.parent)}
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**__import__("os").environ, "PYTHONPATH": str(TESTS.parent)},
     )
     *programs, none = done.stdout.split("#########\n")
     paths = [tmp_path / f"program_{number}.py" for number in range(len(programs))]

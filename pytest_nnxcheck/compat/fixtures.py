@@ -13,7 +13,9 @@ def fixture_functions(item: Any) -> Mapping[str, Callable[..., Any]]:
     wider scope that was set up for an earlier test. Empty where pytest has moved its table. Tried on pytest 8.0 and 9.2.
     """
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", None) or {}
-    return {name: found[-1].func for name, found in known.items() if found and callable(getattr(found[-1], "func", None))}
+    return {
+        name: found[-1].func for name, found in known.items() if found and callable(getattr(found[-1], "func", None))
+    }
 
 
 def parameters(item: Any) -> tuple[Mapping[str, Any], Mapping[str, int]]:

@@ -1,0 +1,74 @@
+"""Reports of runs that never were, for the tests of what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pytest_nnxcheck import records
+from pytest_nnxcheck.evidence import Evidence, Held, Moved, Residue, Split
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.report import Report
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.verdicts import Outcome, Violation
+
+RUN = {
+    "started": "2026-01-02T03:04:05+00:00",
+    "seconds": 12.5,
+    "exit_status": 1,
+    "python": "3.13.0",
+    "platform": "Linux",
+    "packages": {"pytest-nnxcheck": "0.1.0", "jax": "0.12.0", "flax": "0.12.12"},
+}
+MIB = 1024 * 1024
+SPLIT = Split(arguments=2 * MIB, outputs=MIB, temporaries=3 * MIB, aliased=MIB, constants=24)
+EVIDENCE = Evidence(
+    split=SPLIT,
+    expected=3 * MIB,
+    un_nested=Split(2 * MIB, MIB, MIB, MIB, 0),
+    buffers=(
+        Held(MIB, "float32[512,512]", "temporary", "copy", ("model.py:7", "test_model.py:9"), "model.kernel", True),
+    ),
+    leaks=(Residue("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "model.py:8", "scan"),),
+    moves=(Moved("model.kernel", "float32[3]", "bfloat16[3]", False),),
+)
+MEMORY = Violation(
+    "memory", "peak 5.0 MiB is over the budget of 4.0 MiB", (("buffer", "1.0 MiB temporary"),), "donate the state"
+)
+
+
+def outcome(nesting: str, verdict: str = "held", **more: Any) -> Outcome:
+    budget = (4 if verdict == "violated" else 6) * MIB
+    if nesting.startswith("jit"):
+        more = {"peak": SPLIT.peak, "budget": budget, "evidence": EVIDENCE} | more
+    if verdict == "violated":
+        more = {"violations": (MEMORY,)} | more
+    return Outcome(Nesting.parse(nesting), verdict, seconds=0.25, **more)  # type: ignore[arg-type]
+
+
+HELD = (outcome("un-nested"), outcome("jit"), outcome("scan"))
+BROKEN = (
+    outcome("un-nested"),
+    outcome("jit"),
+    outcome("jit > scan", "violated"),
+    outcome("vmap", "failed", reason="TypeError: no batch"),
+    outcome("scan[closure]", "rejected", reason="TraceContextError: other trace level"),
+    outcome("remat > scan", "rejected", reason="the carry changes its type", unfit=True),
+    outcome("jit > vmap", "expected", expected=("vmap",), reason="TypeError: no batch"),
+)
+
+
+def ended(nodeid: str, outcomes: Iterable[Outcome] = HELD, *, end: str = "passed", **more: Any) -> records.Records:
+    """The records of a test that pytest has seen end."""
+    found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid))
+    found["test"].update({"outcome": end, "place": {"file": nodeid.partition("::")[0], "line": 3}} | more)  # type: ignore[typeddict-item]
+    return found
+
+
+def document(*tests: records.Records) -> dict[str, Any]:
+    return records.document(RUN, tests)
+
+
+def mixed() -> dict[str, Any]:
+    """One test that fails, and one that passes."""
+    return document(ended("test_model.py::test_broken", BROKEN, end="failed"), ended("test_model.py::test_holds"))

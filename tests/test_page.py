@@ -1,0 +1,315 @@
+"""The page: everything is on it, nothing on it is anybody else's HTML, it loads nothing, and it can be read in both schemes."""
+
+import base64
+import hashlib
+import re
+import time
+from html.parser import HTMLParser
+
+import documents
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import page, page_nesting
+from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.page_nesting import Scale
+from pytest_nnxcheck.records import plain
+from pytest_nnxcheck.verdicts import Violation
+
+VOID = {"meta", "link", "input", "wbr"}
+PARTS = [
+    "<b>",
+    "</dd>",
+    "</pre>",
+    "</details>",
+    "<script>",
+    "&lt;",
+    "&#60;",
+    "<!--",
+    "]]>",
+    '" onclick="',
+    "'>",
+    "</style>",
+    "é",
+    "\n",
+]
+HOSTILE = (
+    st.lists(st.sampled_from(PARTS) | st.text(st.characters(), max_size=3), min_size=1, max_size=4)
+    .map("".join)
+    .filter(bool)
+)
+
+
+class Parsed(HTMLParser):
+    """A page as its elements and its text; every element must be closed, in the right order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def all(self, name: str) -> list[str]:
+        return [attrs[name] or "" for _, attrs in self.elements if name in attrs]
+
+    def cells(self) -> list[str]:
+        return [attrs["title"] for tag, attrs in self.elements if tag == "a" and "cell" in (attrs.get("class") or "")]
+
+
+MIXED = page.render(documents.mixed())
+
+
+def test_every_nesting_has_a_cell_that_leads_to_its_cause():
+    parsed = Parsed(MIXED)
+    ids, links = parsed.all("id"), [link for link in parsed.all("href") if not link.startswith("data:")]
+    assert len(ids) == len(set(ids))
+    assert {link.removeprefix("#") for link in links} <= set(ids)
+    assert all(link.startswith("#") for link in links)
+    assert parsed.cells() == [
+        "un-nested: held",
+        "jit: held",
+        "jit > scan: violated, memory",
+        "jit > vmap: expected to fail",
+        "remat > scan: left out",
+        "scan[closure]: rejected by flax",
+        "vmap: failed",
+        "un-nested: held",
+        "jit: held",
+        "scan: held",
+    ]
+
+
+def test_a_cause_has_what_the_message_says_and_what_was_measured():
+    (found,) = re.findall(r'<div class="cause" id="t1n3">(.*?)</div>', MIXED, re.DOTALL)
+    text = " ".join("".join(Parsed(found.replace("<div", "<span")).text).split())
+    for said in (
+        "memory",
+        "peak 5.0 MiB is over the budget of 4.0 MiB",
+        "1.0 MiB temporary",
+        "donate the state",
+        "5.0 MiB = arguments 2.0 MiB + outputs 1.0 MiB + temporaries 3.0 MiB + constants 24 B - aliased 1.0 MiB",
+        "3.0 MiB = arguments 2.0 MiB",
+        "pytest test_model.py::test_broken --nnx-nesting 'jit > scan'",
+    ):
+        assert said in text
+
+
+def test_the_largest_buffers_are_shown_where_the_message_does_not_name_them():
+    held = re.findall(r'<div class="cause" id="t1n2">(.*?)</details>', MIXED, re.DOTALL)[0]
+    assert "copy of model.kernel\nmodel.py:7\ntest_model.py:9" in held
+    assert "Largest buffers" not in re.findall(r'<div class="cause" id="t1n3">(.*?)</details>', MIXED, re.DOTALL)[0]
+
+
+def test_the_program_is_on_the_page():
+    found = documents.ended("t.py::t", [documents.outcome("jit", "violated", program="prog.py")], end="failed")
+    found["nestings"][0]["program_text"] = "print('<b>')\n"
+    text = page.render(documents.document(found))
+    assert "Program: prog.py" in text
+    assert "print(&#x27;&lt;b&gt;&#x27;)" in text
+    found["nestings"][0]["program_text"] = ""
+    assert '<dt class="command">program</dt><dd class="command">prog.py</dd>' in page.render(documents.document(found))
+
+
+def test_a_page_takes_in_what_it_has_room_for(monkeypatch):
+    broken = [documents.outcome(name, "violated", program=f"{name}.py") for name in ("scan", "remat", "jit")]
+    found = documents.ended("t.py::t", broken, end="failed")
+    for nesting in found["nestings"]:
+        nesting["program_text"] = f"# {nesting['nesting']}".ljust(100, "#")
+    monkeypatch.setattr(page, "PROGRAMS", 250)
+    text = page.render(documents.document(found))
+    assert found["test"]["shown"] == "jit"
+    assert re.findall(r"<pre[^>]*># (\w+)#", text) == ["jit", "scan", "jit"]  # that of the message is there twice
+    assert '<dd class="command">remat.py</dd>' in text
+
+
+@pytest.mark.parametrize(
+    "end, said", [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")], ids=str
+)
+def test_the_badge_of_a_broken_test(end, said):
+    assert said in page.render(documents.document(documents.ended("t.py::t", documents.BROKEN, end=end)))
+
+
+@pytest.mark.parametrize(
+    "end, said", [("passed", "✓ held"), ("failed", "! failed"), ("skipped", "✓ held"), ("error", "! error")], ids=str
+)
+def test_the_badge_of_a_test_whose_nestings_hold(end, said):
+    assert said in page.render(documents.document(documents.ended("t.py::t", end=end)))
+
+
+@pytest.mark.parametrize(
+    "tests, title",
+    [
+        ([], "No marked test ran - nnx invariants"),
+        (["passed"], "1 test passed - nnx invariants"),
+        (["passed", "passed"], "All 2 tests passed - nnx invariants"),
+        (["passed", "failed", "error"], "2 of 3 tests failed - nnx invariants"),
+    ],
+    ids=["none", "one", "all", "some"],
+)
+def test_the_title_says_how_it_went(tests, title):
+    document = documents.document(*(documents.ended(f"t.py::t{n}", end=end) for n, end in enumerate(tests)))
+    text = page.render(document)
+    assert f"<title>{title}</title>" in text
+    Parsed(text)
+
+
+def test_modes_have_lines_of_their_own():
+    outcomes = [documents.outcome(name) for name in ("graph: jit", "tree: jit", "tree: scan")]
+    text = page.render(documents.document(documents.ended("t.py::t", outcomes)))
+    assert re.findall(r'class="mode">(\w+)<', text) == ["graph", "tree"]
+    assert "modes: graph held, tree held" in text
+
+
+def test_transforms_of_the_users_own_have_columns():
+    found = documents.ended("t.py::t", [documents.outcome("jit"), documents.outcome("grad")])
+    found["nestings"].append(found["nestings"][1] | {"nesting": "<own>", "layers": ["<own>[closure]"]})
+    heads = re.findall(r'<th scope="col">(.*?)</th>', page.render(documents.document(found)))
+    assert heads[:4] == ["test", "jit", "grad", "&lt;own&gt;"]
+
+
+@given(HOSTILE, HOSTILE, HOSTILE)
+def test_no_text_becomes_a_part_of_the_page(name, words, file):
+    def rendered(name, words, file):
+        violation = Violation("memory", words, ((words, words),), words)
+        outcomes = [
+            documents.outcome("jit", "violated", violations=(violation,), notes=(words,), program=file),
+            documents.outcome("scan", "failed", reason=words),
+        ]
+        found = documents.ended(f"{name}::{name}", outcomes, end="failed", notes=[plain(words)])
+        found["nestings"][0]["program_text"] = plain(words)
+        found["nestings"][1].update(nesting=plain(words), layers=[plain(words)], mode=plain(words))
+        return page.render(documents.document(found))
+
+    hostile, plainest = Parsed(rendered(name, words, file)), Parsed(rendered("n", "w", "f"))
+    assert [(tag, *attrs) for tag, attrs in hostile.elements] == [(tag, *attrs) for tag, attrs in plainest.elements]
+    # What the parser makes of text is what was written, line ends aside.
+    shown = "".join(hostile.text)
+    assert all(plain(each) in shown for each in (name, words, file))
+
+
+def test_the_page_can_load_nothing():
+    parsed = Parsed(MIXED)
+    (policy,) = [
+        attrs["content"] for _, attrs in parsed.elements if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    script = re.search(r"<script>(.*?)</script>", MIXED, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}';"
+        " base-uri 'none'; form-action 'none'"
+    )
+    assert not {"src", "srcset", "action", "poster", "data"} & {name for _, attrs in parsed.elements for name in attrs}
+    assert not {name for _, attrs in parsed.elements for name in attrs if name.startswith("on")}
+    assert not re.search(r"url\(|@import|@font-face|image-set", MIXED)
+    assert re.findall(r"https?://\S+?(?=%22)", MIXED) == []  # that of the icon is quoted, the name of its kind of XML
+    assert "//" not in MIXED.replace("http%3A//www.w3.org/2000/svg", "")
+
+
+def colours(text: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+LIGHT = colours(page._style().partition("@media")[0])
+DARK = colours(page._style().partition("(prefers-color-scheme: dark)")[2].partition("\n}")[0])
+KINDS = tuple(page_nesting.SYMBOLS)
+READ = [(kind, f"{kind}-ink") for kind in KINDS]
+READ += [(paper, ink) for paper in ("page", "card", "inset") for ink in ("text", "muted", "link", "good", "bad")]
+SEEN = [("track", part) for part in ("resident", "temporaries", "constants", "mark")] + [("card", "focus")]
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
+def test_contrast_is_enough_for_everybody(scheme):
+    assert LIGHT.keys() == DARK.keys()
+    poor = {pair: contrast(scheme[pair[0]], scheme[pair[1]]) for pair in READ}
+    assert {pair: ratio for pair, ratio in poor.items() if ratio < 4.5} == {}
+    faint = {pair: contrast(scheme[pair[0]], scheme[pair[1]]) for pair in SEEN}
+    assert {pair: ratio for pair, ratio in faint.items() if ratio < 3} == {}
+
+
+def test_no_verdict_is_told_by_colour_alone():
+    assert len(set(page_nesting.SYMBOLS.values())) == len(KINDS) == 6
+    style = page._style()
+    assert all(f".cell.{kind} " in style for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    "peak, expected, budget, top",
+    [(100, 50, 150, 150), (100, 300, 150, 300), (100, None, 10_000, 400), (100, None, None, 100), (0, None, 0, 1)],
+)
+def test_a_budget_far_away_does_not_squeeze_the_bars(peak, expected, budget, top):
+    nesting = documents.ended("t.py::t", [documents.outcome("jit")])["nestings"][0]
+    nesting.update(peak=peak, expected_peak=expected, budget=budget)
+    assert Scale.of([nesting]).top == top
+
+
+def test_a_bar_shows_the_parts_of_the_peak():
+    nesting = documents.ended("t.py::t", [documents.outcome("jit > scan", "violated")])["nestings"][0]
+    drawn = page_nesting.bar(nesting, Scale(10 * documents.MIB))
+    assert re.findall(r'class="([\w-]+)" style="(?:width|left):([\d.]+)%"', drawn) == [
+        ("resident", "20.00"),
+        ("temporaries", "30.00"),
+        ("constants", "0.00"),
+        ("expected-mark", "30.00"),
+        ("budget-mark", "40.00"),
+    ]
+    assert "5.0 MiB over 4.0 MiB" in drawn
+
+
+def many(count: int) -> dict:
+    """One test with so many nestings, each with the buffers of a real program."""
+    layers = [Layer(transform, style) for transform in (*TRANSFORMS, *FURTHER[:4]) for style in STYLES]
+    triples = [Nesting((one, two, three)) for one in layers for two in layers for three in layers]
+    evidence = documents.EVIDENCE
+    evidence = type(evidence)(
+        **{n: getattr(evidence, n) for n in evidence.__slots__} | {"buffers": evidence.buffers * 10}
+    )
+    each = max(1, count // 10)
+    tests = [
+        documents.ended(
+            f"tests/test_model.py::test_number_{number}",
+            [
+                documents.outcome(
+                    str(nesting), "violated" if at % 9 == 0 else "held", peak=5000, budget=9000, evidence=evidence
+                )
+                for at, nesting in enumerate(triples[:each])
+            ],
+            end="failed",
+        )
+        for number in range(count // each)
+    ]
+    return documents.document(*tests)
+
+
+def test_a_thousand_nestings_are_a_page_of_a_few_megabytes():
+    document = many(1000)
+    assert len(document["nestings"]) == 1000
+    started = time.perf_counter()
+    text = page.render(document)
+    assert time.perf_counter() - started < 5
+    assert len(text.encode()) < 3_000_000

@@ -1,0 +1,374 @@
+"""``--nnx-report`` in a run: what is written, by whom, and what is said where it cannot be."""
+
+import json
+import stat
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+MIXED = """
+@marked
+def test_pair(nnx_wrap):
+    model = nnx_wrap(Model(tracers=has("jit", "scan")))
+    assert model(3) == 3
+
+@marked
+def test_holds(nnx_wrap):
+    assert nnx_wrap(Model())(3) == 3
+
+def test_plain():
+    pass
+"""
+NOT_MEASURED = {"seconds", "run"}
+
+
+@pytest.fixture
+def actions(pytester, monkeypatch):
+    """A step of GitHub Actions, with the file of its summary."""
+    summary = pytester.path / "summary.md"
+    summary.touch()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path.parent))
+    return summary
+
+
+def written(pytester, name="report.json"):
+    return json.loads((pytester.path / name).read_text(encoding="utf-8"))
+
+
+def heads(pytester):
+    return {test["nodeid"].partition("::")[2]: test for test in written(pytester)["tests"]}
+
+
+def without_times(found):
+    if isinstance(found, dict):
+        return {key: without_times(value) for key, value in found.items() if key not in NOT_MEASURED}
+    return [without_times(value) for value in found] if isinstance(found, list) else found
+
+
+def test_one_file_of_each_kind(run_inner, pytester):
+    asked = [f"--nnx-report=out/deep er/report.{kind}" for kind in ("json", "html", "md")]
+    result = run_inner(MIXED, *asked)
+    result.assert_outcomes(passed=2, failed=1)
+    folder = pytester.path / "out" / "deep er"
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md"]
+    result.stdout.fnmatch_lines(["-* nnx report: out/deep er/report.json -*"])
+    found = written(pytester, "out/deep er/report.json")
+    assert [(test["nodeid"], test["outcome"], test["verdict"]) for test in found["tests"]] == [
+        ("test_inner.py::test_holds", "passed", "held"),
+        ("test_inner.py::test_pair", "failed", "violated"),
+    ]
+    assert {nesting["nodeid"] for nesting in found["nestings"]} == {test["nodeid"] for test in found["tests"]}
+    assert found["run"]["exit_status"] == 1
+    assert "<title>1 of 2 tests failed - nnx invariants</title>" in (folder / "report.html").read_text("utf-8")
+    assert "| `test_inner.py::test_pair` | tracers | `jit > scan` |" in (folder / "report.md").read_text("utf-8")
+    mode = stat.S_IMODE((folder / "report.json").stat().st_mode)
+    (folder / "plain").touch()
+    assert mode == stat.S_IMODE((folder / "plain").stat().st_mode)
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["one process", "xdist"])
+def test_reports_properties_and_annotations_are_the_same_under_xdist(run_inner, pytester, actions, workers):
+    run_inner(MIXED, "--nnx-report=alone.json", "-p", "no:xdist")
+    actions.write_text("")
+    result = run_inner(MIXED, "--nnx-report=report.json", "--junitxml=junit.xml", *workers, subprocess=True)
+    assert without_times(written(pytester)) == without_times(written(pytester, "alone.json"))
+    assert sum(len(nesting["violations"]) for nesting in written(pytester)["nestings"]) == 1
+    properties = junit(pytester)
+    assert properties["test_pair"]["nnx_verdict"] == "violated"
+    assert properties["test_holds"]["nnx_verdict"] == "held"
+    assert (properties["test_holds"]["nnx_peak"], properties["test_holds"]["nnx_budget"]) == ("4000", "8000")
+    assert properties["test_plain"] == {}
+    (line,) = [line for line in result.outlines if "::error" in line]
+    place = f"{pytester.path.name}/test_inner.py"
+    assert line.startswith(
+        f"::error file={place},line=8,title=nnx invariant broken%3A tracers::nnx invariant broken: tracers "
+    )
+    assert "%0A  nesting     jit > scan" in line
+    assert actions.read_text("utf-8").count("## ✗ nnx invariants: 1 of 2 tests failed") == 1
+
+
+def junit(pytester):
+    cases = ET.parse(pytester.path / "junit.xml").iter("testcase")
+    return {case.get("name"): {each.get("name"): each.get("value") for each in case.iter("property")} for case in cases}
+
+
+def test_a_test_says_where_it_is_and_where_it_failed(run_inner, pytester):
+    run_inner(MIXED, "--nnx-report=report.json")
+    test = heads(pytester)["test_pair"]
+    assert test["place"] == {"file": "test_inner.py", "line": 5}
+    assert test["failed_at"] == {"file": "test_inner.py", "line": 8}
+    assert test["message"].splitlines()[0].split("  ")[0] == "nnx invariant broken: tracers"
+    assert "nnx_wrap" not in test["message"]
+    assert heads(pytester)["test_holds"]["failed_at"] is None
+
+
+ENDS = """
+import unittest
+
+@marked
+def test_own(nnx_wrap):
+    assert nnx_wrap(Model())(3) == 4, "é <b>"
+
+@marked
+@pytest.mark.xfail
+def test_xfails(nnx_wrap):
+    assert nnx_wrap(Model())(3) == 4
+
+@marked
+def test_skips(nnx_wrap):
+    nnx_wrap(Model())(3)
+    pytest.skip("no reason")
+
+@marked
+def test_checks_nothing(nnx_wrap):
+    pass
+
+@pytest.fixture
+def broken():
+    raise OSError("no data")
+
+@marked
+def test_has_no_data(nnx_wrap, broken):
+    pass
+
+@pytest.fixture
+def late():
+    yield
+    raise OSError("cannot tidy up")
+
+@marked
+def test_is_untidy(nnx_wrap, late):
+    nnx_wrap(Model())(3)
+
+@pytest.mark.nnx_invariants(devices=1000)
+def test_is_large(nnx_wrap):
+    pass
+"""
+
+
+def test_every_end_of_a_test_is_told(run_inner, pytester):
+    run_inner(ENDS, "--nnx-report=report.json", "--nnx-report=report.html", "--nnx-report=report.md")
+    found = heads(pytester)
+    told = {
+        name: (test["outcome"], test["verdict"], test["message"].partition("\n")[0]) for name, test in found.items()
+    }
+    reason = told.pop("test_is_large")
+    assert reason[:2] == ("skipped", "")
+    assert "needs 1000 devices" in reason[2]
+    assert told == {
+        "test_own": ("failed", "failed", "AssertionError: é <b>"),
+        "test_xfails": ("xfailed", "failed", "AssertionError: assert 3 == 4"),
+        "test_skips": ("skipped", "held", "no reason"),
+        "test_checks_nothing": (
+            "failed",
+            "",
+            "nnx nothing was checked: the test never called an object that nnx_wrap returned",
+        ),
+        "test_has_no_data": ("error", "", "OSError: no data"),
+        "test_is_untidy": ("error", "held", told["test_is_untidy"][2]),
+    }
+    assert "cannot tidy up" in found["test_is_untidy"]["message"]
+
+
+STOPPED = (
+    MIXED
+    + """
+@marked
+def test_stopped(nnx_wrap):
+    if RUNS.count("jit"):
+        raise KeyboardInterrupt
+    nnx_wrap(Model())(3)
+    if "jit > scan" in RUNS[-1:]:
+        raise KeyboardInterrupt
+"""
+)
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+def test_an_interrupted_run_is_not_lost(run_inner, pytester, workers):
+    result = run_inner(STOPPED, "--nnx-report=report.json", *workers, subprocess=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    found = heads(pytester)
+    assert {name: test["outcome"] for name, test in found.items()} == {
+        "test_holds": "passed",
+        "test_pair": "failed",
+        "test_stopped": "interrupted",
+    }
+
+
+def test_a_worker_that_crashes_loses_nothing_else(run_inner, pytester):
+    source = MIXED + "\n@marked\ndef test_crashes(nnx_wrap):\n    import os\n    os._exit(1)\n"
+    run_inner(source, "--nnx-report=report.json", "-n1", subprocess=True)
+    found = heads(pytester)
+    assert {name: test["outcome"] for name, test in found.items()} == {
+        "test_holds": "passed",
+        "test_pair": "failed",
+        "test_crashes": "error",
+    }
+    assert "crashed" in found["test_crashes"]["message"]
+
+
+def test_only_the_last_run_of_a_test_counts(run_inner, pytester):
+    pytest.importorskip("pytest_rerunfailures")
+    source = "N = []\n@marked\ndef test_again(nnx_wrap):\n    assert nnx_wrap(Model())(3) == 3\n    if not N:\n        N.append(1)\n        raise OSError\n"
+    run_inner(source, "--nnx-report=report.json", "--reruns=1").assert_outcomes(passed=1)
+    (test,) = written(pytester)["tests"]
+    assert (test["outcome"], test["verdict"]) == ("passed", "held")
+
+
+def test_a_run_without_marked_tests_writes_an_empty_report(run_inner, pytester):
+    assert run_inner("def test_plain(): pass\n", "--nnx-report=report.json").ret == 0
+    assert written(pytester)["tests"] == []
+    assert run_inner("def test_plain(): pass\n", "--nnx-report=other.json", "--collect-only").ret == 0
+    assert not (pytester.path / "other.json").exists()
+
+
+def test_the_ini_file_may_ask(run_inner, pytester):
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\nnnx_report = ['my report.json', 'b.md']\n")
+    run_inner(MIXED)
+    assert len(written(pytester, "my report.json")["tests"]) == 2
+    assert (pytester.path / "b.md").exists()
+
+
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        (
+            "report.txt",
+            "option --nnx-report: report='report.txt' ends in none of .json, .html, .md, write 'report.txt.json', *",
+        ),
+        ("", "option --nnx-report: report='' is not a path, write the name of a file"),
+        (
+            "file/report.json",
+            "option --nnx-report: cannot write file/report.json: *; write the name of a file in a folder *",
+        ),
+        ("folder.json", "option --nnx-report: cannot write folder.json: it is a folder; write the name of a file *"),
+        ("/proc/report.json", "option --nnx-report: cannot write /proc/report.json: *; write the name of a file *"),
+        ("x" * 300 + ".json", "option --nnx-report: cannot write xxx*: *"),
+    ],
+    ids=["suffix", "empty", "parent is a file", "a folder", "no folder to write in", "too long"],
+)
+def test_a_path_that_cannot_be_written_stops_the_run_at_once(run_inner, pytester, typed, said):
+    (pytester.path / "file").touch()
+    (pytester.path / "folder.json").mkdir()
+    result = run_inner(MIXED, f"--nnx-report={typed}", *(["-n1"] if typed == "folder.json" else []), subprocess=True)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {said}"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert not (pytester.path / "report.json").exists()
+
+
+def test_a_write_that_fails_at_the_end_fails_the_run_and_loses_nothing_else(run_inner, pytester):
+    source = MIXED.replace('has("jit", "scan")', "has('no such layer')")
+    source += "\ndef test_in_the_way():\n    import pathlib, shutil\n    shutil.rmtree('gone'); pathlib.Path('gone').touch()\n"
+    result = run_inner(source, "--nnx-report=gone/report.json", "--nnx-report=report.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "-* nnx report: report.json -*",
+            "=* nnx report =*",
+            "ERROR option --nnx-report: cannot write gone/report.json: *",
+        ]
+    )
+    assert len(written(pytester)["tests"]) == 2
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_a_page_that_cannot_be_made_is_told_and_loses_nothing_else(run_inner, pytester):
+    broken = "def broken(document):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck import publish\npublish.FORMATS['.html'] = broken\n"
+    result = run_inner(MIXED, "--nnx-report=a.html", "--nnx-report=report.json", conftest=broken, subprocess=True)
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["ERROR option --nnx-report: cannot make a.html: RuntimeError: <what>"])
+    assert len(written(pytester)["tests"]) == 2
+
+
+def test_a_test_that_cannot_be_told_of_is_told_by_name(run_inner, pytester):
+    broken = "def broken(report, folder):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck import records\nrecords.of_report = broken\n"
+    result = run_inner(MIXED, "--nnx-report=report.json", conftest=broken, subprocess=True)
+    result.assert_outcomes(passed=2, failed=1)
+    told = {name: (test["outcome"], test["message"]) for name, test in heads(pytester).items()}
+    assert told["test_pair"] == ("failed", "nnx report: cannot tell of this test: RuntimeError: <what>")
+
+
+def test_the_old_report_stays_until_the_new_one_is_whole(run_inner, pytester):
+    (pytester.path / "real.json").write_text("old")
+    (pytester.path / "report.json").symlink_to("real.json")
+    run_inner(
+        MIXED + "\ndef test_sees():\n    assert open('report.json').read() == 'old'\n", "--nnx-report=report.json"
+    )
+    assert heads(pytester)["test_holds"]["outcome"] == "passed"
+    assert (pytester.path / "report.json").is_symlink()
+    assert not list(pytester.path.glob(".nnx*"))
+
+
+HOSTILE = """
+# -*- coding: utf-8 -*-
+NAMES = ["a|b`c", "<script>alert(1)</script>", "größe☃", "x\\ny", "a::b", '"]]>', "\\x1b[31m", "\\udcff", "%0A::error::"]
+
+@marked
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile(nnx_wrap, name):
+    model = nnx_wrap(Model(tracers=has("jit")))
+    model(3)
+
+@marked
+@pytest.mark.parametrize("name", NAMES)
+def test_raises(nnx_wrap, name):
+    nnx_wrap(Model())(3)
+    raise ValueError(name.encode("utf-8", "backslashreplace").decode())  # xdist itself takes nothing else
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["one process", "xdist"])
+def test_hostile_names_and_messages_lose_nothing(run_inner, pytester, workers):
+    asked = [f"--nnx-report=schöner Bericht.{kind}" for kind in ("json", "html", "md")]
+    few = ["--nnx-sweep=singles", "--nnx-max-examples=0"]
+    result = run_inner(HOSTILE, *asked, *few, *workers, "--junitxml=junit.xml", "--tb=line", subprocess=True)
+    result.assert_outcomes(failed=18)
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+    found = written(pytester, "schöner Bericht.json")
+    assert len(found["tests"]) == 18
+    assert len([test for test in found["tests"] if "größe☃" in test["message"]]) == 1
+    html = (pytester.path / "schöner Bericht.html").read_text("utf-8")
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    verdicts = [properties["nnx_verdict"] for properties in junit(pytester).values()]
+    assert sorted(verdicts) == ["failed"] * 9 + ["violated"] * 9
+
+
+def test_github_is_told_nothing_where_there_is_nothing_to_tell(run_inner, actions):
+    result = run_inner("def test_plain(): pass\n")
+    assert result.ret == 0
+    assert "::" not in result.stdout.str().replace("test_inner.py::", "")
+    assert actions.read_text() == ""
+
+
+def test_elsewhere_github_is_told_nothing(run_inner, actions, monkeypatch):
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    result = run_inner(MIXED)
+    assert "::error" not in result.stdout.str()
+    assert actions.read_text() == ""
+
+
+def test_a_run_without_reports_imports_nothing_for_them(run_inner):
+    source = "def test_plain():\n    import sys\n    assert 'pytest_nnxcheck.publish' not in sys.modules\n"
+    run_inner(source, subprocess=True).assert_outcomes(passed=1)
+
+
+def test_reports_alone_import_no_jax(pytester, inner_args, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    pytester.makepyfile("def test_plain():\n    import sys\n    assert not {'jax', 'flax'} & sys.modules.keys()\n")
+    result = pytester.runpytest_subprocess(*inner_args, "-p", "no:hypothesispytest", "--nnx-report=a.html")
+    result.assert_outcomes(passed=1)
+
+
+def test_the_report_has_the_status_that_other_plugins_gave_the_run(run_inner, pytester):
+    late = (
+        "@__import__('pytest').hookimpl(trylast=True)\ndef pytest_sessionfinish(session):\n    session.exitstatus = 1\n"
+    )
+    assert run_inner("def test_plain(): pass\n", "--nnx-report=report.json", conftest=late).ret == 1
+    assert written(pytester)["run"]["exit_status"] == 1
