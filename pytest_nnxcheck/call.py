@@ -23,7 +23,7 @@ from pytest_nnxcheck.observe import Observation, measure, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
-from pytest_nnxcheck.program import unfit
+from pytest_nnxcheck.program import LOOPS, baseline_for, unfit
 from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
@@ -32,12 +32,6 @@ from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
 from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-BASELINE = Nesting((Layer("jit", "functional"),))
-"""The un-nested jit: a jit over split and merge returns no state but what the call changes."""
-
-LOOPS = frozenset({"scan", "while_loop", "fori_loop", "vmap"})
-"""Layers that can be made longer: `LENGTH` is their number of steps, or of elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +129,6 @@ class Session:
                 if self.gradients[key]:
                     return self.gradients[key]
         return ""
-
-
-def baseline_for(nesting: Nesting) -> Nesting:
-    """The un-nested program that a nesting is measured by."""
-    grads = [layer for layer in nesting.layers if layer.transform == "grad"][-1:]
-    return Nesting(
-        (*BASELINE.layers, *(Layer("grad", "jax_closure" if each.captures else "functional") for each in grads))
-    )
 
 
 def write_back(subject: Subject, found: Observation) -> None:

@@ -175,7 +175,7 @@ def read_room(name: str) -> Room:
         after = body[number + 1] if number + 1 < len(body) else None
         documented = isinstance(statement, ast.Assign | ast.AnnAssign) and is_text(after)
         end = (after if documented and after is not None else statement).end_lineno or statement.lineno
-        room.definitions.update({bound: (statement, end) for bound in bound_by(statement)})
+        room.definitions.update(dict.fromkeys(bound_by(statement), (statement, end)))
     return room
 
 

@@ -309,3 +309,18 @@ def kept(nesting: Nesting) -> int:
     names = [layer.transform for layer in nesting.layers]
     inside = names[names.index("grad") :] if "grad" in names else []
     return int(factor(nesting) * LENGTH ** inside.count("fori_loop"))
+
+
+BASELINE = Nesting((Layer("jit", "functional"),))
+"""The un-nested jit: a jit over split and merge returns no state but what the call changes."""
+
+LOOPS = frozenset({"scan", "while_loop", "fori_loop", "vmap"})
+"""Layers that can be made longer: `LENGTH` is their number of steps, or of elements."""
+
+
+def baseline_for(nesting: Nesting) -> Nesting:
+    """The un-nested program that a nesting is measured by."""
+    grads = [layer for layer in nesting.layers if layer.transform == "grad"][-1:]
+    return Nesting(
+        (*BASELINE.layers, *(Layer("grad", "jax_closure" if each.captures else "functional") for each in grads))
+    )

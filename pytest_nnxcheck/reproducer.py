@@ -16,12 +16,11 @@ import flax
 import jax
 import jaxlib
 
-from pytest_nnxcheck.call import baseline_for
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
 from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, Layer, Nesting
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import STACKED, kept, output_shapes
+from pytest_nnxcheck.program import STACKED, baseline_for, kept, output_shapes
 from pytest_nnxcheck.report import headline
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
@@ -349,4 +348,4 @@ def main(spec: Spec, usage: Usage, holes: list[str]) -> str:
         lines.append(f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}")
     else:
         lines.append(usage.call)
-    return "\n".join([*lines, f'print("held:", {ascii(str(spec.nesting))})'])
+    return "\n".join([*lines, f'print("held:", {str(spec.nesting)!a})'])

@@ -26,7 +26,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.pointers import Leaf, read_leaf
 from pytest_nnxcheck.reading import LIBRARIES
 from pytest_nnxcheck.subject import Nodes, argument_names, copy_leaf, is_array, node_name, spell
-from pytest_nnxcheck.transforms import LENGTH, Plan, Program, stack
+from pytest_nnxcheck.transforms import Plan, Program, stack
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -120,7 +120,7 @@ class Writer:
 
     def _fixture(self, name: str, _value: Any) -> str:
         function = self.origin.fixtures.get(name)
-        if function is None or name in self.origin.positions and name not in self.origin.fixtures:
+        if function is None or (name in self.origin.positions and name not in self.origin.fixtures):
             raise NotLiteral
         if name in self._made:
             return self._made[name]
