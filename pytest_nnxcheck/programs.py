@@ -85,7 +85,7 @@ class Programs:
             spec = self._spec(nesting, chosen, (*calls, call))
             self._specs[nesting] = spec if profile is not None else replace(spec, calls=calls)
             if self.folder is not None:
-                if self._last not in (None, nesting, *self._told):
+                if self._last is not None and self._last not in {nesting, *self._told}:
                     # Of an example there is one file: that of what runs last.
                     self._path(self._last).unlink(missing_ok=True)
                 self._last = nesting

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from healthy import FLAX
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.nesting import Nesting
@@ -24,7 +23,9 @@ class Block:
             raise ModuleNotFoundError(f"{name} is not for pasted programs")
 sys.meta_path.insert(0, Block())
 """
-RUN_ALL = BLOCK + """
+RUN_ALL = (
+    BLOCK
+    + """
 import contextlib, io, json, runpy
 for path in sys.argv[1:]:
     before = list(sys.path)
@@ -37,6 +38,7 @@ for path in sys.argv[1:]:
     sys.path[:] = before
     print(json.dumps([path, *found]), flush=True)
 """
+)
 RUN_ONE = BLOCK + "import runpy\nrunpy.run_path(sys.argv[1], run_name='__main__')"
 
 
@@ -59,7 +61,7 @@ def run_fresh(path):
 def told(result):
     """What the messages of a run say: {test: (exception or invariant, first path, program)}."""
     found = {}
-    for block in re.split(r"^_{3,} .* _{3,}$", "\n".join(result.outlines), flags=re.M)[1:]:
+    for block in re.split(r"^_{3,} .* _{3,}$", "\n".join(result.outlines), flags=re.MULTILINE)[1:]:
         lines = [line[1:].strip() for line in block.splitlines() if line.startswith("E ")]
         program = next((line.split(maxsplit=1)[1] for line in lines if re.match(r"program  ", line)), "")
         test = re.search(r"replay +pytest '?(\S+?::.+?)'? --nnx", block)
@@ -203,7 +205,14 @@ def test_nested(nnx_wrap):
 
 
 @pytest.mark.parametrize(
-    "nesting", ["scan", "jit > vmap[functional] > remat", "jit[functional] > while_loop > call_first", "jit > grad > scan", "cond[functional] > fori_loop"]
+    "nesting",
+    [
+        "scan",
+        "jit > vmap[functional] > remat",
+        "jit[functional] > while_loop > call_first",
+        "jit > grad > scan",
+        "cond[functional] > fori_loop",
+    ],
 )
 def test_other_nestings_fail_in_the_same_way(inner, pytester, nesting):
     same(inner(NESTED, "--nnx-nesting", nesting), pytester.path, 1)
@@ -241,7 +250,9 @@ def test_abstract(nnx_wrap):
 """
 
 
-@pytest.mark.parametrize("nesting", ["jit", "un-nested", "jit[functional] > scan > while_loop", "vmap > remat[functional]"])
+@pytest.mark.parametrize(
+    "nesting", ["jit", "un-nested", "jit[functional] > scan > while_loop", "vmap > remat[functional]"]
+)
 def test_the_program_of_a_healthy_twin_ends_well(inner, pytester, monkeypatch, nesting):
     monkeypatch.setattr(Programs, "end", lambda self, outcomes: None)  # which removes them
     inner(HEALTHY, "--nnx-nesting", nesting).assert_outcomes(passed=14)
@@ -489,7 +500,9 @@ def test_a_path_with_spaces_is_quoted_in_the_command(inner, pytester):
 
 
 def test_file_names_are_short_safe_and_each_its_own():
-    names = [file_name(text) for text in ("a/b::c[x]", "a/b::c(x)", "x" * 1000, "x" * 1001, "ü\n\0", "\ud800", "..", "")]
+    names = [
+        file_name(text) for text in ("a/b::c[x]", "a/b::c(x)", "x" * 1000, "x" * 1001, "ü\n\0", "\ud800", "..", "")
+    ]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)
 
@@ -523,7 +536,12 @@ def test_a_check_in_a_script_gives_the_program_as_text(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-W", "ignore", "script.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=True, env={**__import__("os").environ, "PYTHONPATH": str(TESTS.parent)}
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**__import__("os").environ, "PYTHONPATH": str(TESTS.parent)},
     )
     *programs, none = done.stdout.split("#########\n")
     paths = [tmp_path / f"program_{number}.py" for number in range(len(programs))]
