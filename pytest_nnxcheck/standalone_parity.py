@@ -111,9 +111,9 @@ def nothing_is_dropped_inside(ran: Ran) -> None:
             lines.append(f"{drop.path} is updated in the body of {drop.where}: the update is dropped")
     if not lines:
         wanted = (output, after, attributes_of(call, state))
-        shaken = left_by(
-            call, nudge(copied(call.state)), lambda state: call.program(state, *map(nudge_leaf, call.inputs))
-        )
+        with jax.disable_jit():
+            inputs = [*map(nudge_leaf, call.inputs)]
+            shaken = left_by(call, nudge(copied(call.state)), lambda state: call.program(state, *inputs))
         found = (ran.output, leaves_of(call, ran.state), attributes_of(call, ran.state))
         lines = [*differences(ran, wanted, found, shaken)]
     if lines:
