@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -84,7 +84,7 @@ class Held:
     values: dict[Path, Value]
 
     @classmethod
-    def of(cls, node: Any) -> Held:
+    def of(cls, node: Any) -> Self:
         return cls(node, values_of(node))
 
     def moved(self) -> dict[Path, tuple[bool | None, Value]]:

@@ -47,6 +47,7 @@ class Extract:
     imports: dict[str, str] = field(default_factory=dict)
     definitions: dict[tuple[str, str], str] = field(default_factory=dict)
     _names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _begun: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, module: str, name: str) -> str:
         """Copy a definition and all that it names; the name that it goes by."""
@@ -56,13 +57,29 @@ class Extract:
         if name in room.imports:
             return self._take_import(name, room.imports[name])
         mine = self._name(module, name)
-        if (module, name) not in self.definitions:
-            # Filed before what it names: functions may call one another. The place in the order is taken after that.
-            self.definitions[module, name] = ""
-            text = self._text(room, name, mine)
-            del self.definitions[module, name]
-            self.definitions[module, name] = text
+        if (module, name) in self._begun:
+            return mine
+        self._begun.add((module, name))
+        statement, _ = room.definitions[name]
+        # What a definition needs when it is executed comes before it, what it needs when it is called after it.
+        for part in needed_at_once(statement):
+            self._add_named(room, part)
+        self.definitions[module, name] = ""
+        self._add_named(room, statement)
+        self.definitions[module, name] = self._text(room, name, mine)
         return mine
+
+    def _add_named(self, room: Room, node: ast.AST) -> dict[str, str]:
+        """Copy what code names; the names that those go by."""
+        new = {}
+        for used in sorted(names_in(node)):
+            base, _, attribute = used.partition(".")
+            if base in room.ours and not room.ours[base][1]:
+                if attribute:
+                    new[used] = self.add(room.ours[base][0], attribute)
+            elif base in room.definitions or base in room.ours or base in room.imports:
+                new[base] = self.add(room.name, base)
+        return new
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -81,15 +98,11 @@ class Extract:
         statement, end = room.definitions[name]
         start = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
         text = "\n".join(shortened(room, statement, start, end))
-        new = {name: mine}
-        for used in sorted(names_in(statement) - {name}):
-            base, _, attribute = used.partition(".")
-            if base in room.ours and not room.ours[base][1]:
-                if attribute:
-                    text = re.sub(rf"\b{base}\.{attribute}\b", self.add(room.ours[base][0], attribute), text)
-            elif base in room.definitions or base in room.ours or base in room.imports:
-                new[base] = self.add(room.name, base)
-        return renamed(text, {old: other for old, other in new.items() if old != other})
+        new = {name: mine, **self._add_named(room, statement)}
+        for used, other in new.items():
+            if "." in used:
+                text = re.sub(rf"\b{re.escape(used)}\b", other, text)
+        return renamed(text, {old: other for old, other in new.items() if old != other and "." not in old})
 
     def _take_import(self, name: str, line: str) -> str:
         self._names.setdefault(name, ("", name))
@@ -128,7 +141,7 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
     if not names:
         return text
     lines = text.splitlines(keepends=True)
-    tokens = [token for token in tokenize.generate_tokens(iter([*lines, ""]).__next__)]
+    tokens = list(tokenize.generate_tokens(iter([*lines, ""]).__next__))
     depth = 0
     places = []
     for before, token, after in zip([tokens[0], *tokens], tokens, [*tokens[1:], tokens[-1]], strict=False):
@@ -144,6 +157,18 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
         line = lines[row - 1]
         lines[row - 1] = line[:column] + names[name] + line[column + len(name) :]
     return "".join(lines)
+
+
+def needed_at_once(statement: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a definition that are executed with it: decorators, defaults, annotations, bases; not the bodies of functions."""
+    if isinstance(statement, ast.FunctionDef):
+        yield from (*statement.decorator_list, statement.args, *([statement.returns] if statement.returns else []))
+    elif isinstance(statement, ast.ClassDef):
+        yield from (*statement.decorator_list, *statement.bases)
+        for inner in statement.body:
+            yield from needed_at_once(inner)
+    else:
+        yield statement
 
 
 def names_in(statement: ast.AST) -> set[str]:

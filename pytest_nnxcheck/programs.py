@@ -65,6 +65,7 @@ class Programs:
     _specs: dict[Nesting, Spec] = field(default_factory=dict)
     _told: set[Nesting] = field(default_factory=set)
     _problem: str = ""
+    _last: Nesting | None = None
 
     def begin(self, body: Any) -> None:
         """An example starts."""
@@ -77,12 +78,17 @@ class Programs:
             known = self._specs.get(nesting)
             calls = () if known is None else known.calls
             call = facts_of(subject, profile or UNKNOWN, nesting, chosen)
-            if calls and calls[-1] == call:
+            if calls and calls[-1] == call and nesting == self._last:
                 # The last facts go for every further call.
                 return
+            calls = calls[:-1] if calls and calls[-1] == call else calls
             spec = self._spec(nesting, chosen, (*calls, call))
             self._specs[nesting] = spec if profile is not None else replace(spec, calls=calls)
             if self.folder is not None:
+                if self._last is not None and self._last not in {nesting, *self._told}:
+                    # Of an example there is one file: that of what runs last.
+                    self._path(self._last).unlink(missing_ok=True)
+                self._last = nesting
                 self._write(nesting, compose(spec, self._usage()))
 
     def _spec(self, nesting: Nesting, chosen: Settings, calls: tuple[Facts, ...]) -> Spec:
@@ -121,7 +127,7 @@ class Programs:
                 elif nesting not in self._told and nesting in self.texts:
                     # It broke with other arguments: the program with those is the one to keep.
                     self._write(nesting, self.texts[nesting])
-        self._body, self._specs, self._told = None, {}, set()
+        self._body, self._specs, self._told, self._last = None, {}, set(), None
 
     def _usage(self) -> Usage:
         """How the present example makes its calls; read once for the same body and the same arguments."""

@@ -16,11 +16,13 @@ import flax
 import jax
 import jaxlib
 
+from pytest_nnxcheck.agreement import other_draws
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
 from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, Layer, Nesting
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import STACKED, baseline_for, kept, output_shapes
+from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
@@ -89,6 +91,8 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
         parts.append(f"donated={donated!r}")
     if profile.dropped and "donation" in settings.invariants:
         parts.append(f"updated={tuple(map(subject.path, profile.dropped))!r}")
+    if "parity" in settings.invariants and other_draws(subject, nesting):
+        parts.append("drawn=True")
     return Facts(f"Facts({', '.join(parts)})", subject.abstract)
 
 
@@ -186,7 +190,9 @@ def wanted(spec: Spec) -> list[tuple[str, str]]:
     names += [("standalone", "registered")] if any(map(is_registered, spec.nesting.layers)) else []
     names += [("standalone", "first_of")] if "first_of(" in un_nested(spec.nesting) else []
     names += [("further", "on_mesh")] if places(spec.nesting) else []
-    names += [("standalone_checks", name) for name in checks(spec)]
+    names += [(room, name) for name, room in CHECKS.items() if name in checks(spec)]
+    if "same_as_un_nested" in checks(spec):
+        names += [("reference", MEANINGS[name].__name__) for name in meaning_of(spec.nesting)]
     if "memory_is_within" in checks(spec):
         names += [("standalone_checks", "Rule"), *map(layer_name, baseline_for(spec.nesting).layers)]
     return names
@@ -194,6 +200,16 @@ def wanted(spec: Spec) -> list[tuple[str, str]]:
 
 def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
     return [("transforms", "Plan"), *(layer_name(layer) for layer in nesting.layers if not is_registered(layer))]
+
+
+CHECKS = {
+    "no_tracers_remain": "standalone_checks",
+    "memory_is_within": "standalone_checks",
+    "donated_buffers_are_kept": "standalone_checks",
+    "same_as_un_nested": "standalone_parity",
+    "nothing_is_dropped_inside": "standalone_parity",
+}
+"""The checks, in the order in which they are made, and their rooms."""
 
 
 def checks(spec: Spec) -> list[str]:
@@ -204,6 +220,7 @@ def checks(spec: Spec) -> list[str]:
         *(["no_tracers_remain"] if "tracers" in asked else []),
         *(["memory_is_within"] if "memory" in asked and compiled else []),
         *(["donated_buffers_are_kept"] if "donation" in asked and compiled else []),
+        *(["same_as_un_nested" if layers else "nothing_is_dropped_inside"] if "parity" in asked else []),
     ]
 
 
@@ -273,6 +290,24 @@ def un_nested(nesting: Nesting) -> str:
     return text
 
 
+def meaning_text(nesting: Nesting) -> str:
+    """The eager calls that a nesting means."""
+    text, axes = "call", 0
+    for name in reversed(meaning_of(nesting)):
+        text = f"{MEANINGS[name].__name__}({text}, call, {axes})"
+        axes += name in STACKED
+    return text
+
+
+def primal_text(nesting: Nesting, out: str = "out", start: int = 0) -> str:
+    """The expression for an output without gradients."""
+    for number, layer in enumerate(nesting.layers[start:], start):
+        if layer.transform == CALL_FIRST:
+            return f"({out}[0], {primal_text(nesting, f'{out}[1]', number + 1)})"
+        out = f"{out}[0]" if layer.transform == "grad" else out
+    return out
+
+
 WRAPPER = """
 def nnx_wrap(subject):
     def wrapped(*args, **kwargs):
@@ -298,6 +333,7 @@ def nesting_text(spec: Spec) -> str:
     calls = [call.text for call in spec.calls] or ["Facts()"]
     lines += ["CALLS = [\n" + "".join(f"    {text},\n" for text in calls) + "]", "MADE = []", ""]
     more = {"memory_is_within": ", RULE", "no_tracers_remain": "".join(f", {path!a}" for path in dropped(spec.outcome))}
+    more["same_as_un_nested"] = f", lambda call: {meaning_text(spec.nesting)}, lambda out: {primal_text(spec.nesting)}"
     called = "".join(f"        {name}(ran{more.get(name, '')})\n" for name in asked)
     return "\n".join([*lines, WRAPPER.format(checks=called)]).rstrip()
 

@@ -185,7 +185,7 @@ class Sources:
         if node is None:
             raise NoSource(f"the source of {cls.__qualname__} cannot be found")
         slim = without_other_tests(node, method)
-        slim = stripped(copy.deepcopy(slim), user.left_out)
+        slim = stripped(slim, user.left_out)
         text = ast.unparse(slim)
         self._needs(user, module, text)
         self._names.add(outermost)
@@ -206,7 +206,7 @@ class Sources:
         statements = user.bound.get(name, ())
         for statement in statements:
             if isinstance(statement, ast.Import | ast.ImportFrom):
-                self._take_import(user, module, statement, name)
+                self._take_import(user, statement, name)
             elif name in user.left_out:
                 self.missing[name] = None
             else:
@@ -230,9 +230,7 @@ class Sources:
         for name in sorted(globals_in(text) - set(skip)):
             self._take_name(user, module, name)
 
-    def _take_import(
-        self, user: UserModule, module: ModuleType, statement: ast.Import | ast.ImportFrom, name: str
-    ) -> None:
+    def _take_import(self, user: UserModule, statement: ast.Import | ast.ImportFrom, name: str) -> None:
         alias = next((each for each in statement.names if (each.asname or each.name.partition(".")[0]) == name), None)
         if alias is None:
             return
@@ -363,13 +361,17 @@ def folder_of(package: str) -> str | None:
 
 
 def without_other_tests(node: ast.ClassDef, method: str) -> ast.ClassDef:
-    """The class, and classes in it, with one test only."""
-    body = [
-        without_other_tests(each, method) if isinstance(each, ast.ClassDef) else each
-        for each in node.body
-        if not (isinstance(each, ast.FunctionDef) and each.name.startswith("test") and each.name != method)
-    ]
-    return ast.ClassDef(**{**{name: getattr(node, name, []) for name in node._fields}, "body": body or [ast.Pass()]})
+    """A copy of the class, and of classes in it, with one test only."""
+    slim = copy.deepcopy(node)
+    for each in ast.walk(slim):
+        if isinstance(each, ast.ClassDef):
+            kept = [part for part in each.body if not is_other_test(part, method)]
+            each.body = kept or [ast.Pass()]
+    return slim
+
+
+def is_other_test(node: ast.stmt, method: str) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.name != method
 
 
 def stripped(node: ast.ClassDef, names: frozenset[str]) -> ast.ClassDef:

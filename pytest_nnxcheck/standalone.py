@@ -34,7 +34,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 @dataclass(frozen=True)
 class Facts:
     """What is known of one call: paths of the state that it changes, and of what a gradient is taken by; by layer the shapes of
-    what is inside it; the numbers of the donated inputs; leaves of an optimizer that must change.
+    what is inside it; the numbers of the donated inputs; leaves of an optimizer that must change; whether random numbers differ in a batch.
     """
 
     changed: frozenset[Any] = frozenset()
@@ -42,6 +42,7 @@ class Facts:
     shapes: Any = ()
     donated: tuple[int, ...] = ()
     updated: tuple[str, ...] = ()
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Call:
     roots: Callable[[Any], list[tuple[str, Any]]]
     path: Callable[[Any], str]
     rebuild: Callable[[Any], Any]
+    names: list[str]
     abstract: bool
 
 
@@ -106,24 +108,24 @@ def shape(text: str) -> Any:
 # --- a call, taken apart
 
 
-def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
-    """The call ``subject(*args, **kwargs)`` as a program of state and inputs."""
+def unwrapped(subject: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any, list[str], Any]:
+    """The function behind a module, a bound method or a partial, its arguments and their names, and the object that it is called on."""
     while isinstance(subject, functools.partial) or compat.cached_partial(subject):
-        known = compat.cached_partial(subject)
-        if known:
+        if known := compat.cached_partial(subject):
             subject, args = known[0], (*known[1], *args)
         else:
             subject, args, kwargs = subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}
     owner = subject.__self__ if inspect.ismethod(subject) else subject
-    function, labels = subject, argument_names(subject, args)
-    if compat.is_graph_node(owner) or flatten(owner, str)[0]:
-        if owner is subject and not inspect.isfunction(subject):
-            function = type(subject).__call__
-        elif inspect.ismethod(subject):
-            function = subject.__func__
-        if function is not subject:
-            args = (owner, *args)
-            labels = ["model" if compat.is_graph_node(owner) else "self", *argument_names(function, args)[1:]]
+    if inspect.isfunction(subject) or not flatten(owner, str)[0]:
+        return subject, args, kwargs, argument_names(subject, args), None
+    function = subject.__func__ if inspect.ismethod(subject) else type(subject).__call__
+    own = "model" if compat.is_graph_node(owner) else "self"
+    return function, (owner, *args), kwargs, [own, *argument_names(function, (owner, *args))[1:]], owner
+
+
+def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
+    """The call ``subject(*args, **kwargs)`` as a program of state and inputs."""
+    function, args, kwargs, labels, owner = unwrapped(subject, args, kwargs)
 
     def name(path: Any) -> str:
         root = labels[path[1].idx] if path[0].idx == 0 else str(path[1].key)
@@ -132,7 +134,8 @@ def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
     parts, fill = flatten((args, kwargs), name)
     nodes: dict[str, Any] = {}
     home: dict[str, str] = {}
-    inputs, places = [], []
+    inputs: list[tuple[str, Any]] = []
+    places: list[Any] = []
     for label, part in parts:
         if compat.is_graph_node(part):
             places.append(node_name(nodes, label, part))
@@ -142,24 +145,22 @@ def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
             inputs.append((label, part))
     single = len(nodes) == 1 and isinstance(next(iter(nodes.values())), nnx.Module)
     state = next(iter(nodes.values())) if single else Nodes(nodes)
-    rebuild: list[Callable[[Any], Any]] = []
+    owned = {tuple(path): node for path, node in compat.iter_graph(state) if compat.is_graph_node(node)}
+    last: list[Callable[[Any], Any]] = []
+    outputs: list[str] = []
 
     def program(state: Any, *inputs: Any) -> Any:
-        def part(place: Any) -> Any:
-            if isinstance(place, int):
-                return inputs[place]
-            return state if single else getattr(state, place)
-
+        held = [inputs[at] if isinstance(at, int) else state if single else getattr(state, at) for at in places]
         undo: list[Callable[[], None]] = []
-        new_args, new_kwargs = fill(iter([part(place) for place in places]), undo)
+        new_args, new_kwargs = fill(iter(held), undo)
         try:
-            output = function(*new_args, **new_kwargs)
-            found, again = flatten(output, jax.tree_util.keystr, numbers=True)
+            found, again = flatten(function(*new_args, **new_kwargs), jax.tree_util.keystr, numbers=True)
         finally:
             for put_back in undo:
                 put_back()
         arrays, make = pack([value for _, value in found], state, owned)
-        rebuild[:] = [lambda arrays: again(iter(make(arrays)), [])]
+        outputs[:] = [each for each, value in found if not compat.is_graph_node(value)]
+        last[:] = [lambda arrays: again(iter(make(arrays)), [])]
         return arrays
 
     def path(keys: Any) -> str:
@@ -167,29 +168,31 @@ def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
 
     def roots(state: Any) -> list[tuple[str, Any]]:
         named = [(label, state if single else getattr(state, node)) for node, label in home.items()]
-        objects = [(labels[0], owner)] if function is not subject and not compat.is_graph_node(owner) else []
+        objects = [] if owner is None or compat.is_graph_node(owner) else [(labels[0], owner)]
         return [*named, *objects, (getattr(function, "__qualname__", type(function).__qualname__), function)]
 
-    owned = {tuple(path): node for path, node in compat.iter_graph(state) if compat.is_graph_node(node)}
+    def rebuilt(arrays: Any) -> Any:
+        return last[0](arrays)
+
     values = [value for _, value in inputs] or [np.zeros((), np.float32)]
     every = [*values, *(value for _, value in compat.raw_leaves(state))]
     abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in every)
     values = [abstract_twin(value) if abstract else jnp.asarray(value) for value in values]
     names = tuple(label for label, _ in inputs)
-    return Call(program, state, tuple(values), names, roots, path, lambda arrays: rebuild[0](arrays), abstract)
+    return Call(program, state, tuple(values), names, roots, path, rebuilt, outputs, abstract)
 
 
 def is_whole(leaf: Any) -> bool:
     return isinstance(leaf, nnx.State) or compat.is_graph_node(leaf)
 
 
-def flatten(tree: Any, name: Callable[[Any], str], *, numbers: bool = False) -> Any:
+def flatten(tree: Any, name: Callable[[Any], str], *, numbers: bool = False, above: tuple[int, ...] = ()) -> Any:
     """(name, value) of the graph nodes and arrays in a tree, and the function that makes the tree of others in their place."""
     try:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_whole)
     except (TypeError, ValueError):
         return [], lambda _values, _undo: tree  # a container that jax cannot flatten holds no state
-    pieces = [flatten_leaf(leaf, name(path), numbers=numbers) for path, leaf in leaves]
+    pieces = [flatten_leaf(leaf, name(path), numbers=numbers, above=above) for path, leaf in leaves]
 
     def fill(values: Iterator[Any], undo: list[Any]) -> Any:
         return jax.tree_util.tree_unflatten(treedef, [make(values, undo) for _, make in pieces])
@@ -197,7 +200,7 @@ def flatten(tree: Any, name: Callable[[Any], str], *, numbers: bool = False) -> 
     return [part for parts, _ in pieces for part in parts], fill
 
 
-def flatten_leaf(leaf: Any, name: str, *, numbers: bool) -> Any:
+def flatten_leaf(leaf: Any, name: str, *, numbers: bool, above: tuple[int, ...]) -> Any:
     if isinstance(leaf, nnx.State):
         found, treedef = jax.tree_util.tree_flatten_with_path(leaf)
         paths = [jax.tree_util.keystr(path).removesuffix(".value").removesuffix(".raw_value") for path, _ in found]
@@ -206,23 +209,33 @@ def flatten_leaf(leaf: Any, name: str, *, numbers: bool) -> Any:
     number = numbers and isinstance(leaf, bool | int | float | complex)
     if compat.is_graph_node(leaf) or is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct) or number:
         return [(name, leaf)], lambda values, _: next(values)
-    held = {
-        key: flatten(value, lambda path, key=key: f"{name}{key}{jax.tree_util.keystr(path)}")
-        for key, value in fields(leaf)
-    }
+    above = (*above, id(leaf))
+    inner = fields(leaf) if len(above) == len({*above}) < DEEPEST else []
+    held = {key: flatten(value, keyed(name + key), above=above) for key, value in inner}
     held = {key: parts for key, parts in held.items() if parts[0]}
 
     def fill(values: Iterator[Any], undo: list[Any]) -> Any:
-        """The object itself, which holds the values of the program while the call runs; what the call puts there stays."""
+        """The object itself, which holds the values of the program while the call runs."""
         for key, (_, make) in held.items():
             old, new = dict(fields(leaf))[key], make(values, undo)
             put(leaf, key, new)
-            undo.append(
-                lambda key=key, old=old, new=new: put(leaf, key, old) if dict(fields(leaf)).get(key) is new else None
-            )
+            undo.append(functools.partial(put_if, leaf, key, new, old))
         return leaf
 
     return [part for parts, _ in held.values() for part in parts], fill
+
+
+DEEPEST = 7
+
+
+def keyed(name: str) -> Callable[[Any], str]:
+    return lambda path: name + jax.tree_util.keystr(path)
+
+
+def put_if(owner: Any, key: str, new: Any, old: Any) -> None:
+    """What the call itself has put there stays."""
+    if dict(fields(owner)).get(key) is new:
+        put(owner, key, old)
 
 
 def fields(value: Any) -> list[tuple[str, Any]]:
@@ -334,7 +347,14 @@ def first_of(tree: Any) -> Any:
 
 def registered(transform: Callable[..., Any]) -> Callable[[Program, Plan], Program]:
     """The layer of a transform of the user's own."""
-    return lambda f, _plan: lambda state, *inputs: transform(f)(state, *inputs)
+
+    def make(f: Program, _plan: Plan) -> Program:
+        def layer(state: Any, *inputs: Any) -> Any:
+            return transform(f)(state, *inputs)
+
+        return layer
+
+    return make
 
 
 def make_plans(ran: Ran, jit: Callable[..., Program]) -> list[Plan]:
@@ -379,7 +399,7 @@ def root_jit(ran: Ran) -> Callable[..., Program]:
 def root_options(ran: Ran) -> dict[str, Any]:
     """What the outermost jit donates."""
     states = ran.setup.root or 0
-    donated = (0,) if states and ran.setup.donate != "none" else ()
+    donated: tuple[int, ...] = (0,) if states and ran.setup.donate != "none" else ()
     donated += tuple(states + number for number in ran.facts.donated)
     return {"donate_argnums": donated} if donated else {}
 

@@ -121,7 +121,7 @@ def memory_is_within(ran: Ran, rule: Rule) -> None:
     limit, origin = limit_of(ran, rule)
     state = sum(nbytes(value) for _, value in compat.raw_leaves(ran.call.state))
     figures = [str(used), f"budget {format_bytes(limit)} ({origin})", f"state {format_bytes(state)}"]
-    print(*figures, sep="\n")
+    print(*figures, sep="\n")  # noqa: T201 - the program tells its figures, whether they hold or not
     wrong = []
     if used.peak > limit:
         wrong.append(f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit)}")
@@ -162,7 +162,8 @@ def expected_peak(ran: Ran, un_nested: Setup, kept: int) -> int:
     moved = sum(map(nbytes, ran.call.inputs)) + sum(map(nbytes, jax.tree.leaves(base.output)))
     resident = used.arguments + used.outputs - used.aliased + used.constants
     axes = LENGTH**ran.setup.axes
-    return resident + (axes - 1) * moved + kept * (used.temporaries + moved + sum(map(nbytes, changed)))
+    calls = kept * (used.temporaries + moved + sum(map(nbytes, changed)))
+    return int(resident + (axes - 1) * moved + calls)
 
 
 # --- donation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -82,12 +83,13 @@ class Writer:
     def transform(self, function: Any) -> None:
         """Copy a registered transform."""
         name = str(getattr(function, "__name__", "transform"))
-        try:
-            if self.sources.take_function(inspect.unwrap(function)) != name or function.__closure__:
-                raise NoSource(name)
-        except (NoSource, AttributeError):
-            if name.isidentifier():
-                self.hole(name, "a transform whose source cannot be copied")
+        with contextlib.suppress(NoSource):
+            if self.sources.take_function(inspect.unwrap(function)) == name and not getattr(
+                function, "__closure__", ()
+            ):
+                return
+        if name.isidentifier():
+            self.hole(name, "a transform whose source cannot be copied")
 
     def hole(self, name: str, why: str) -> str:
         """A marked place to fill in."""
@@ -97,7 +99,7 @@ class Writer:
             self.setup.append(f"{place} = {FILL_IN}  # {name} was {one_line(why)}: write a value here")
         return place
 
-    def _exact(self, name: str, value: Any) -> str:
+    def _exact(self, _name: str, value: Any) -> str:
         writer = Literals()
         text = writer.write(value)
         if writer.stand_ins:
@@ -172,7 +174,7 @@ def parameter_of(node: ast.AST, name: str, position: int) -> ast.expr | None:
     for decorator in getattr(node, "decorator_list", ()):
         if not (isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize")):
             continue
-        given = {number: each for number, each in enumerate(decorator.args)}
+        given = dict(enumerate(decorator.args))
         given |= {{"argnames": 0, "argvalues": 1}.get(str(each.arg), 9): each.value for each in decorator.keywords}
         names = argument_names(given.get(0))
         values = given.get(1)
@@ -291,10 +293,8 @@ def subject_text(writer: Writer, subject: Any) -> str:
             return writer.sources.take_function(subject)
         except NoSource:
             return writer.hole("subject", f"the function {subject.__qualname__}")
-    try:
+    with contextlib.suppress(NoSource):
         writer.sources.take_reference(cls.__module__, cls.__qualname__.partition(".")[0])
-    except NoSource:
-        pass
     name = writer.hole("model", f"a {cls.__qualname__}")
     return name if owner is None else f"{name}.{subject.__name__}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,9 @@ def _library_directories() -> tuple[tuple[str, ...], str]:
     import jax
     import jaxlib
 
-    import pytest_nnxcheck
-
-    files = (jax.__file__, jaxlib.__file__, flax.__file__, pytest_nnxcheck.__file__, contextlib.__file__)
+    # A pasted program has a copy of this function, and no plugin.
+    own = [module.__file__ for module in [sys.modules.get("pytest_nnxcheck")] if module is not None]
+    files = (jax.__file__, jaxlib.__file__, flax.__file__, *own, contextlib.__file__)
     *packages, standard = (str(Path(str(file)).parent) + os.sep for file in files)
     return tuple(packages), standard
 
