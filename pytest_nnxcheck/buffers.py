@@ -81,17 +81,15 @@ class Memory:
         return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
 
 
-def read(compiled: Any, names: tuple[str, ...] | None = None) -> Memory:
-    """The memory of what ``lowered.compile()`` returned; ``names`` are those of the flat parameters of a program that the plugin staged.
+def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None) -> Memory:
+    """The memory of what ``lowered.compile()`` returned; ``names`` are those of its flat parameters, ``subject`` is the label of one that the plugin staged.
 
     Raises `CheckError` where the backend gives no totals.
     """
     totals = compiled.memory_analysis()
     if totals is None:
         raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
-    buffers = _buffers(
-        serialized_buffer_assignment(compiled), serialized_hlo_module(compiled), marked=names is not None
-    )
+    buffers = _buffers(serialized_buffer_assignment(compiled), serialized_hlo_module(compiled), subject)
     return Memory(
         arguments=totals.argument_size_in_bytes,
         outputs=totals.output_size_in_bytes,
@@ -100,7 +98,7 @@ def read(compiled: Any, names: tuple[str, ...] | None = None) -> Memory:
         constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
         buffers=buffers or (),
         named=buffers is not None,
-        names=names or (),
+        names=names,
     )
 
 
@@ -128,19 +126,19 @@ class Allocation:
     slots: tuple[Slot, ...]
 
 
-def _buffers(assignment: bytes | None, module: bytes | None, *, marked: bool) -> tuple[Buffer, ...] | None:
+def _buffers(assignment: bytes | None, module: bytes | None, subject: str | None) -> tuple[Buffer, ...] | None:
     """The buffers at the peak, `None` where they cannot be read."""
     if not assignment or not module:
         return None
     try:
-        return named_buffers(assignment, module, marked=marked)
+        return named_buffers(assignment, module, subject)
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return None
 
 
-def named_buffers(assignment: bytes, module: bytes, *, marked: bool = False) -> tuple[Buffer, ...]:
+def named_buffers(assignment: bytes, module: bytes, subject: str | None = None) -> tuple[Buffer, ...]:
     """The buffers at the peak, largest first. Raises `MalformedProto` or `LookupError`."""
-    reader = _Reader(Module.read(module, marked=marked))
+    reader = _Reader(Module.read(module, subject))
     found = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
     return tuple(sorted((*found, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
 

@@ -188,11 +188,11 @@ class Module:
     frames: Message
     known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
     """Frames that were read before, by their number."""
-    marked: bool = False
-    """Whether the plugin staged the program: each stack that was taken in it passes through `origins.marked`."""
+    subject: str | None = None
+    """What frames of the subject's program are called, where the plugin staged the program: see `origins.labelled`."""
 
     @classmethod
-    def read(cls, data: bytes, *, marked: bool = False) -> Module:
+    def read(cls, data: bytes, subject: str | None = None) -> Module:
         """One ``HloModuleProto``. Raises `MalformedProto`."""
         message = fields(data)
         computations = tuple(messages(message, 3))
@@ -203,7 +203,7 @@ class Module:
             for computation in instruction.called:
                 callers.setdefault(computation, []).append(instruction)
         frames = fields(raw(message, 17))
-        return cls({one.id: one for one in read}, roots, callers, number(message, 6), frames, marked=marked)
+        return cls({one.id: one for one in read}, roots, callers, number(message, 6), frames, subject=subject)
 
     def shape(self, position: Position) -> Shape:
         """The shape of a value. Raises `LookupError` or `MalformedProto`."""

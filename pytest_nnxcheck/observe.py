@@ -238,7 +238,7 @@ class Root:
 
     def on_compiled(self, compiled: Any, arguments: Any, lowered: Any) -> Any:
         names = (*self.parameters(), *self.subject.input_names)
-        self.memories.append(buffers.read(compiled, names))
+        self.memories.append(buffers.read(compiled, names, self.subject.label))
         if self.stops:
             raise Measured
         return self.addresses.assign(compiled, arguments, lowered.out_info) if self.subject.abstract else None

@@ -32,6 +32,10 @@ CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
 
 
+MARK = "marked.<locals>.root"
+PROGRAM = "program of "
+
+
 def marked(f: Callable[..., Any]) -> Callable[..., Any]:
     """The function that the jit of a program traces: its frame is the end of every stack inside the program."""
 
@@ -42,7 +46,13 @@ def marked(f: Callable[..., Any]) -> Callable[..., Any]:
     return root
 
 
-MARK = "marked.<locals>.root"
+def labelled(program: Callable[..., Any], function: Any) -> None:
+    """Give the program of a subject's function a name of its own, which its frames are known by."""
+    code = getattr(function, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
+    name = f"{PROGRAM}{getattr(function, '__qualname__', '')} at {where}"
+    # Code is compared without its qualified name, and older jax keeps locations by code.
+    program.__code__ = program.__code__.replace(co_name=name, co_qualname=name)
 
 
 def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:
@@ -75,8 +85,8 @@ def frames(module: Module, instruction: Instruction) -> list[Frame]:
             stacks.append([])
         elif not is_library_file(frame.path) or frame.path.startswith(OWN):
             stacks[-1].append(frame)
-    if len(stacks) == 1:
-        return _named(stacks[0], module.name(instruction)) if module.marked else stacks[0]
+    if len(stacks) == 1 or not any(stacks[1:-1]):
+        return stacks[0] if _here(stacks[0], module.subject) else _named(stacks[0], module.name(instruction))
     *stacks, _ = stacks
     whole = stacks[-1]
     for outer, inner in zip(stacks[:0:-1], stacks[-2::-1], strict=True):
@@ -84,11 +94,18 @@ def frames(module: Module, instruction: Instruction) -> list[Frame]:
     return whole
 
 
+def _here(stack: list[Frame], subject: str | None) -> bool:
+    """Whether a stack is of this subject, or of a layer; that of a program which the plugin did not stage is."""
+    first = next((frame.function for frame in stack if frame.path.startswith(OWN)), "")
+    return subject is None or first == subject or (first != "" and not first.startswith(PROGRAM))
+
+
 def _named(stack: list[Frame], name: str) -> list[Frame]:
-    """The frames of a stack from elsewhere that lie inside the jits of an operation's name, ``jit(main)/jit(f)/sin``."""
-    jits = set(_JIT.findall(name))
-    last = max((number for number, frame in enumerate(stack) if frame.function.rpartition(".")[2] in jits), default=-1)
-    return stack[: last + 1]
+    """The frames of a stack from elsewhere that lie inside the jits of an operation's name, ``jit(f)/jit(main)/jit(g)/sin``."""
+    jits = _JIT.findall(name)[1:]
+    users = list(itertools.takewhile(lambda frame: not frame.path.startswith(OWN), stack))
+    last = max((number for number, frame in enumerate(users) if frame.function.rpartition(".")[2] in jits), default=-1)
+    return users[: last + 1]
 
 
 def _inside(inner: list[Frame], outer: list[Frame]) -> list[Frame]:

@@ -267,7 +267,7 @@ def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...], length: int = LENGTH
     return inputs
 
 
-def stack(leaf: Any, length: int) -> Any:
+def stack(leaf: Any, length: int = LENGTH) -> Any:
     """The leaf many times over, along a new leading axis; of an abstract leaf its shape and sharding."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return jnp.stack([leaf] * length)

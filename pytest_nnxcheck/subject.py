@@ -19,6 +19,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat, holders
 from pytest_nnxcheck.fingerprint import fingerprint, show
+from pytest_nnxcheck.origins import labelled
 from pytest_nnxcheck.twins import abstract_inputs, abstract_state
 from pytest_nnxcheck.verdicts import CheckError, Unfit
 from pytest_nnxcheck.walk import walk
@@ -84,6 +85,11 @@ class Subject:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
+
+    @property
+    def label(self) -> str:
+        """What the frames of its program are called."""
+        return str(self.program.__code__.co_qualname)
 
     def fresh(self) -> Any:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
@@ -280,6 +286,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
                 arrays, outbox.rebuild, outbox.names = flatten_output(output, state, home)
             return arrays
 
+        labelled(program, function)
         return program
 
     values = [*inputs, *(value for _, value in compat.raw_leaves(state))]

@@ -410,6 +410,23 @@ def test_a_line_of_a_call_outside_of_the_program_is_not_told():
         assert stacks == {"float32[72,72]": (own,), "float32[72,56]": ()}
 
 
+def swished(x):
+    return jax.nn.silu(x)
+
+
+def silenced(x):
+    return jax.nn.silu(x)
+
+
+def test_a_line_of_another_subject_is_not_told():
+    x = numbers((88, 40))
+    for subject in (swished, silenced):
+        found = call(subject, x, nesting="jit", memory_budget=1)
+        (out,) = [each for each in told(found).buffers if each.kind == "output"]
+        kept = subject is swished or jax.__version_info__ >= (0, 10)
+        assert out.stack == ((line(subject, "return"),) if kept else ())
+
+
 def deep(x, depth=30):
     return deep(x, depth - 1) if depth else jnp.sin(x @ x) @ x
 
