@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_nnxcheck.records import OfNesting
 from pytest_nnxcheck.report import format_bytes
@@ -18,7 +17,6 @@ SYMBOLS = {"held": "✓", "violated": "✗", "failed": "!", "expected": "~", "re
 
 BAD = ("violated", "failed")
 _HEADROOM = 4
-_MOST = 5
 
 
 def esc(text: object) -> str:
@@ -104,8 +102,7 @@ def cause(nesting: OfNesting, *, unfolded: bool = True) -> str:
         name = esc(nesting["program"])
         state = " open" if unfolded else ""
         program = f'<details class="program"{state}><summary>Program: {name}</summary><pre tabindex="0">{esc(nesting["program_text"])}</pre></details>'
-    told = {label for violation in nesting["violations"] for label, _ in violation["details"]}
-    return f"<dl>{rows}</dl>{'' if 'buffer' in told else buffers(nesting)}{program}"
+    return f"<dl>{rows}</dl>{program}"
 
 
 def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
@@ -135,13 +132,8 @@ def _measured(nesting: OfNesting, told: set[str]) -> Iterator[tuple[str, str, st
         yield "peak", formula(nesting["peak"], nesting["split"]), ""
     if nesting["expected_peak"] is not None and "expected" not in told:
         yield "expected", format_bytes(nesting["expected_peak"]), ""
-    if nesting["un_nested"] and nesting["layers"] and "un-nested" not in told:
-        split = nesting["un_nested"]
-        yield "un-nested", formula(_peak(split), split), ""
-
-
-def _peak(split: Mapping[str, int]) -> int:
-    return sum(split.values()) - 2 * split["aliased"]
+    if not {"line", "un-nested"} & told:
+        yield from ((label, text, "") for label, text in nesting["story"])
 
 
 def formula(peak: int, split: Mapping[str, int]) -> str:
@@ -149,20 +141,3 @@ def formula(peak: int, split: Mapping[str, int]) -> str:
     added = " + ".join(f"{name} {format_bytes(size)}" for name, size in split.items() if name != "aliased" and size)
     aliased = f" - aliased {format_bytes(split['aliased'])}" if split["aliased"] else ""
     return f"{format_bytes(peak)} = {added}{aliased}" if added else format_bytes(peak)
-
-
-def buffers(nesting: OfNesting) -> str:
-    """The largest buffers at the peak, of what was handed to the program none."""
-    shown = nesting["buffers"] if kind(nesting) in BAD else nesting["buffers"][:_MOST]
-    if not shown:
-        return ""
-    rows = "".join(_buffer(buffer) for buffer in shown)
-    head = '<tr><th scope="col">bytes</th><th scope="col">buffer</th><th scope="col">from</th></tr>'
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="Largest buffers at the peak"><table class="buffers"><caption>Largest buffers at the peak</caption><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
-
-
-def _buffer(buffer: Mapping[str, Any]) -> str:
-    copied = f"copy of {'' if buffer['whole'] else 'a part of '}{buffer['name']}" if buffer["name"] else ""
-    origin = "\n".join(filter(None, [copied, *buffer["stack"]]))
-    what = f"{buffer['kind']} {buffer['shape']} {buffer['operation']}".strip()
-    return f"<tr><td>{format_bytes(buffer['bytes'])}</td><td>{esc(what)}</td><td>{esc(origin)}</td></tr>"

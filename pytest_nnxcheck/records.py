@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from pytest_nnxcheck import report as texts
+from pytest_nnxcheck import story
 from pytest_nnxcheck.evidence import Evidence
 from pytest_nnxcheck.report import Report
 from pytest_nnxcheck.settings import OPTIONS, show
@@ -75,6 +76,10 @@ class OfNesting(TypedDict):
     split: dict[str, int] | None
     un_nested: dict[str, int] | None
     buffers: list[dict[str, Any]]
+    places: list[dict[str, Any]]
+    captured: list[dict[str, Any]]
+    growth: dict[str, Any] | None
+    story: list[list[str]]
     leaks: list[dict[str, Any]]
     moves: list[dict[str, Any]]
     program: str
@@ -130,7 +135,9 @@ def empty_test(nodeid: str) -> OfTest:
 
 
 def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesting:
-    measured = plain(outcome.evidence or Evidence())
+    known = outcome.evidence or Evidence()
+    measured = plain(known)
+    del measured["un_nested_buffers"]  # the same for all nestings of a call: a place says what it holds un-nested
     told = {
         "nodeid": plain(found.test_id),
         "nesting": str(outcome.nesting),
@@ -147,6 +154,7 @@ def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesti
         "budget": outcome.budget,
         "expected_peak": measured.pop("expected"),
         **measured,
+        "story": plain(story.rows(known)),
         "program": plain(outcome.program),
         "program_text": _program(outcome.program, folder),
         "replay": plain(texts.replay(found, outcome.nesting)),

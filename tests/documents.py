@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pytest_nnxcheck import records
-from pytest_nnxcheck.evidence import Evidence, Held, Moved, Residue, Split
+from pytest_nnxcheck.evidence import Captured, Evidence, Growth, Held, Moved, Place, Residue, Split
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.report import Report
 from pytest_nnxcheck.settings import Settings
@@ -29,6 +29,9 @@ EVIDENCE = Evidence(
     buffers=(
         Held(MIB, "float32[512,512]", "temporary", "copy", ("model.py:7", "test_model.py:9"), "model.kernel", True),
     ),
+    places=(Place("model.py:7", ("test_model.py:9",), False, 1, 3 * MIB, 0, 0, MIB),),
+    captured=(Captured(MIB, "float32[512,512]", "model.py:5", "model.TABLE"),),
+    growth=Growth("scan", 2, Split(0, 0, MIB, 0, 0)),
     leaks=(Residue("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "model.py:8", "scan"),),
     moves=(Moved("model.kernel", "float32[3]", "bfloat16[3]", False),),
 )

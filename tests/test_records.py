@@ -87,6 +87,9 @@ def test_a_nesting_has_all_that_was_measured():
     }
     assert found["un_nested"]["temporaries"] == 2**20
     assert found["buffers"][0]["stack"] == ["model.py:7", "test_model.py:9"]
+    assert (found["places"][0]["line"], found["places"][0]["un_nested"]) == ("model.py:7", 2**20)
+    assert (found["captured"][0]["name"], found["growth"]["per_step"]["temporaries"]) == ("model.TABLE", 2**20)
+    assert [label for label, _ in found["story"]] == ["un-nested", "line", "buffer", "captured", "growth"]
     assert (found["leaks"][0]["path"], found["leaks"][0]["layer"]) == ("model.last", "scan")
     assert found["moves"] == [{"path": "model.kernel", "before": "float32[3]", "after": "bfloat16[3]", "kept": False}]
     assert found["violations"][0]["details"] == [["buffer", "1.0 MiB temporary"]]
@@ -97,7 +100,7 @@ def test_a_nesting_has_all_that_was_measured():
 @pytest.mark.parametrize("kind", [Evidence, Outcome])
 def test_nothing_that_is_measured_is_left_out(kind):
     renamed = {"expected": {Evidence: "expected_peak", Outcome: "expected_failures"}[kind]}
-    told_by = {"by_mode": "reason", "unfit": "word", "evidence": "split"}
+    told_by = {"by_mode": "reason", "unfit": "word", "evidence": "split", "un_nested_buffers": "places"}
     names = {renamed.get(each.name, told_by.get(each.name, each.name)) for each in fields(kind)}
     assert names <= records.OfNesting.__annotations__.keys() == documents.mixed()["nestings"][0].keys()
 
