@@ -105,9 +105,10 @@ class Programs:
     def settle(self, outcome: Outcome) -> Outcome:
         """The outcome of a nesting with its program, which now tells what broke."""
         spec = self._specs.get(outcome.nesting)
-        if spec is None or outcome.verdict not in KEPT or outcome.nesting in self._told:
+        if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
             return outcome
         with self._harmless():
+            assert spec is not None, self._problem
             told = replace(spec, outcome=outcome)
             self._told.add(outcome.nesting)
             self.texts[outcome.nesting] = compose(told, self._usage())

@@ -16,7 +16,7 @@ from pytest_nnxcheck.pointers import Leaf, read_leaf
 from pytest_nnxcheck.program import stack as stack_leaf
 from pytest_nnxcheck.standalone import Call, Facts, Ran, Setup, donated_leaves, make_plans, root_options
 from pytest_nnxcheck.standalone_walk import remaining_tracers
-from pytest_nnxcheck.transforms import Program
+from pytest_nnxcheck.transforms import LENGTH, Program
 from pytest_nnxcheck.twins import abstract_inputs, abstract_leaf, abstract_state
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -27,7 +27,7 @@ def run_abstract(call: Call, facts: Facts, setup: Setup) -> Ran:
     graphdef, leaves = compat.split(call.state)
     inputs = abstract_inputs(call.inputs)
     for _ in range(setup.axes):
-        inputs = tuple(map(stack_leaf, inputs))
+        inputs = tuple(stack_leaf(leaf, LENGTH) for leaf in inputs)
     state, inputs = (
         setup.place(nnx.merge(graphdef, abstract_state(leaves))),
         tuple(map(abstract_leaf, setup.place(inputs))),
