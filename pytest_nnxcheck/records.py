@@ -83,6 +83,7 @@ class OfNesting(TypedDict):
     story: list[list[str]]
     leaks: list[dict[str, Any]]
     moves: list[dict[str, Any]]
+    reusable: list[str]
     program: str
     program_text: str
     replay: str

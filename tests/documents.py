@@ -34,6 +34,7 @@ EVIDENCE = Evidence(
     growth=Growth("scan", 2, Split(0, 0, MIB, 0, 0)),
     leaks=(Residue("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "model.py:8", "scan"),),
     moves=(Moved("model.kernel", "float32[3]", "bfloat16[3]", False),),
+    reusable=("x",),
 )
 MEMORY = Violation(
     "memory", "peak 5.0 MiB is over the budget of 4.0 MiB", (("buffer", "1.0 MiB temporary"),), "donate the state"
