@@ -79,7 +79,6 @@ class OfNesting(TypedDict):
     places: list[dict[str, Any]]
     captured: list[dict[str, Any]]
     growth: dict[str, Any] | None
-    reusable: list[str]
     story: list[list[str]]
     leaks: list[dict[str, Any]]
     moves: list[dict[str, Any]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import documents
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import records
@@ -52,6 +52,7 @@ def outcomes_of(draw, nesting):
     )
 
 
+@settings(deadline=None)
 @given(st.lists(reports(), max_size=3, unique_by=lambda report: records.plain(report.test_id)))
 def test_any_run_survives_json_and_agrees_with_the_schema(found):
     document = records.document(documents.RUN, [records.of_report(report) for report in found])
