@@ -10,8 +10,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import hypothesis
 
 from pytest_nnxcheck import devices, examples, failures, modes, programs
+from pytest_nnxcheck.active import active
 from pytest_nnxcheck.report import Report, rejected_modes
-from pytest_nnxcheck.run import Run, active
+from pytest_nnxcheck.run import Run
 from pytest_nnxcheck.settings import SettingError, merge, parse_given
 from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, UnexpectedPass
 

@@ -57,6 +57,9 @@ class Announced(Protocol):
     def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
         """The nesting is about to run, or without a profile the call to be traced for it: that may take the process with it."""
 
+    def settle(self, outcome: Outcome) -> Outcome:
+        """The outcome of a nesting with its program, which now tells what broke."""
+
 
 @dataclass(slots=True)
 class Session:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import hypothesis
 
 from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies
+from pytest_nnxcheck.active import RUNNING, Active, engine
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import (
-    ERRORS,
     CheckError,
     InvariantViolation,
     NestingExcused,
@@ -27,11 +25,10 @@ from pytest_nnxcheck.verdicts import (
 )
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.call import Call, Session
+    from pytest_nnxcheck.call import Session
     from pytest_nnxcheck.programs import Programs
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
-_active: ContextVar[Active] = ContextVar("nnxcheck_active")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,8 @@ class Run:
             error = self._timed(nesting, body)
             self._raised[id(error)] = nesting
             self._memo[nesting] = None if error is None else (error, error.__traceback__)
-            self._bodies[nesting] = body
+            if error is not None:
+                self._bodies[nesting] = body
         answer = self._memo[nesting]
         if answer is not None:
             # Each raise prepends frames: from a fresh start, hypothesis sees the same error every time.
@@ -143,12 +141,20 @@ class Run:
             return self.outcomes[nesting]
         known = self.outcomes, self.notes, self.settings
         self.outcomes, self.notes, self.settings = {}, [], settings
+        # With another setting it is the nesting that broke: its program stays as it is.
+        programs = self.programs if settings == known[2] else None
+        self.session.programs = programs
+        if programs is not None:
+            programs.begin(body)
         try:
             self._attempt(nesting, body)
             return self.outcomes.get(nesting)
         except Exception:  # noqa: BLE001 - hypothesis' own, say: the neighbour tells nothing, and the failure is told all the same
             return None
         finally:
+            if programs is not None:
+                programs.end({})
+            self.session.programs = self.programs
             self.outcomes, self.notes, self.settings = known
 
     def _timed(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
@@ -169,7 +175,7 @@ class Run:
 
     def _attempt(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         active = Active(self, nesting)
-        token = _active.set(active)
+        token = RUNNING.set(active)
         try:
             self.session.begin_example()
             with compat.flax_mode(nesting.mode):
@@ -186,7 +192,7 @@ class Run:
             self._note_failure(active, error)
             return error
         finally:
-            _active.reset(token)
+            RUNNING.reset(token)
             self.session.end_example()
         if active.error is not None:
             # The body expected the exception: under this nesting as without any, it is what the test asks for.
@@ -231,7 +237,7 @@ class Run:
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome with the program that shows it, if there is one."""
-        return outcome if self.programs is None else self.programs.settle(outcome)
+        return outcome if self.session.programs is None else self.session.programs.settle(outcome)
 
     def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
         """Run one example of hypothesis: a drawn nesting, or the sweep."""
@@ -360,82 +366,6 @@ class Run:
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
             return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
         return ""
-
-
-class Active:
-    """One execution of a test body under one nesting; wrapped objects report to it."""
-
-    def __init__(self, run: Run, nesting: Nesting) -> None:
-        self.run = run
-        self.nesting = nesting
-        self.violation: InvariantViolation | None = None
-        self.error: BaseException | None = None
-
-    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the subject under the nesting. Raises a violation, a rejection, or the user's own exception."""
-        __tracebackhide__ = True
-        run = self.run
-        call = engine().check_call(
-            subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session
-        )
-        self._settle(call)
-        return call.output
-
-    def _settle(self, call: Call) -> None:
-        __tracebackhide__ = True
-        outcome = call.outcome
-        strict = self.run.settings.on_rejection == "fail" and not outcome.unfit
-        known = self.run.settings.expected_failures
-        # A rejection fails nothing, but what names this very nesting has come true.
-        named = strict or any(entry.nesting() == self.nesting for entry in known)
-        if outcome.verdict == "violated" or (outcome.verdict == "rejected" and named):
-            outcome = expected.excuse(outcome, known)
-        if outcome.verdict == "expected" and call.error is not None and not self.nesting.layers:
-            # A call that raises un-nested is the user's own error, whatever it leaves behind.
-            outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(call.error))
-        outcome = self.run.with_program(outcome)
-        self.run.record(outcome)
-        if outcome.verdict == "expected" and _without_output(call):
-            raise NestingExcused
-        if outcome.verdict == "failed" and call.error is not None:
-            self.error = call.error
-            raise call.error.with_traceback(call.error.__traceback__)
-        if outcome.verdict == "violated":
-            self.violation = ERRORS[outcome.violations[0].invariant](report.headline(outcome), outcome)
-            raise self.violation from call.error
-        if outcome.verdict == "rejected":
-            raise self._rejection(outcome)
-
-    def _rejection(self, outcome: Outcome) -> BaseException:
-        if outcome.unfit or self.run.settings.on_rejection == "report":
-            return NestingRejected(outcome)
-        self.violation = InvariantViolation(report.headline(outcome), outcome)
-        return self.violation
-
-    def refuse(self, error: BaseException) -> BaseException | None:
-        """Record what the body itself, not the call, did that the mode cannot do: build a module with `nnx.StateAxes`, say."""
-        outcome = Outcome(self.nesting, "rejected", reason=compat.mode_words(error), by_mode=True)
-        if self.run.settings.on_rejection == "fail":
-            outcome = expected.excuse(outcome, self.run.settings.expected_failures)
-        self.run.record(outcome)
-        rejection = self._rejection(outcome) if outcome.verdict == "rejected" else None
-        return None if isinstance(rejection, NestingRejected) else rejection
-
-
-def _without_output(call: Call) -> bool:
-    """Whether a call that did not hold gave nothing to go on with."""
-    leaks = any(violation.invariant == "tracers" for violation in call.outcome.violations)
-    return call.error is not None or leaks or call.outcome.verdict == "rejected"
-
-
-def active() -> Active | None:
-    """The execution that is going on, if any."""
-    return _active.get(None)
-
-
-def engine() -> Any:
-    """The module that runs one call. Late, since it imports jax."""
-    return importlib.import_module("pytest_nnxcheck.call")
 
 
 def _worse(known: Outcome, new: Outcome) -> Outcome:
