@@ -60,19 +60,19 @@ class Extract:
         if (module, name) in self._begun:
             return mine
         self._begun.add((module, name))
-        statement, _ = room.definitions[name]
+        at_once, later = names_of_definition(module, name)
         # What a definition needs when it is executed comes before it, what it needs when it is called after it.
-        for part in needed_at_once(statement):
-            self._add_named(room, part)
+        self._add_named(room, at_once)
         self.definitions[module, name] = ""
-        self._add_named(room, statement)
-        self.definitions[module, name] = self._text(room, name, mine)
+        new = {name: mine, **self._add_named(room, later)}
+        changed = tuple((old, other) for old, other in new.items() if old != other)
+        self.definitions[module, name] = text_of_definition(module, name, changed)
         return mine
 
-    def _add_named(self, room: Room, node: ast.AST) -> dict[str, str]:
+    def _add_named(self, room: Room, names: Iterable[str]) -> dict[str, str]:
         """Copy what code names; the names that those go by."""
         new = {}
-        for used in sorted(names_in(node)):
+        for used in names:
             base, _, attribute = used.partition(".")
             if base in room.ours and not room.ours[base][1]:
                 if attribute:
@@ -94,20 +94,31 @@ class Extract:
         self._names[free] = (module, name)
         return free
 
-    def _text(self, room: Room, name: str, mine: str) -> str:
-        statement, end = room.definitions[name]
-        start = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
-        text = "\n".join(shortened(room, statement, start, end))
-        new = {name: mine, **self._add_named(room, statement)}
-        for used, other in new.items():
-            if "." in used:
-                text = re.sub(rf"\b{re.escape(used)}\b", other, text)
-        return renamed(text, {old: other for old, other in new.items() if old != other and "." not in old})
-
     def _take_import(self, name: str, line: str) -> str:
         self._names.setdefault(name, ("", name))
         self.imports[name] = line
         return name
+
+
+@functools.cache
+def names_of_definition(module: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that a definition needs when it is executed, and all that it needs. Read once: programs are many."""
+    statement, _ = read_room(module).definitions[name]
+    at_once = {used for part in needed_at_once(statement) for used in names_in(part)}
+    return tuple(sorted(at_once)), tuple(sorted(names_in(statement)))
+
+
+@functools.lru_cache(maxsize=4096)
+def text_of_definition(module: str, name: str, new: tuple[tuple[str, str], ...]) -> str:
+    """The text of a definition, with other names for some that it uses."""
+    room = read_room(module)
+    statement, end = room.definitions[name]
+    start = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
+    text = "\n".join(shortened(room, statement, start, end))
+    for used, other in new:
+        if "." in used:
+            text = re.sub(rf"\b{re.escape(used)}\b", other, text)
+    return renamed(text, {old: other for old, other in new if "." not in old})
 
 
 def shortened(room: Room, statement: ast.stmt, start: int, end: int) -> list[str]:
@@ -245,9 +256,10 @@ def bound_by(statement: ast.stmt) -> Iterator[str]:
                 yield from (name for each in inner.body for name in bound_by(each))
 
 
-def extract(wanted: Iterable[tuple[str, str]], taken: Iterable[str] = ()) -> Extract:
+@functools.lru_cache(maxsize=256)
+def extract(wanted: tuple[tuple[str, str], ...], taken: frozenset[str] = frozenset()) -> Extract:
     """The text of (room, name), with all that it needs."""
-    found = Extract(frozenset(taken))
+    found = Extract(taken)
     for room, name in wanted:
         found.add(f"{PACKAGE}.{room}", name)
     return found

@@ -111,8 +111,9 @@ def shapes_text(shapes: Any) -> str:
 
 def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
-    needed = extract(wanted(spec), usage.names | {*usage.missing})
-    ran = extract(layers_of(spec.nesting), usage.names | {*usage.missing}).definitions
+    taken = usage.names | {*usage.missing}
+    needed = extract(tuple(wanted(spec)), taken)
+    ran = extract(tuple(layers_of(spec.nesting)), taken).definitions
     layers = [text for place, text in needed.definitions.items() if place in ran]
     support = [text for place, text in needed.definitions.items() if place not in ran]
     stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in usage.missing]
