@@ -135,7 +135,7 @@ def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[P
     return tuple(found)
 
 
-def dropped_updates(subject: Subject, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:
+def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:
     """Leaves of the optimizers, where the call updates a copy of one, and none that was handed in.
 
     `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.

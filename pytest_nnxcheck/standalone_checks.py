@@ -18,7 +18,7 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.dataflow import constants
 from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, spread
-from pytest_nnxcheck.profile import describe, nbytes
+from pytest_nnxcheck.profile import describe, dropped_updates, nbytes, numbered
 from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.standalone import Ran, Setup
 from pytest_nnxcheck.standalone_walk import reachable, remaining_tracers
@@ -171,7 +171,7 @@ def expected_peak(ran: Ran, un_nested: Setup, kept: int) -> int:
 
 def donated_buffers_are_kept(ran: Ran) -> None:
     """Every donated leaf must come back in the buffer that it had."""
-    if ran.error is not None or not ran.before:
+    if ran.error is not None or not (ran.before or ran.facts.updated):
         return
     old = {pointer for leaf in ran.before for pointer in leaf.pointers}
     lines = shared_or_viewed(ran)
@@ -184,8 +184,25 @@ def donated_buffers_are_kept(ran: Ran) -> None:
             taken[leaf.type] -= 1  # an output of the call took a donated buffer of this type
         elif reason:
             lines.append(f"{leaf.path}   {leaf.type}   {reason}")
+    lines += not_written_back(ran)
     if lines:
         broken("donation", lines)
+
+
+def not_written_back(ran: Ran) -> list[str]:
+    """Leaves of an optimizer of which the call updates a copy; looked for only where the plugin found some."""
+    if not ran.facts.updated:
+        return []
+    graphdef, before = compat.split(ran.call.state)
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        return ran.call.program(module, *inputs), compat.state(module)
+
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pure)(before, *ran.call.inputs))
+    paths = [key[0] for key, _ in numbered(before)]
+    lost = dropped_updates(ran.call, jaxpr, paths, ran.facts.changed)
+    return [f"{ran.call.path(path)}   not written back: the call updates a copy of the optimizer" for path in lost]
 
 
 def why_lost(before: Leaf, after: Leaf | None, old: set[int], reused: set[int]) -> str:

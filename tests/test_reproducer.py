@@ -163,6 +163,30 @@ def test_shared(nnx_wrap):
     nnx_wrap(reports.step_in_place)(pair)
 
 @marked
+def test_viewed(nnx_wrap):
+    import numpy as np
+
+    pair = reports.Pair(1000)
+    pair.kept = frozenset([Box(np.asarray(pair.a[...]))])
+    nnx_wrap(reports.step_in_place)(pair)
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+def update_a_copy(model, optimizer, x):
+    gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+    copy = nnx.clone(optimizer)
+    copy.update(*((gradients,) if FLAX < (0, 11) else (model, gradients)))
+
+@marked
+def test_dropped_update(nnx_wrap):
+    import optax
+
+    model = nnx.Linear(4, 4, rngs=rngs())
+    nnx_wrap(update_a_copy)(model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), jnp.ones((2, 4)))
+
+@marked
 def test_abstract(nnx_wrap):
     model = nnx.eval_shape(lambda: reports.ScanOverRemat(rngs()))
     nnx_wrap(reports.call_twice)(model, jax.ShapeDtypeStruct((4, 128), jnp.float32))
@@ -182,6 +206,36 @@ def test_every_violation_of_a_jit_fails_in_the_same_way(inner, pytester):
     assert count >= 20
     found = same(result, pytester.path, count)
     assert {kind for kind, _, _ in found.values()} >= {"tracers", "memory", "donation"}
+
+
+PARITY = """
+from healthy import rngs
+
+def broadcasts(model, xs):
+    return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)
+
+def differentiates(model, xs):
+    return nnx.grad(lambda model, xs: broadcasts(model, xs).sum())(model, xs)
+
+def carries(model, xs):
+    axes = (nnx.Carry, 0)
+    return nnx.scan(lambda model, x: (model, model(x)), in_axes=axes, out_axes=axes)(model, xs)[1]
+
+@marked(invariants="parity")
+@pytest.mark.parametrize("run", [broadcasts, differentiates])
+def test_drops(nnx_wrap, run):
+    nnx_wrap(run)(nnx.BatchNorm(8, rngs=rngs()), jnp.arange(48.0).reshape(2, 3, 8))
+
+@marked(invariants="parity")
+def test_holds(nnx_wrap):
+    nnx_wrap(carries)(nnx.BatchNorm(8, rngs=rngs()), jnp.arange(48.0).reshape(2, 3, 8))
+"""
+
+
+def test_what_parity_finds_fails_in_the_same_way(inner, pytester):
+    result = inner(PARITY, "--nnx-nesting", "un-nested")
+    result.assert_outcomes(failed=2, passed=1)
+    assert {kind for kind, _, _ in same(result, pytester.path, 2).values()} == {"parity"}
 
 
 NESTED = """

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pathlib
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck.nesting import MODES
@@ -129,4 +129,4 @@ def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
 
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     text = str(error).lower()
-    return str(Path(nnx.__file__).parent) in last and any(word in text for word in _WORDS)
+    return str(pathlib.Path(nnx.__file__).parent) in last and any(word in text for word in _WORDS)

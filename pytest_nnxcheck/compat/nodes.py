@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
+import pathlib
 from typing import Any
 
 from pytest_nnxcheck.compat.modes import iter_graph, mode_flags, split
@@ -136,7 +136,7 @@ def is_refusal(error: BaseException | None) -> bool:
     if not isinstance(error, ValueError) or "from different trace level" not in str(error):
         return False
     last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return str(Path(nnx.__file__).parent) in last
+    return str(pathlib.Path(nnx.__file__).parent) in last
 
 
 def cached_partial(function: object) -> tuple[Any, tuple[Any, ...]] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 import sys
-from pathlib import Path
 from typing import Any
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -164,7 +164,7 @@ def _library_directories() -> tuple[tuple[str, ...], str]:
     # A pasted program has a copy of this function, and no plugin.
     own = [module.__file__ for module in [sys.modules.get("pytest_nnxcheck")] if module is not None]
     files = (jax.__file__, jaxlib.__file__, flax.__file__, *own, contextlib.__file__)
-    *packages, standard = (str(Path(str(file)).parent) + os.sep for file in files)
+    *packages, standard = (str(pathlib.Path(str(file)).parent) + os.sep for file in files)
     return tuple(packages), standard
 
 
@@ -181,7 +181,7 @@ def equation_line(eqn: Any) -> str:
     """
     import pytest_nnxcheck
 
-    own = str(Path(pytest_nnxcheck.__file__).parent) + os.sep
+    own = str(pathlib.Path(pytest_nnxcheck.__file__).parent) + os.sep
     traceback = _read(_read(eqn, "source_info"), "traceback")
     for frame in traceback.frames if traceback is not None else ():
         if frame.file_name.startswith(own):
