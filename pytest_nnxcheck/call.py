@@ -14,7 +14,7 @@ from pytest_nnxcheck import compat, explain, gradient, graft, handed, story
 from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.evidence import Evidence, Growth, Split
-from pytest_nnxcheck.findings import evidence, growth, split
+from pytest_nnxcheck.findings import evidence, growth, left, split
 from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned, given_to_outputs, permuted, placed
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
@@ -257,7 +257,13 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
         violations, told = agrees_inside(subject, found)
     if not violations:
         write_back(subject, found)
-    verdict = Outcome(nesting, "violated" if violations else "held", violations, notes=told)
+    verdict = Outcome(
+        nesting,
+        "violated" if violations else "held",
+        violations,
+        notes=told,
+        evidence=left(found) if violations else None,
+    )
     return Call(rebuild(found.output), verdict)
 
 
@@ -279,7 +285,7 @@ def fails_when_traced(
         return failed(subject, nesting, error, found)
     own = ("raises", explain.first_line(error))
     violations = tuple(replace(each, details=(*each.details, own)) for each in violations)
-    return Call(None, Outcome(nesting, "violated", violations), error)
+    return Call(None, Outcome(nesting, "violated", violations, evidence=left(found)), error)
 
 
 def fails_un_nested(

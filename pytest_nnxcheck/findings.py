@@ -35,7 +35,7 @@ def evidence(
         places=places(after, before)[:PLACES],
         un_nested_buffers=before[:SHOWN],
         captured=facts.captured[:SHOWN],
-        leaks=tuple(residue(leak) for leak in found.leaks),
+        leaks=left(found).leaks,
         moves=tuple(moved(move) for move in found.moves if not kept(move)),
         reusable=reusable(subject, facts, found),
     )
@@ -47,6 +47,11 @@ def reusable(subject: Subject, facts: Profile, found: Observation) -> tuple[str,
     types = {describe(leaf) for leaf in facts.out}
     inputs = zip(subject.input_names, subject.inputs, strict=False)
     return tuple(name for name, leaf in inputs if found.memory and name not in donated and describe(leaf) in types)
+
+
+def left(found: Observation) -> Evidence:
+    """The evidence of a program of which nothing was measured."""
+    return Evidence(leaks=tuple(map(residue, found.leaks)))
 
 
 def split(memory: Memory | None) -> Split | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -265,3 +267,18 @@ def test_host_values_have_no_buffer_to_keep():
             )
 
     assert call(Host(), X, nesting="jit").outcome.verdict == "held"
+
+
+def test_the_evidence_of_a_leak_is_there_where_nothing_was_measured():
+    class Keeps(nnx.Module):
+        def __call__(self, x):
+            KEPT.append(x * 2)
+            return nnx.jit(lambda x: (KEPT.append(x), x)[1])(x)
+
+    found = call(Keeps(), X, nesting="un-nested")
+    assert broken(found) == ["tracers"]
+    (leak,) = found.outcome.evidence.leaks
+    assert (leak.path, leak.holder, leak.layer) == ("KEPT[1]", "list", "")
+
+
+KEPT: list[Any] = []
