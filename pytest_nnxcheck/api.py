@@ -127,7 +127,7 @@ def _run(
         wrapped(*args, **kwargs)
 
     called_by = None if frame is None else frame.f_back
-    texts = programs.of_check(called_by, wrapped.__wrapped__, args, kwargs)
+    texts = programs.of_check(called_by, wrapped.__wrapped__, args, kwargs, chosen)
     built, run = examples.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
     error = _outcome(built, run)
     run.forget()

@@ -330,7 +330,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     )
 
     def run_of(remember: bool) -> Run:
-        programs = of_item(item, written)
+        programs = of_item(item, written, settings)
         return runs.Run(settings, test_id=item.nodeid, options=written, remember=remember, programs=programs)
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None

@@ -173,13 +173,13 @@ class Programs:
 # --- where a test of pytest, and a check outside of it, have their programs
 
 
-def of_item(item: Any, options: str) -> Programs:
+def of_item(item: Any, options: str, chosen: Settings) -> Programs:
     """The programs of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
     config = item.config
 
     def usage_of(body: Any) -> Usage:
         given, positions = fixtures.parameters(item)
-        return usage.of_test(body, Origin(fixtures.fixture_functions(item), given, positions), own_transforms())
+        return usage.of_test(body, Origin(fixtures.fixture_functions(item), given, positions), own_transforms(chosen))
 
     def replay(nesting: Nesting) -> str:
         return report.replay(report.Report((), settings.Settings(), (), item.nodeid, options), nesting)
@@ -187,12 +187,14 @@ def of_item(item: Any, options: str) -> Programs:
     return Programs(item.nodeid, usage_of, replay, functools.partial(folder_of, config), config.invocation_params.dir)
 
 
-def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Programs:
+def of_check(
+    frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], chosen: Settings
+) -> Programs:
     """The programs of a `check`, as text: nobody said where files could go."""
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
 
     def usage_of(_body: Any) -> Usage:
-        return usage.of_check(frame, subject, args, kwargs, own_transforms())
+        return usage.of_check(frame, subject, args, kwargs, own_transforms(chosen))
 
     def replay(nesting: Nesting) -> str:
         return report.replay(report.Report((), settings.Settings()), nesting)
@@ -200,9 +202,11 @@ def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwarg
     return Programs(f"check({name})", usage_of, replay)
 
 
-def own_transforms() -> list[Callable[..., Any]]:
-    """The functions of the user's own transforms."""
-    return [each.function for each in REGISTERED.values()]
+def own_transforms(chosen: Settings) -> list[Callable[..., Any]]:
+    """The functions of the user's own transforms that a nesting of the settings may have."""
+    layers = () if chosen.nesting is None else chosen.nesting.layers
+    named = {*chosen.transforms, *(layer.transform for layer in layers)}
+    return [each.function for (transform, _), each in REGISTERED.items() if transform in named]
 
 
 def folder_of(config: Any) -> Path:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import check, nesting, register_transform
 from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.programs import Programs, ProgramWarning, file_name
+from pytest_nnxcheck.programs import Programs, ProgramWarning, file_name, own_transforms
+from pytest_nnxcheck.settings import merge
 
 TESTS = Path(__file__).parent
 BLOCK = """
@@ -568,7 +569,7 @@ def test_file_names_are_short_safe_and_each_its_own():
 SCRIPT = """
 import jax.numpy as jnp
 from flax import nnx
-from pytest_nnxcheck import check
+from pytest_nnxcheck import check, nesting, register_transform
 
 KEPT = []
 
@@ -618,3 +619,19 @@ def test_a_check_whose_source_cannot_be_had_has_places_to_fill_in():
     assert "from leaky import TracksLargest" in text
     assert scope["report"].program(scope["report"].outcomes[0]) == text
     assert Nesting.parse("jit") in scope["report"].programs
+
+
+def test_only_transforms_of_one_s_own_that_a_nesting_may_have_are_written():
+    before = dict(nesting.REGISTERED)
+    try:
+        register_transform("mine")(mine)
+        assert own_transforms(merge({"transforms": ("jit",)})) == []
+        assert own_transforms(merge({"transforms": ("jit", "mine")})) == [mine]
+        assert own_transforms(merge({"nesting": Nesting.parse("jit > mine")})) == [mine]
+    finally:
+        nesting.REGISTERED.clear()
+        nesting.REGISTERED.update(before)
+
+
+def mine(f):
+    return f
