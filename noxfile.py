@@ -22,6 +22,20 @@ ROWS = [
     nox.param("3.11", ("jax", "flax"), id="newest-3.11"),
     nox.param("3.13", ("jax", "flax"), id="newest-3.13"),
 ]
+# What no version of jax or flax touches: on the rows between the oldest and the newest it is left out.
+OF_PYTEST = (
+    "baseline_run",
+    "github",
+    "markdown",
+    "outlets",
+    "page",
+    "plugin_collection",
+    "progress",
+    "publish",
+    "records",
+    "repeats",
+    "suite",
+)
 LIGHT = """
 import sys, pytest_nnxcheck.plugin
 heavy = {"jax", "flax", "hypothesis"} & sys.modules.keys()
@@ -61,7 +75,9 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
     """All tests on one row of versions; arguments after ``--`` go to pytest."""
     session.install(".[test]", *versions)
-    session.run("pytest", "-n", "2", *session.posargs)
+    between = any(version.startswith(("jax==0.5", "jax==0.6")) for version in versions)
+    ignored = [f"--ignore=tests/test_{name}.py" for name in OF_PYTEST if between]
+    session.run("pytest", "-n", "2", *ignored, *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).
     styles = ["--nnx-styles", "argument,functional"] if "flax==0.10" in versions[1] else []
     session.run("pytest", "-n", "2", "examples", *styles)
