@@ -73,7 +73,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize(("python", "versions"), ROWS)
 def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """All tests on one row of versions; arguments after ``--`` go to pytest."""
+    """The tests on one row of versions; arguments after ``--`` go to pytest."""
     session.install(".[test]", *versions)
     between = any(version.startswith(("jax==0.5", "jax==0.6")) for version in versions)
     ignored = [f"--ignore=tests/test_{name}.py" for name in OF_PYTEST if between]
