@@ -11,7 +11,7 @@ import reports
 from checking import broken, call, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
-from hypothesis import given
+from hypothesis import given, settings
 
 from pytest_nnxcheck import assert_invariants, check, handed, neighbours, strategies
 from pytest_nnxcheck.evidence import Evidence
@@ -66,6 +66,7 @@ def test_what_flax_refused_and_what_cannot_run_is_no_neighbour():
     assert neighbours.neighbours(Nesting.parse("scan[functional]"), EVERY, adding) == ()
 
 
+@settings(deadline=None)
 @given(strategies.nestings(EVERY))
 def test_a_neighbour_differs_in_one_layer(nesting):
     for near in neighbours.neighbours(nesting, EVERY, OPEN):
@@ -159,9 +160,9 @@ def test_neighbours_are_counted_nowhere():
 
 @pytest.mark.skipif(FLAX >= (0, 10, 7), reason="newer flax refuses what leaks by a closure on flax 0.10.2")
 def test_the_nearest_that_hold_are_named_and_the_test_s_own_assertions_count():
-    settings = {"transforms": "while_loop", "styles": "closure", "max_depth": 1, "max_examples": 0}
+    narrow = {"transforms": "while_loop", "styles": "closure", "max_depth": 1, "max_examples": 0}
     with pytest.raises(InvariantViolation) as caught:
-        assert_invariants(nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), **settings)
+        assert_invariants(nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), **narrow)
     message = str(caught.value)
     assert "  holds       while_loop, while_loop[functional]   (nearest, of 2 tried)" in message
     assert "  way         un-nested held, while_loop[closure] violated" in message
