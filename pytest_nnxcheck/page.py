@@ -18,15 +18,8 @@ from pytest_nnxcheck import records
 from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, MODES, TRANSFORMS, UN_NESTED
 from pytest_nnxcheck.page_nesting import SYMBOLS, Scale, bar, cause, cell, esc, kind, row
 from pytest_nnxcheck.records import OfNesting, OfTest, Records
+from pytest_nnxcheck.report import VERDICTS
 
-_WORDS = {
-    "violated": "violated",
-    "failed": "failed",
-    "held": "held",
-    "expected": "expected to fail",
-    "rejected": "rejected by flax",
-    "unfit": "left out",
-}
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
 PROGRAMS = 2_000_000
 """Characters of programs to paste that a page takes in."""
@@ -143,7 +136,7 @@ def _legend(nestings: Iterable[OfNesting]) -> str:
     counted = Counter(map(kind, nestings))
     entries = "".join(
         f'<li><span class="cell {name}" aria-hidden="true">{SYMBOLS[name]}</span><b>{counted[name]}</b> {word}</li>'
-        for name, word in _WORDS.items()
+        for name, word in VERDICTS.items()
         if counted[name]
     )
     return f'<ul class="legend" aria-label="Verdicts of the nestings">{entries}</ul>' if entries else ""
@@ -257,7 +250,7 @@ def _facts(found: Records) -> Iterator[str]:
     if found["nestings"]:
         total = len(found["nestings"])
         counted = ", ".join(
-            f"{test['counts'][name]} {word}" for name, word in _WORDS.items() if test["counts"].get(name)
+            f"{test['counts'][name]} {word}" for name, word in VERDICTS.items() if test["counts"].get(name)
         )
         yield f"{total} nesting{'s' * (total != 1)}: {counted}"
     if list(test["modes"]) not in ([], [MODES[0]]):

@@ -21,7 +21,7 @@ REFUSED_MODE = "nnx mode rejected by flax"
 NOTHING = "nnx nothing was checked"
 _LABEL = 12
 NOT_RUN = "not run: "
-_VERDICTS = {
+VERDICTS = {
     "violated": "violated",
     "failed": "failed",
     "held": "held",
@@ -29,6 +29,7 @@ _VERDICTS = {
     "rejected": "rejected by flax",
     "unfit": "left out",
 }
+"""Kinds of verdicts as people read them, the worst first."""
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -214,12 +215,12 @@ def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
 
 def word(outcome: Outcome) -> str:
     """The verdict as people read it."""
-    return next(_VERDICTS[kind] for kind in kinds([outcome]))
+    return next(VERDICTS[kind] for kind in kinds([outcome]))
 
 
 def counts(of: Mapping[str, int]) -> str:
     """``1 violated, 31 held``: the verdicts that occur, the worst first."""
-    return ", ".join(f"{of[verdict]} {word}" for verdict, word in _VERDICTS.items() if of.get(verdict))
+    return ", ".join(f"{of[verdict]} {word}" for verdict, word in VERDICTS.items() if of.get(verdict))
 
 
 def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
@@ -363,7 +364,7 @@ def summary(report: Report) -> str:
 
 def summary_of(found: Mapping[str, str | int]) -> str:
     """The same from the flat pairs of a test report."""
-    verdicts = {verdict: int(found.get(f"nnx_{verdict}", 0)) for verdict in _VERDICTS}
+    verdicts = {verdict: int(found.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
     total = int(found["nnx_nestings"])
     text = f"{total} nesting{'s' * (total != 1)}: {counts(verdicts) or 'none finished'}"
     if "nnx_peak" in found:

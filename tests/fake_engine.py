@@ -99,14 +99,9 @@ def check_call(subject, args, kwargs, *, nesting, settings, session):
     return Call(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None)
 
 
-def baseline_for(nesting: Nesting) -> Nesting:
-    """What a program to paste would be measured by."""
-    return nesting
-
-
 def install() -> None:
     """Take the place of the real module; pytester's snapshot of the modules, or the end of the process, puts it back."""
     module = types.ModuleType("pytest_nnxcheck.call")
-    module.Session, module.Call, module.check_call, module.baseline_for = Session, Call, check_call, baseline_for
+    module.Session, module.Call, module.check_call = Session, Call, check_call
     sys.modules["pytest_nnxcheck.call"] = module
     RUNS.clear()
