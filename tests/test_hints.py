@@ -362,7 +362,7 @@ def test_a_state_that_is_not_donated():
 def test_a_promoted_dtype_is_cast_back():
     def step(model: Any) -> None:
         scaled = model.a[...] * jnp.float32(2)
-        assign(model.a, scaled)
+        assign(model.a, scaled + 1)
 
     line = step.__code__.co_firstlineno + 1
     pair = reports.Pair(16)
