@@ -20,7 +20,8 @@ from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.origins import marked
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest, unfit
+from pytest_nnxcheck.program import Guards, compose, own_output, plain_jit, stack_inputs, un_nest, unfit
+from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.subject import Path, Subject
 from pytest_nnxcheck.transforms import LENGTH
 from pytest_nnxcheck.twins import abstract_leaf
@@ -53,7 +54,7 @@ class Observation:
     """The facts of one run; ``state`` is the copy that ran.
 
     ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them. ``returned`` is what the
-    program gave, ``output`` the un-nested output in it.
+    program gave, ``output`` the un-nested output in it. ``reused`` are the pointers of all that came back, outputs and state.
 
     ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
     program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract.
@@ -99,8 +100,11 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
     good = not error and not found
     after = leaves_after(subject, state, root.leaf) if good else {}
     before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
+    outputs = [root.leaf("", array) for array in jax.tree.leaves(output)] if not error else []
+    reused = frozenset(pointer for leaf in [*outputs, *after.values()] for pointer in leaf.pointers)
+    if root.memories and good:
+        after |= new_values(root, output)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
-    outputs = jax.tree.leaves(output) if not error else []
     if found:
         places.restore()
         # The caches of jax compare static attributes: a tracer among them makes every later call raise.
@@ -118,7 +122,7 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
         parameters=root.parameters(),
         inputs=subject.input_names,
         moves=moves,
-        reused=frozenset(pointer for array in outputs for pointer in root.leaf("", array).pointers),
+        reused=reused,
         abstract=subject.abstract,
     )
 
@@ -273,6 +277,16 @@ class Root:
 
 def leaves_after(subject: Subject, state: Any, read: Callable[[str, Any], Leaf]) -> dict[str, Leaf]:
     return {(name := subject.path(path)): read(name, value) for path, value in compat.raw_leaves(state)}
+
+
+def new_values(root: Root, output: Any) -> dict[str, Leaf]:
+    """The outputs that are the new values of donated inputs, by the names of those."""
+    subject = root.subject
+    own = jax.tree.leaves(own_output(root.nesting, output))
+    pairs = successors(subject, root.profile, root.donate).items()
+    names = {number: subject.input_names[number] for number, _ in pairs}
+    outputs = [root.leaf(f"output{name}", leaf) for name, leaf in zip(root.profile.out_names, own, strict=False)]
+    return {names[number]: outputs[place] for number, place in pairs if place < len(outputs)}
 
 
 def outermost(nesting: Nesting) -> Layer | None:

@@ -31,7 +31,7 @@ class Profile:
     ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
     A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
-    by, ``gradients`` its abstract results, in order.
+    by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -56,6 +56,7 @@ class Profile:
     parameters: frozenset[Path] = frozenset()
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
     promoted: tuple[tuple[Path, str], ...] = ()
+    origins: tuple[frozenset[int], ...] = ()
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -121,6 +122,16 @@ def profile(subject: Subject) -> Profile:
             if path in parameters
         ),
         promoted=promoted(jaxpr, len(out), before, after),
+        origins=input_origins(jaxpr, len(out), len(subject.inputs)),
+    )
+
+
+def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:
+    """The numbers of the inputs that go into each output of the call; the leaves of the state come before them."""
+    first = len(jaxpr.invars) - inputs
+    return tuple(
+        frozenset(number for number in range(inputs) if bits >> (first + number) & 1)
+        for bits in dataflow.origins(jaxpr)[:outputs]
     )
 
 

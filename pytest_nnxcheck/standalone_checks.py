@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +16,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.dataflow import constants
-from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, spread
+from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, without_successor
 from pytest_nnxcheck.profile import describe, dropped_updates, nbytes, numbered
 from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.standalone import Ran, Setup
@@ -173,17 +172,9 @@ def donated_buffers_are_kept(ran: Ran) -> None:
     """Every donated leaf must come back in the buffer that it had."""
     if ran.error is not None or not (ran.before or ran.facts.updated):
         return
-    old = {pointer for leaf in ran.before for pointer in leaf.pointers}
     lines = shared_or_viewed(ran)
-    kept = [leaf for leaf in ran.before if leaf.path in ran.after]
-    taken = Counter(leaf.type for leaf in kept if leaf.pointers and set(leaf.pointers) <= ran.reused)
-    for leaf in ran.before:
-        after = ran.after.get(leaf.path)
-        reason = why_lost(leaf, after, old, ran.reused)
-        if reason.startswith("not reused") and after is not None and taken[leaf.type]:
-            taken[leaf.type] -= 1  # an output of the call took a donated buffer of this type
-        elif reason:
-            lines.append(f"{leaf.path}   {leaf.type}   {reason}")
+    for leaf in without_successor(ran.before, ran.after, ran.reused):
+        lines.append(f"{leaf.path}   {leaf.type}   {why_lost(leaf, ran.after.get(leaf.path))}")
     lines += not_written_back(ran)
     if lines:
         broken("donation", lines)
@@ -205,22 +196,14 @@ def not_written_back(ran: Ran) -> list[str]:
     return [f"{ran.call.path(path)}   not written back: the call updates a copy of the optimizer" for path in lost]
 
 
-def why_lost(before: Leaf, after: Leaf | None, old: set[int], reused: set[int]) -> str:
-    if not before.pointers:
-        return ""
+def why_lost(before: Leaf, after: Leaf | None) -> str:
     if after is None:
-        return "" if set(before.pointers) <= reused else "not returned in its buffer"
+        return "not returned"
     if before.type != after.type:
         return f"became {after.type}"
-    if spread(before, after):
-        return ""
     if resharded(before, after):
         return "its sharding changed"
-    return (
-        ""
-        if set(after.pointers) <= old and after.pointers
-        else f"not reused by XLA (pointers {before.pointers}, {after.pointers})"
-    )
+    return f"not reused by XLA (pointers {before.pointers}, {after.pointers})"
 
 
 def shared_or_viewed(ran: Ran) -> list[str]:
