@@ -210,7 +210,7 @@ class Settings:
         None,
         _optional(Budget.parse),
         "SIZE",
-        "bound on the peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
+        "bound on the peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
         " without one, the default rule",
         "text",
     )

@@ -133,9 +133,14 @@ def memory_is_within(ran: Ran, rule: Rule) -> None:
 
 
 def limit_of(ran: Ran, rule: Rule) -> tuple[int, str]:
-    if isinstance(rule.budget, int):
+    axes = LENGTH**ran.setup.axes
+    if isinstance(rule.budget, int) and axes == rule.kept == 1:
         return rule.budget, "memory_budget"
-    expected = expected_peak(ran, rule.un_nested, rule.kept)
+    expected, one_call = expected_peaks(ran, rule.un_nested, axes, rule.kept)
+    if isinstance(rule.budget, int):
+        more = expected - one_call
+        own = f"memory_budget {format_bytes(rule.budget)} + {format_bytes(more)} for the nesting's own axes"
+        return rule.budget + more, own
     factor = rule.budget or 2.0
     floor = FLOOR if rule.budget is None else 0
     return round(factor * expected) + floor, f"{factor:g}x the expected peak of {format_bytes(expected)}"
@@ -151,8 +156,8 @@ def captured(ran: Ran) -> int:
     return sum(map(nbytes, constants(jax.make_jaxpr(pure)(leaves, *ran.call.inputs))))
 
 
-def expected_peak(ran: Ran, un_nested: Setup, kept: int) -> int:
-    """``R + (s-1)(i+o) + s(T+i+o+c)``: the un-nested program, and for each element of the axes one more call."""
+def expected_peaks(ran: Ran, un_nested: Setup, axes: int, kept: int) -> tuple[int, int]:
+    """``R + (s-1)(i+o) + s(T+i+o+c)``: the un-nested program, and for each element of the axes one more call. The same for one call."""
     base = un_nested.runs(ran.call, ran.facts, un_nested)
     if base.error is not None:
         raise base.error
@@ -160,9 +165,8 @@ def expected_peak(ran: Ran, un_nested: Setup, kept: int) -> int:
     changed = [value for path, value in compat.raw_leaves(ran.call.state) if tuple(path) in ran.facts.changed]
     moved = sum(map(nbytes, ran.call.inputs)) + sum(map(nbytes, jax.tree.leaves(base.output)))
     resident = used.arguments + used.outputs - used.aliased + used.constants
-    axes = LENGTH**ran.setup.axes
-    calls = kept * (used.temporaries + moved + sum(map(nbytes, changed)))
-    return int(resident + (axes - 1) * moved + calls)
+    call = used.temporaries + moved + sum(map(nbytes, changed))
+    return int(resident + (axes - 1) * moved + kept * call), int(resident + call)
 
 
 # --- donation
