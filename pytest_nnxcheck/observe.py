@@ -100,8 +100,9 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
     good = not error and not found
     after = leaves_after(subject, state, root.leaf) if good else {}
     before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
-    outputs = [root.leaf("", array) for array in jax.tree.leaves(output)] if not error else []
-    reused = frozenset(pointer for leaf in [*outputs, *after.values()] for pointer in leaf.pointers)
+    came_back = [*jax.tree.leaves(output), *plain_leaves(state)] if not error else []
+    leaves = [*after.values(), *(root.leaf("", array) for array in came_back)]
+    reused = frozenset(pointer for leaf in leaves for pointer in leaf.pointers)
     if root.memories and good:
         after |= new_values(root, output)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
@@ -279,6 +280,11 @@ def leaves_after(subject: Subject, state: Any, read: Callable[[str, Any], Leaf])
     return {(name := subject.path(path)): read(name, value) for path, value in compat.raw_leaves(state)}
 
 
+def plain_leaves(state: Any) -> list[Any]:
+    """What the modules hold beside Variables: arrays in a plain dict, say, which `nnx.jit` of flax 0.10 hands back as well."""
+    return [leaf for _, value in compat.attributes(state) for leaf in jax.tree.leaves(value)]
+
+
 def new_values(root: Root, output: Any) -> dict[str, Leaf]:
     """The outputs that are the new values of donated inputs, by the names of those."""
     subject = root.subject
@@ -295,7 +301,7 @@ def outermost(nesting: Nesting) -> Layer | None:
 
 def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     """What tells where a tracer is: in a plain value of a graph node, in another object that a node holds, or outside of them."""
-    plain = {id(leaf) for _, value in compat.attributes(state) for leaf in jax.tree.leaves(value)}
+    plain = {id(leaf) for leaf in plain_leaves(state)}
     nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
 
     def place(found: Found) -> str:

@@ -333,7 +333,8 @@ def read_what_came_back(ran: Ran, read: Callable[[str, Any], Leaf]) -> None:
     """The state after the run, the outputs that are new values of donated inputs, and the buffers of all of them."""
     call, leaves = ran.call, jax.tree.leaves(ran.output)
     ran.after = {call.path(path): read(call.path(path), value) for path, value in compat.raw_leaves(ran.state)}
-    came_back = [*ran.after.values(), *(read("", leaf) for leaf in leaves)]
+    plain = [leaf for _, value in compat.attributes(ran.state) for leaf in jax.tree.leaves(value)]
+    came_back = [*ran.after.values(), *(read("", leaf) for leaf in [*leaves, *plain])]
     ran.reused = {pointer for leaf in came_back for pointer in leaf.pointers}
     if not (ran.before and ran.facts.returned):
         return

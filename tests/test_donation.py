@@ -9,7 +9,7 @@ from checking import broken, call, takes_over, text
 from flax import nnx
 from healthy import assign, numbers, rngs
 
-from pytest_nnxcheck import standalone
+from pytest_nnxcheck import compat, standalone
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.profile import profile
 from pytest_nnxcheck.reproducer import facts_of
@@ -18,6 +18,36 @@ from pytest_nnxcheck.standalone import Setup, first_of, run, take_apart
 from pytest_nnxcheck.standalone_checks import donated_buffers_are_kept
 from pytest_nnxcheck.subject import bind
 from pytest_nnxcheck.transforms import jit_argument, vmap_argument
+
+
+class KeepsInDict(nnx.Module):
+    """Keeps its output in a plain dict; the kernel is handed back as it was, or in another type that no buffer fits."""
+
+    def __init__(self, dtype=jnp.float32):
+        self.linear = nnx.Linear(4, 4, use_bias=False, rngs=rngs())
+        self.cache, self.dtype = nnx.data({}) if compat.has_data() else {}, dtype
+
+    def __call__(self, x):
+        y = self.linear(x)
+        if self.dtype == jnp.bfloat16:
+            assign(self.linear.kernel, self.linear.kernel[...].astype(self.dtype))
+        else:
+            self.cache["y"] = y
+        return y.sum()
+
+
+def takes_plain_arrays():
+    model = KeepsInDict()
+    try:
+        nnx.jit(lambda model, x: model(x))(model, numbers((4, 4)))
+    except ValueError:
+        return False
+    return not isinstance(model.cache["y"], jax.core.Tracer)
+
+
+has_plain_arrays = pytest.mark.skipif(
+    not takes_plain_arrays(), reason="this flax takes no module that keeps an array in a plain dict"
+)
 
 ROOTS = ["jit", "jit[functional]", "jit > vmap", "jit > scan[functional]", "jit > eval_shape", "jit[closure]"]
 DONATED = {"donate": "state,cache"}
@@ -202,6 +232,48 @@ def test_a_leaf_of_the_state_as_well(nesting):
     leaky = call(Turning(jnp.bfloat16), numbers((2,)), nesting=nesting)
     (violation,) = leaky.outcome.violations
     assert violation.summary == "model.seen   float32[3,4]   became bfloat16[4,3]: shape changed"
+
+
+# --- what else takes a buffer over, and what is judged first
+
+
+@has_plain_arrays
+@pytest.mark.parametrize("nesting", ["jit", "jit > remat"])
+def test_an_array_in_a_plain_dict_may_take_the_buffer_of_a_parameter(nesting):
+    """flax 0.10.7 returns it with the state, before the kernel, and it has its type."""
+    found = call(KeepsInDict(), numbers((4, 4)), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    assert found.outcome.notes == ("model.linear.kernel is in a new buffer: an output of the call took a donated one",)
+    halved = call(KeepsInDict(jnp.bfloat16), numbers((4, 4)), nesting=nesting)
+    assert broken(halved) == ["donation"]
+    assert halved.outcome.violations[0].summary.startswith("model.linear.kernel   float32[4,4]   became bfloat16[4,4]")
+
+
+@has_plain_arrays
+def test_flax_gives_the_buffer_of_the_kernel_to_the_dict():
+    model = KeepsInDict()
+    old = compat.raw_leaves(model)[0][1].unsafe_buffer_pointer()
+    nnx.jit(lambda model, x: model(x).sum(), donate_argnums=0)(model, numbers((4, 4)))
+    assert compat.raw_leaves(model)[0][1].unsafe_buffer_pointer() != old
+    assert model.cache["y"].unsafe_buffer_pointer() == old
+
+
+SEEN: list[jax.Array] = []
+
+
+def test_where_tracers_remain_nothing_is_said_of_buffers():
+    """A leak explains a lost buffer, and not the other way round."""
+
+    def leaks(model, x):
+        SEEN.append(model(x))
+        return narrows(model, x)
+
+    def narrows(model, x):
+        assign(model.kernel, model.kernel[...].astype(jnp.bfloat16))
+        return x
+
+    assert broken(call(leaks, linear(), numbers((2, 4)), nesting="jit")) == ["tracers"]
+    assert broken(call(narrows, linear(), numbers((2, 4)), nesting="jit")) == ["donation"]
 
 
 # --- message and program
