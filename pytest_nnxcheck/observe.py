@@ -100,7 +100,8 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
     good = not error and not found
     after = leaves_after(subject, state, root.leaf) if good else {}
     before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
-    came_back = [*jax.tree.leaves(output), *plain_leaves(state)] if not error else []
+    plain = [leaf for leaf in plain_leaves(state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)]
+    came_back = [*jax.tree.leaves(output), *plain] if not error else []
     leaves = [*after.values(), *(root.leaf("", array) for array in came_back)]
     reused = frozenset(pointer for leaf in leaves for pointer in leaf.pointers)
     if root.memories and good:

@@ -334,7 +334,8 @@ def read_what_came_back(ran: Ran, read: Callable[[str, Any], Leaf]) -> None:
     call, leaves = ran.call, jax.tree.leaves(ran.output)
     ran.after = {call.path(path): read(call.path(path), value) for path, value in compat.raw_leaves(ran.state)}
     plain = [leaf for _, value in compat.attributes(ran.state) for leaf in jax.tree.leaves(value)]
-    came_back = [*ran.after.values(), *(read("", leaf) for leaf in [*leaves, *plain])]
+    arrays = [*leaves, *(leaf for leaf in plain if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct))]
+    came_back = [*ran.after.values(), *(read("", leaf) for leaf in arrays)]
     ran.reused = {pointer for leaf in came_back for pointer in leaf.pointers}
     if not (ran.before and ran.facts.returned):
         return

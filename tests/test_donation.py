@@ -25,6 +25,7 @@ class KeepsInDict(nnx.Module):
 
     def __init__(self, dtype=jnp.float32):
         self.linear = nnx.Linear(4, 4, use_bias=False, rngs=rngs())
+        self.kind = nnx.Param  # a class has what an array has: a shape to ask for, and none to give
         self.cache, self.dtype = nnx.data({}) if compat.has_data() else {}, dtype
 
     def __call__(self, x):
