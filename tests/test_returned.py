@@ -28,12 +28,14 @@ TYPES = [((3,), jnp.float32), ((5,), jnp.int32), ((7, 11), jnp.float32), ((), jn
 SPARE = ((13,), jnp.float32)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Box:
     a: Any = None
     b: Any = None
     c: Any = None
+
+
+jax.tree_util.register_dataclass(Box, data_fields=["a", "b", "c"], meta_fields=[])
 
 
 CONTAINERS = {
