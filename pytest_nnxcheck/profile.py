@@ -31,7 +31,7 @@ class Profile:
     ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
     A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
-    by, ``gradients`` its abstract results, in order.
+    by, ``gradients`` its abstract results, in order. A call that ``calls_back`` runs Python code, or raises, while the program runs.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -56,6 +56,7 @@ class Profile:
     parameters: frozenset[Path] = frozenset()
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
     promoted: tuple[tuple[Path, str], ...] = ()
+    calls_back: bool = False
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -64,7 +65,8 @@ UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
-    graphdef, before = compat.split(subject.fresh())
+    # Arrays are not copied: a trace reads no values, and those of an earlier trace have none.
+    graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
 
     structures: list[Any] = []
 
@@ -121,6 +123,7 @@ def profile(subject: Subject) -> Profile:
             if path in parameters
         ),
         promoted=promoted(jaxpr, len(out), before, after),
+        calls_back=dataflow.calls_back(closed),
     )
 
 

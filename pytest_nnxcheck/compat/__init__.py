@@ -38,6 +38,7 @@ from pytest_nnxcheck.compat.nodes import (
 )
 from pytest_nnxcheck.compat.programs import (
     byte_bounds,
+    checks_values,
     compiler_options,
     fault_of_jax,
     nnx_shard_map,
@@ -73,6 +74,7 @@ __all__ = [
     "attributes",
     "byte_bounds",
     "cached_partial",
+    "checks_values",
     "compiler_options",
     "concrete",
     "equation_line",

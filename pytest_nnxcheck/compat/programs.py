@@ -130,6 +130,14 @@ def whole_stacks() -> Iterator[None]:
         jax.config.update("jax_traceback_in_locations_limit", before)
 
 
+def checks_values() -> bool:
+    """Whether jax is set to check values while programs run, or to run them without staging: a trace tells little then. Public options. All versions."""
+    import jax
+
+    options = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
+    return any(jax.config.values[name] for name in options)
+
+
 def compiler_options() -> dict[str, Any] | None:
     """Optimization level 0 gives the same buffers on the CPU, and compiles in half the time (1290 programs, all versions)."""
     import jax
