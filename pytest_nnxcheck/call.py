@@ -78,6 +78,7 @@ class Session:
     places: list[Places] = field(default_factory=list)
     references: References = field(default_factory=References)
     programs: Announced | None = None
+    shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
     values: traced.Values = field(default_factory=traced.Values)
 
     def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
@@ -110,7 +111,8 @@ class Session:
         baseline = baseline_for(nesting)
         key = (signature(subject), donate, baseline)
         if key not in self.baselines:
-            self.baselines[key] = observe(subject, self.profile_of(subject), baseline, donate).memory
+            facts = self.profile_of(subject)
+            self.baselines[key] = observe(subject, facts, baseline, donate, self.shared_programs).memory
         return self.baselines[key]
 
     def growth_of(self, subject: Subject, donate: str, nesting: Nesting, known: Split | None) -> Growth | None:
@@ -202,6 +204,10 @@ def check_call(
         raise found.error
     rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
     violations, limit = judge(bound_subject, facts, found, settings, session, originals)
+    if violations and found.shared:
+        # Its message names lines, which must be its own.
+        found = observe(bound_subject, facts, nesting, settings.donate, session.shared_programs, alone=True)
+        violations, limit = judge(bound_subject, facts, found, settings, session, originals)
     told: tuple[str, ...] = ()
     if parity and found.error is None and not (violations or found.leaks):
         violations, told = agrees(bound_subject, found, wanted)
@@ -217,11 +223,13 @@ def observed(
 ) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
     if traced.tells(subject, facts, nesting, settings):
-        found = traced.observe(subject, facts, nesting, session.values, session.places[-1])
+        found = traced.observe(
+            subject, facts, nesting, session.values, session.shared_programs, session.places[-1]
+        )
         if found is not None:
             return found
     session.values.require(subject)
-    return observe(subject, facts, nesting, settings.donate)
+    return observe(subject, facts, nesting, settings.donate, session.shared_programs)
 
 
 def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violation, ...]:

@@ -50,7 +50,7 @@ def run_abstract(call: Call, facts: Facts, setup: Setup) -> Ran:
     def jit(wrapper: Any, f: Program) -> Any:
         if not setup.root:
             return wrapper(f)
-        return compat.staged(wrapper, f, show, abstract=True, keep_unused=True, **root_options(ran))
+        return compat.staged(wrapper, f, compiled_of, show, abstract=True, keep_unused=True, **root_options(ran))
 
     def leaf_of(path: str, value: Any) -> Leaf:
         found = read_leaf(path, value)

@@ -6,7 +6,6 @@ the call changes are then stand-ins, or, where the test reads values, what the t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,19 +24,15 @@ from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-Computed = Callable[..., tuple[Any, ...]]
-
-
 @dataclass(slots=True)
 class Values:
-    """Whether the test needs the values of nestings that are only traced, and the programs that computed some, each compiled once.
+    """Whether the test needs the values of nestings that are only traced.
 
     ``stand_ins`` are the arrays without values that the present example was handed, by their identity.
     """
 
     needed: bool = False
     stand_ins: dict[int, Any] = field(default_factory=dict)
-    compiled: dict[str, Computed] = field(default_factory=dict)
 
     def computed(self, array: Any) -> bool:
         """Whether an array is none of the stand-ins."""
@@ -81,7 +76,12 @@ class Trace:
 
 
 def observe(
-    subject: Subject, facts: Profile, nesting: Nesting, values: Values, places: Places
+    subject: Subject,
+    facts: Profile,
+    nesting: Nesting,
+    values: Values,
+    programs: compat.SharedPrograms,
+    places: Places,
 ) -> Observation | None:
     """The observation of a nesting by tracing it; `None` where that is not clean, or says too little: then it must be run.
 
@@ -98,7 +98,7 @@ def observe(
     if trace.staged is None or trace.dead or guards.reports or guards.mutated:
         return None
     try:
-        results = compute(trace, values) if values.needed else hand_out(trace, values)
+        results = compute(trace, programs) if values.needed else hand_out(trace, values)
     except Exception:  # noqa: BLE001 - what a program without values cannot tell, a run does
         return None
     state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
@@ -148,10 +148,6 @@ def hand_out(trace: Trace, values: Values) -> list[Any]:
     return results
 
 
-def compute(trace: Trace, values: Values) -> list[Any]:
+def compute(trace: Trace, programs: compat.SharedPrograms) -> list[Any]:
     """What the program computes, compiled once for every call of the same program. Raises what XLA raises."""
-    lowered = trace.staged.lower()
-    text = lowered.as_text()
-    if text not in values.compiled:
-        values.compiled[text] = lowered.compile(compiler_options=compat.compiler_options())
-    return list(values.compiled[text](*trace.arguments))
+    return list(programs.compiled(trace.staged.lower())(*trace.arguments))

@@ -7,6 +7,7 @@ jax 0.4.33 and 0.5.3 with flax 0.10.2, jax 0.6.2 with flax 0.10.7, jax 0.10.2 wi
 
 from __future__ import annotations
 
+from pytest_nnxcheck.compat.arrays import copied, first, stacked
 from pytest_nnxcheck.compat.meshes import active_mesh, annotated, on_devices
 from pytest_nnxcheck.compat.modes import (
     flax_mode,
@@ -51,6 +52,7 @@ from pytest_nnxcheck.compat.programs import (
     staged,
     whole_stacks,
 )
+from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.values import (
     concrete,
     equation_line,
@@ -69,6 +71,8 @@ from pytest_nnxcheck.compat.values import (
 )
 
 __all__ = [
+    "Compiled",
+    "SharedPrograms",
     "active_mesh",
     "annotated",
     "attributes",
@@ -77,8 +81,10 @@ __all__ = [
     "checks_values",
     "compiler_options",
     "concrete",
+    "copied",
     "equation_line",
     "fault_of_jax",
+    "first",
     "flat_state",
     "flattened_paths",
     "flax_mode",
@@ -110,6 +116,7 @@ __all__ = [
     "set_variable_value",
     "shard_map",
     "split",
+    "stacked",
     "staged",
     "state",
     "trace_identity",
