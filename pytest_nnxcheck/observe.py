@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -257,7 +257,10 @@ class Root:
     def on_compiled(self, compiled: Compiled, arguments: Any, lowered: Any) -> Any:
         names = (*self.parameters(), *self.subject.input_names)
         self.shared.append(compiled.shared)
-        self.memories.append(buffers.read(compiled.program, names, self.subject.label))
+        label = self.subject.label
+        if label not in compiled.read:
+            compiled.read[label] = buffers.read(compiled.program, subject=label)
+        self.memories.append(replace(compiled.read[label], names=names))
         if self.stops:
             raise Measured
         return self.addresses.assign(compiled.program, arguments, lowered.out_info) if self.subject.abstract else None

@@ -12,6 +12,7 @@ import hypothesis
 
 from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies, sweep, uncomputed
 from pytest_nnxcheck.active import RUNNING, Active, engine
+from pytest_nnxcheck.collector import Collector
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
@@ -75,6 +76,7 @@ class Run:
         self._raised: dict[int, Nesting] = {}
         self._bodies: dict[Nesting, Callable[[], object]] = {}
         self.watch = uncomputed.Watch()
+        self.collector = Collector()
 
     def report(self) -> report.Report:
         """What is known so far, as data."""
@@ -155,7 +157,8 @@ class Run:
         if self.programs is not None:
             self.programs.begin(body)
         try:
-            return self._attempt(nesting, body)
+            with self.collector.held_back():
+                return self._attempt(nesting, body)
         finally:
             if self.programs is not None:
                 self.programs.end(self.outcomes)

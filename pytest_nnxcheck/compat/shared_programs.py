@@ -23,11 +23,15 @@ def canonical(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled program, and whether it was compiled for another one of the same text: its lines are then that one's."""
+    """A compiled program, and whether it was compiled for another one of the same text: its lines are then that one's.
+
+    ``read`` keeps what was read of the program, for all that share it.
+    """
 
     program: Any
     shared: bool
     lowered: Any
+    read: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:
         """Run it on the arguments of the program that was lowered. Raises what jax raises."""
@@ -43,7 +47,7 @@ class Compiled:
 class SharedPrograms:
     """The compiled programs of one test, by their text. All versions: what ``as_text`` prints has no locations."""
 
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, Compiled] = field(default_factory=dict)
     on: bool = True
 
     def compiled(self, lowered: Any, *, alone: bool = False) -> Compiled:
@@ -52,6 +56,7 @@ class SharedPrograms:
             return Compiled(lowered.compile(compiler_options=compiler_options()), shared=False, lowered=lowered)
         text = canonical(lowered.as_text())
         if text in self.known:
-            return Compiled(self.known[text], shared=True, lowered=lowered)
-        self.known[text] = lowered.compile(compiler_options=compiler_options())
-        return Compiled(self.known[text], shared=False, lowered=lowered)
+            known = self.known[text]
+            return Compiled(known.program, shared=True, lowered=lowered, read=known.read)
+        self.known[text] = self.compiled(lowered, alone=True)
+        return self.known[text]
