@@ -59,13 +59,16 @@ def by_hand(plan: Plan) -> Result:
 
 def without_the_plugin(plan: Plan, way: str) -> Result:
     """The default check against a loop over the nestings that it ran."""
-    ratios = []
+    ratios: list[Ratio | None] = []
+    notes: list[str] = []
     for subject in plan.subjects:
         nestings = str(plan.new_folder() / "nestings.json")
         ours = Child.task(DEFAULT, "check", plan.folder, subject=subject, settings={}, nestings=nestings)
         theirs = Child.task(way, "loop", plan.folder, way=way, subject=subject, nestings=nestings)
-        ratios.append(ratio(subject, plan.measure(ours, theirs), DEFAULT, way))
-    return result(way, ratios)
+        samples = plan.measure(ours, theirs)
+        ratios.append(ratio(subject, samples, DEFAULT, way))
+        notes += [*disagreements(subject, samples, "nestings"), *disagreements(subject, samples, "raised")]
+    return result(way, ratios, notes=notes)
 
 
 def first_failure(plan: Plan) -> Result:
@@ -116,7 +119,7 @@ def width(plan: Plan) -> Ratio | None:
 def report_4871(plan: Plan) -> tuple[list[Series], list[str]]:
     """google/flax#4871 at its real size, where flax takes the program."""
     if not version("flax").startswith("0.10.2"):
-        return [], ["google/flax#4871 at 20 GB: newer versions of flax refuse the program"]
+        return [], ["google/flax#4871 at 20 GB is left out, this flax refuses the program"]
     settings = {"transforms": "jit", "sweep": "singles", "max_examples": 0, "memory_budget": "25GB"}
     samples = plan.measure(checking(plan, DEFAULT, "flax#4871", **settings))
     return [Series("google/flax#4871", "GB", (20,), (tuple(sample.cpu for sample in samples[DEFAULT]),))], []

@@ -88,7 +88,8 @@ def ratio(
 
 def refusals(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, ...]:
     """What was left out, and why."""
-    return tuple(f"{label}: {side[0].refused}" for label, side in samples.items() if side and side[0].refused)
+    refused = {label: side[0].refused for label, side in samples.items() if side and side[0].refused}
+    return tuple(f"{label} is left out, {reason.partition(',')[0]}" for label, reason in refused.items())
 
 
 def merge(old: Sequence[Result], new: Sequence[Result]) -> tuple[Result, ...]:

@@ -120,8 +120,8 @@ def second_run(plan: Plan) -> Result:
     return result(
         "second_run",
         [
-            ratio(f"{tests} tests", samples, "second", "first"),
-            ratio(f"{tests} tests, with start-up", samples, "second", "first", "process"),
+            ratio(f"{tests} marked", samples, "second", "first"),
+            ratio(f"{tests} marked, with start-up", samples, "second", "first", "process"),
         ],
     )
 
@@ -133,7 +133,7 @@ def collect(plan: Plan) -> Result:
     sides = {on: with_the_plugin(), off: ("-p", "no:nnxcheck")}
     children = [Child.pytest(label, folder, "--collect-only", *words) for label, words in sides.items()]
     samples = plan.measure(*children, times=1 if plan.quick else 10)
-    return result("collect", [ratio("200 unmarked tests", samples, on, off, "process")])
+    return result("collect", [ratio("200 unmarked", samples, on, off, "process")])
 
 
 def workers(plan: Plan) -> Result:
@@ -145,7 +145,7 @@ def workers(plan: Plan) -> Result:
     options = (*with_the_plugin(), "-p", "no:cacheprovider")
     children = [Child.pytest(f"-n {number}", folder, "-n", str(number), *options) for number in (2, 0)]
     samples = plan.measure(*children)
-    return result("workers", [ratio(f"{tests} tests", samples, "-n 2", "-n 0", "wall")])
+    return result("workers", [ratio(f"{tests} marked", samples, "-n 2", "-n 0", "wall")])
 
 
 def resident(plan: Plan) -> Result:

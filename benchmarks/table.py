@@ -69,7 +69,7 @@ def measured_on(results: Iterable[Result]) -> Iterator[str]:
     for where, names in by_environment.items():
         yield f"* {', '.join(names)}: {where}."
     for result in results:
-        yield from (f"* {result.benchmark}, left out: {note}" for note in result.notes)
+        yield from (f"* {result.benchmark}: {note}." for note in result.notes)
 
 
 def put_between(document: str, table: str) -> str:

@@ -38,8 +38,9 @@ def check(subject: str, settings: dict[str, Any], nestings: str = "") -> Facts:
     ran = [str(outcome.nesting) for outcome in report.outcomes if not outcome.unfit]
     if nestings:
         Path(nestings).write_text(json.dumps(ran))
+    raised = sum(outcome.verdict in {"rejected", "failed"} and not outcome.unfit for outcome in report.outcomes)
     judged = sum(outcome.peak is not None for outcome in report.outcomes)
-    return {**facts, "verdict": report.verdict, "nestings": len(ran), "judged": judged}
+    return {**facts, "verdict": report.verdict, "nestings": len(ran), "raised": raised, "judged": judged}
 
 
 def loop(way: str, subject: str, nestings: str) -> Facts:
