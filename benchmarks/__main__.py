@@ -49,7 +49,7 @@ def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
                 raise SystemExit(f"no {kind} {name!r}: there are {', '.join(known)}")
     if given.rounds < 1:
         raise SystemExit(f"--rounds {given.rounds}: at least 1")
-    return Plan(folder, 1 if given.quick else given.rounds, given.quick, subjects, given.against)
+    return Plan(folder, 1 if given.quick else given.rounds, given.quick, subjects, given.against, bool(given.subjects))
 
 
 def run(names: Sequence[str], plan: Plan, *, write: bool) -> None:
@@ -58,14 +58,14 @@ def run(names: Sequence[str], plan: Plan, *, write: bool) -> None:
         found = BENCHMARKS[name](plan)
         print(table.markdown([found]), flush=True)
         if write:
-            keep(found)
+            keep(found, partial=plan.partial)
 
 
-def keep(found: Result) -> None:
+def keep(found: Result, *, partial: bool) -> None:
     """Put a result into the documents, in the order of the benchmarks."""
     from benchmarks import plot
 
-    results = {result.benchmark: result for result in figures.merge(figures.load(DATA), [found])}
+    results = {result.benchmark: result for result in figures.merge(figures.load(DATA), found, partial=partial)}
     ordered = [results[name] for name in BENCHMARKS if name in results]
     figures.save(ordered, DATA)
     DOCUMENT.write_text(table.put_between(DOCUMENT.read_text(), table.markdown(ordered)))

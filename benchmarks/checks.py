@@ -7,7 +7,7 @@ from importlib.metadata import version
 from benchmarks.children import ROOT, Child
 from benchmarks.earlier import library_of
 from benchmarks.figures import Ratio, Result, Series, ratio, refusals
-from benchmarks.plan import Plan, disagreements, result
+from benchmarks.plan import SHORT, Plan, disagreements, result
 
 DEFAULT = "default"
 LAYERS = (2, 4, 8, 16, 32)
@@ -28,7 +28,7 @@ def before(plan: Plan) -> Result:
         for subject in plan.subjects:
             earlier = Child.task(plan.against, "check", plan.folder, library, subject=subject, settings={})
             quick = checking(plan, "quick", subject, effort="quick")
-            samples = plan.measure(earlier, checking(plan, DEFAULT, subject), quick)
+            samples = plan.measure(earlier, checking(plan, DEFAULT, subject), quick, times=SHORT.get(subject, 1))
             ratios += [ratio(subject, samples, label, plan.against) for label in (DEFAULT, "quick")]
             notes += [*refusals(samples), *disagreements(subject, samples, "verdict")]
     return result("before", ratios, notes=notes)
@@ -41,7 +41,7 @@ def shortcuts(plan: Plan) -> Result:
     for subject in plan.subjects:
         if subject != "lm_step":  # minutes a round, and the smaller ones tell the same
             sides = [checking(plan, f"shortcuts {which}", subject, shortcuts=which) for which in ("on", "off")]
-            samples = plan.measure(*sides)
+            samples = plan.measure(*sides, times=SHORT.get(subject, 1))
             ratios.append(ratio(subject, samples, "shortcuts on", "shortcuts off"))
             notes += [*refusals(samples), *disagreements(subject, samples, "verdict")]
     return result("shortcuts", ratios, notes=notes)
@@ -65,7 +65,7 @@ def without_the_plugin(plan: Plan, way: str) -> Result:
         nestings = str(plan.new_folder() / "nestings.json")
         ours = Child.task(DEFAULT, "check", plan.folder, subject=subject, settings={}, nestings=nestings)
         theirs = Child.task(way, "loop", plan.folder, way=way, subject=subject, nestings=nestings)
-        samples = plan.measure(ours, theirs)
+        samples = plan.measure(ours, theirs, times=SHORT.get(subject, 1))
         ratios.append(ratio(subject, samples, DEFAULT, way))
         notes += [*disagreements(subject, samples, "nestings"), *disagreements(subject, samples, "raised")]
     return result(way, ratios, notes=notes)
@@ -98,7 +98,7 @@ def size(plan: Plan) -> Result:
     seconds = [tuple(sample.cpu for sample in side) for side in plan.measure(*runs.values()).values()]
     series.append(Series(subject, "max_depth", depths, tuple(seconds)))
     reported, notes = report_4871(plan)
-    return result("size", [] if plan.quick else [width(plan)], [*series, *reported], notes)
+    return result("size", [width(plan)], [*series, *reported], notes)
 
 
 def growth(plan: Plan, kind: str, layers: tuple[int, ...]) -> Series:
@@ -110,9 +110,7 @@ def growth(plan: Plan, kind: str, layers: tuple[int, ...]) -> Series:
 def width(plan: Plan) -> Ratio | None:
     """7 billion parameters, abstract, over the same layers at a thousandth of the width."""
     wide, narrow = "7 billion parameters", "a thousandth of the width"
-    samples = plan.measure(
-        *(checking(plan, name, name, styles="argument,functional", max_examples=0) for name in (wide, narrow))
-    )
+    samples = plan.measure(*(checking(plan, name, name, styles="argument,functional") for name in (wide, narrow)))
     return ratio("language model", samples, wide, narrow)
 
 

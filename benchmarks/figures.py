@@ -89,13 +89,24 @@ def ratio(
 def refusals(samples: Mapping[str, Sequence[Sample]]) -> tuple[str, ...]:
     """What was left out, and why."""
     refused = {label: side[0].refused for label, side in samples.items() if side and side[0].refused}
-    return tuple(f"{label} is left out, {reason.partition(',')[0]}" for label, reason in refused.items())
+    return tuple(f"{label} is left out, {reason.partition(', write ')[0]}" for label, reason in refused.items())
 
 
-def merge(old: Sequence[Result], new: Sequence[Result]) -> tuple[Result, ...]:
-    """The results of a run over those of earlier ones, benchmark by benchmark."""
-    merged = {result.benchmark: result for result in (*old, *new)}
+def merge(old: Sequence[Result], new: Result, *, partial: bool = False) -> tuple[Result, ...]:
+    """A new result in the place of an earlier one of its benchmark; a ``partial`` one replaces its own rows alone."""
+    merged = {result.benchmark: result for result in old}
+    earlier = merged.get(new.benchmark)
+    same = earlier is not None and earlier.environment == new.environment
+    merged[new.benchmark] = combined(earlier, new) if partial and earlier and same else new
     return tuple(merged.values())
+
+
+def combined(old: Result, new: Result) -> Result:
+    """The rows of both, where a row of the new one wins over the same of the old one."""
+    ratios = {(each.case, each.over, each.under): each for each in (*old.ratios, *new.ratios)}
+    series = {(each.name, each.axis): each for each in (*old.series, *new.series)}
+    notes = tuple(dict.fromkeys((*old.notes, *new.notes)))
+    return Result(new.benchmark, new.environment, tuple(ratios.values()), tuple(series.values()), notes)
 
 
 def save(results: Sequence[Result], path: Path) -> None:

@@ -12,27 +12,33 @@ from benchmarks.children import Child, Sample, measure
 from benchmarks.figures import Ratio, Result, Series
 
 FIVE = ("linear", "batchnorm", "block", "mlp_step", "lm_step")
+SHORT = {"linear": 3, "batchnorm": 3}
+"""Subjects of a few seconds, and how many times the rounds of the others they get."""
 BEFORE = "32001ee"
 """The last commit before nestings were traced first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often, how much, against which commit, and a folder for what the children write."""
+    """How often, how much, against which commit, and a folder for what the children write.
+
+    A ``partial`` run was asked for some subjects by name: what is known of the others stays.
+    """
 
     folder: Path
     rounds: int = 3
     quick: bool = False
     subjects: tuple[str, ...] = FIVE
     against: str = BEFORE
+    partial: bool = False
 
     def new_folder(self) -> Path:
         """An empty folder."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def measure(self, *children: Child, times: int = 1) -> dict[str, tuple[Sample, ...]]:
-        """The samples of each child, interleaved; ``times`` as many rounds where one is short."""
-        return measure(children, self.rounds * times)
+        """The samples of each child, interleaved; ``times`` as many rounds where one is short, and so its noise great."""
+        return measure(children, self.rounds * (1 if self.quick else times))
 
 
 def result(

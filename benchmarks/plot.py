@@ -58,7 +58,7 @@ def draw_bars(axes: Any, ratios: dict[str, list[Ratio]]) -> None:
     axes.set_ylabel("ratio of CPU time")
     axes.axhline(1, color="black", linewidth=0.6)
     if ratios:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def draw_lines(axes: Any, series: Sequence[Series], label: str) -> None:

@@ -40,13 +40,22 @@ def test_a_side_that_refuses_is_asked_once():
 
     def run(child):
         asked.append(child.label)
-        return sample(child.label, **({"refused": "unknown setting, write another"} if child.label == "B" else {}))
+        return sample(
+            child.label, **({"refused": "unknown setting (..., x=...), write another"} if child.label == "B" else {})
+        )
 
     samples = measure(children("A", "B"), 3, run)
     assert "".join(asked) == "ABAA"
     assert (len(samples["A"]), len(samples["B"])) == (3, 1)
     assert figures.ratio("linear", samples, "A", "B") is None
-    assert figures.refusals(samples) == ("B is left out, unknown setting",)
+    assert figures.refusals(samples) == ("B is left out, unknown setting (..., x=...)",)
+
+
+def test_a_short_side_has_more_rounds_but_not_when_it_must_be_quick(monkeypatch, tmp_path):
+    monkeypatch.setattr(plan, "measure", lambda children, rounds: rounds)
+    assert plan.Plan(tmp_path, rounds=3).measure() == 3
+    assert plan.Plan(tmp_path, rounds=3).measure(times=10) == 30
+    assert plan.Plan(tmp_path, rounds=1, quick=True).measure(times=10) == 1
 
 
 # --- the figures
@@ -98,8 +107,23 @@ def test_results_survive_their_file(tmp_path):
 
 
 def test_a_run_of_some_benchmarks_keeps_the_others():
-    floor, again = replace(RESULT, benchmark="floor"), replace(RESULT, environment="jax 2")
-    assert figures.merge([RESULT, floor], [again]) == (again, floor)
+    floor, again = replace(RESULT, benchmark="floor"), replace(RESULT, ratios=())
+    assert figures.merge([RESULT, floor], again) == (again, floor)
+    assert figures.merge([], again) == (again,)
+
+
+def test_a_run_of_some_subjects_keeps_the_rows_of_the_others():
+    linear, again = replace(RATIO, case="linear"), replace(RATIO, numerators=(1.0, 1.0, 1.0))
+    some = replace(RESULT, ratios=(again,), series=(), notes=("noted",))
+    (both,) = figures.merge([replace(RESULT, ratios=(RATIO, linear))], some, partial=True)
+    assert both.ratios == (again, linear)
+    assert both.series == (SERIES,)
+    assert both.notes == (*RESULT.notes, "noted")
+
+
+def test_rows_of_other_versions_do_not_stay_beside_new_ones():
+    elsewhere = replace(RESULT, environment="jax 2", ratios=())
+    assert figures.merge([RESULT], elsewhere, partial=True) == (elsewhere,)
 
 
 def test_the_tables_show_ratios_series_and_what_was_left_out():
