@@ -113,7 +113,8 @@ def observe(
     outputs = jax.tree.leaves(output) if not error else []
     if found:
         places.restore()
-        # The caches of jax compare static attributes: a tracer among them makes every later call raise.
+    if found or guards.reports:
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     return Observation(
         nesting=nesting,
@@ -184,8 +185,10 @@ def traced(
         output, error = trace(watched, state, inputs, look), None
     except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
         output, error = None, raised
-    if walk(subject.roots(state)).tracers:
+    remain = bool(walk(subject.roots(state)).tracers)
+    if remain:
         places.restore()
+    if remain or found or guards.reports:
         jax.clear_caches()
     return output, error, tuple(found)
 
