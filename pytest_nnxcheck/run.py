@@ -61,6 +61,7 @@ class Run:
     ) -> None:
         self.settings = settings
         self.session: Session = engine().Session()
+        self.session.shared_programs = compat.SharedPrograms(on=settings.shortcuts == "on")
         self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
