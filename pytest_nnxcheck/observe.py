@@ -143,7 +143,7 @@ class Measured(Exception):
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
-        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks():
+        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks(), compat.cached_compiles():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.block_until_ready(program(state, *inputs)), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,7 +58,7 @@ class Run:
     """Everything that one marked test, or one `check`, learns while its nestings run.
 
     ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example. ``sweeping`` says that the explicit
-    examples run, ``repeats`` that the drawn nestings are the same ones in every run.
+    examples run, ``repeats`` that the drawn nestings are the same ones in every run; ``compiles`` is the folder that keeps compiled programs.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Run:
         options: str = "",
         remember: bool = True,
         programs: Programs | None = None,
+        compiles: Path | None = None,
     ) -> None:
         self.settings = settings
+        self.compiles = compiles
         self.session: Session = engine().Session()
         self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
@@ -178,7 +181,7 @@ class Run:
         token = RUNNING.set(active)
         try:
             self.session.begin_example()
-            with compat.flax_mode(nesting.mode):
+            with compat.flax_mode(nesting.mode), compat.compile_folder(self.compiles):
                 body()
         except (NestingRejected, NestingExcused):
             return None
