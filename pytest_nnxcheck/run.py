@@ -14,6 +14,7 @@ import hypothesis
 from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies
 from pytest_nnxcheck.active import RUNNING, Active, engine
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
+from pytest_nnxcheck.footprint import OF_PROCESS
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import (
@@ -74,6 +75,7 @@ class Run:
         self.settings = settings
         self.compiles = compiles
         self.session: Session = engine().Session()
+        OF_PROCESS.begin()
         self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
@@ -97,10 +99,11 @@ class Run:
         return report.Report(outcomes, self.settings, notes, test_id, options, texts)
 
     def forget(self) -> None:
-        """Drop the memo: its exceptions hold frames, and those hold tracers."""
+        """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""
         self._memo.clear()
         self._raised.clear()
         self._bodies.clear()
+        OF_PROCESS.end()
 
     def nesting_of(self, error: BaseException) -> Nesting:
         """The nesting under which an exception was raised; un-nested if it is none of ours."""
