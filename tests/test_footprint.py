@@ -1,9 +1,11 @@
 """The process stays as large as it was: what jax keeps of earlier tests goes, where it has become much, and nothing of the user's."""
 
 import functools
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import jax
@@ -66,6 +68,25 @@ def test_what_remains_is_what_the_next_tests_are_measured_by(sized):
     done.clear()
     assert not process.end()
     assert not done
+
+
+def test_what_only_the_collector_finds_goes_too(sized):
+    class Node:
+        pass
+
+    process, node = Footprint(), Node()
+    node.itself, gone = node, weakref.ref(node)
+    sized(100 * MB)
+    process.begin()
+    sized(900 * MB)
+    gc.disable()
+    try:
+        del node
+        assert gone() is not None
+        process.end()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_system_that_says_nothing_has_no_size(monkeypatch):
