@@ -218,14 +218,10 @@ def check_call(
     return conclude(bound_subject, facts, found, located(violations, known), limit, rebuild, told, known)
 
 
-def observed(
-    subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session
-) -> Observation:
+def observed(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
     if traced.tells(subject, facts, nesting, settings):
-        found = traced.observe(
-            subject, facts, nesting, session.values, session.shared_programs, session.places[-1]
-        )
+        found = traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
         if found is not None:
             return found
     session.values.require(subject)
@@ -260,7 +256,9 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
     session.places.append(seen.places)
     leaves = [leaf for leaf in leaves if computed(leaf[1])]
     inputs = [leaf for leaf in inputs if computed(leaf[1])]
-    views = [(path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)]
+    views = [
+        (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
+    ]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     return Originals(shared, foreign_views(leaves, views))
 

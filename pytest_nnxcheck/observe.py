@@ -155,7 +155,7 @@ class Measured(Exception):
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
-        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks():
+        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks(), compat.cached_compiles():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.block_until_ready(program(state, *inputs)), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -240,7 +240,13 @@ class Root:
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
         program: Callable[..., Any] = compat.staged(
-            wrapper, marked(f), self.compiled, self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
+            wrapper,
+            marked(f),
+            self.compiled,
+            self.on_compiled,
+            abstract=self.subject.abstract,
+            keep_unused=True,
+            **options,
         )
         return program
 

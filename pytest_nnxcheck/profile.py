@@ -20,7 +20,7 @@ from pytest_nnxcheck.captures import captured
 from pytest_nnxcheck.evidence import Captured
 from pytest_nnxcheck.graft import statics
 from pytest_nnxcheck.subject import Path, Subject
-from pytest_nnxcheck.walk import walk
+from pytest_nnxcheck.walk import holds_beside, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,21 @@ def profile(subject: Subject) -> Profile:
     graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
 
     structures: list[Any] = []
+    poisoned: list[bool] = []
 
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
         structures.append(statics(module))
         out = subject.program(module, *inputs)
         structures.append(statics(module))
-        return out, compat.state(module)
+        state = compat.state(module)
+        poisoned.append(holds_beside(module, jax.tree.leaves(state)))
+        return out, state
 
     closed, (out, after) = jax.make_jaxpr(pure, return_shape=True)(before, *subject.inputs)
+    if any(poisoned):
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
+        jax.clear_caches()
     jaxpr = compat.open_jaxpr(closed)
     sources = dataflow.sources(jaxpr)[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)

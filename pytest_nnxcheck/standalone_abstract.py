@@ -14,7 +14,7 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.pointers import Leaf, read_leaf
 from pytest_nnxcheck.program import stack as stack_leaf
-from pytest_nnxcheck.standalone import Call, Facts, Ran, Setup, donated_leaves, make_plans, root_options
+from pytest_nnxcheck.standalone import Call, Facts, Ran, Setup, compiled_of, donated_leaves, make_plans, root_options
 from pytest_nnxcheck.standalone_walk import remaining_tracers
 from pytest_nnxcheck.transforms import LENGTH, Program
 from pytest_nnxcheck.twins import abstract_inputs, abstract_leaf, abstract_state

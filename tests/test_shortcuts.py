@@ -50,7 +50,7 @@ def outcomes(make: Callable[[], Any], **settings: Any) -> dict[str, dict[str, An
     more = {**PAIRS, **getattr(case, "settings", {}), **settings}
     try:
         report = check(case.subject, *case.args, kwargs=getattr(case, "kwargs", {}), **more)
-    except Exception as error:  # noqa: BLE001 - the subject's own
+    except Exception as error:
         return {"un-nested": {"raised": re.sub(r"0x[0-9a-f]+", "", repr(error))}}
     return {str(outcome.nesting): facts(outcome) for outcome in report.outcomes}
 
@@ -150,7 +150,9 @@ def same_with_and_without(make: Callable[[], Any], **settings: Any) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FEW if name in CORPUS])
 def test_one_of_each_kind_says_the_same(name):
-    same_with_and_without(CORPUS[name], transforms="jit,remat,scan,eval_shape", styles="argument,closure", max_examples=2)
+    same_with_and_without(
+        CORPUS[name], transforms="jit,remat,scan,eval_shape", styles="argument,closure", max_examples=2
+    )
 
 
 @pytest.mark.full
@@ -182,7 +184,9 @@ def test_every_model_says_the_same_without_values(name):
     same_with_and_without(make, sweep="chains")
 
 
-@pytest.mark.parametrize("name", [name for name in ("leaky variable_metadata", "leaky none_attribute") if name in CORPUS])
+@pytest.mark.parametrize(
+    "name", [name for name in ("leaky variable_metadata", "leaky none_attribute") if name in CORPUS]
+)
 def test_a_nesting_says_the_same_alone(name):
     make = CORPUS[name]
     together = outcomes(make, sweep="singles", max_examples=0)
