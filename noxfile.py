@@ -25,6 +25,7 @@ ROWS = [
 # What no version of jax or flax touches: on the rows between the oldest and the newest it is left out.
 OF_PYTEST = (
     "baseline_run",
+    "benchmarks",
     "github",
     "markdown",
     "outlets",

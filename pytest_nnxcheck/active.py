@@ -32,9 +32,10 @@ class Active:
         """Call the subject under the nesting. Raises a violation, a rejection, or the user's own exception."""
         __tracebackhide__ = True
         run = self.run
-        call = engine().check_call(
-            subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session
-        )
+        with run.watch.paused():
+            call = engine().check_call(
+                subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session
+            )
         self._settle(call)
         return call.output
 

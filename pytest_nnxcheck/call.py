@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat, explain, gradient, graft, handed, story
+from pytest_nnxcheck import compat, explain, gradient, graft, handed, story, traced
 from pytest_nnxcheck.agreement import agrees, agrees_inside
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.evidence import Evidence, Growth, Split
@@ -79,6 +79,8 @@ class Session:
     places: list[Places] = field(default_factory=list)
     references: References = field(default_factory=References)
     programs: Announced | None = None
+    shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
+    values: traced.Values = field(default_factory=traced.Values)
 
     def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
         """Tell of a nesting that is about to run; without a profile, of a call that is about to be traced for the first time."""
@@ -87,6 +89,7 @@ class Session:
 
     def begin_example(self) -> None:
         self.places.clear()
+        self.values.stand_ins.clear()
         self.references.begin_example()
 
     def end_example(self) -> None:
@@ -109,7 +112,8 @@ class Session:
         baseline = baseline_for(nesting)
         key = (signature(subject), donate, baseline)
         if key not in self.baselines:
-            self.baselines[key] = observe(subject, self.profile_of(subject), baseline, donate).memory
+            facts = self.profile_of(subject)
+            self.baselines[key] = observe(subject, facts, baseline, donate, self.shared_programs).memory
         return self.baselines[key]
 
     def growth_of(self, subject: Subject, donate: str, nesting: Nesting, known: Split | None) -> Growth | None:
@@ -196,11 +200,15 @@ def check_call(
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
     wanted = session.references.of(bound_subject, meaning_of(nesting)) if parity else None
     session.announce(bound_subject, facts, nesting, settings)
-    found = observe(bound_subject, facts, nesting, settings.donate)
+    found = observed(bound_subject, facts, nesting, settings, session)
     if isinstance(found.error, CheckError):
         raise found.error
     rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
     violations, limit = judge(bound_subject, facts, found, settings, session, originals)
+    if violations and found.shared:
+        # Its message names lines, which must be its own.
+        found = observe(bound_subject, facts, nesting, settings.donate, session.shared_programs, alone=True)
+        violations, limit = judge(bound_subject, facts, found, settings, session, originals)
     told: tuple[str, ...] = ()
     if parity and found.error is None and not (violations or found.leaks):
         violations, told = agrees(bound_subject, found, wanted)
@@ -209,6 +217,16 @@ def check_call(
     if any(each.invariant == "memory" for each in violations):
         known = replace(known, growth=session.growth_of(bound_subject, settings.donate, nesting, known.split))
     return conclude(bound_subject, facts, found, located(violations, known), limit, rebuild, told, known)
+
+
+def observed(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session) -> Observation:
+    """The facts of a nesting: traced where a trace tells that it holds, else run."""
+    if traced.tells(subject, facts, nesting, settings):
+        found = traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
+        if found is not None:
+            return found
+    session.values.require(subject)
+    return observe(subject, facts, nesting, settings.donate, session.shared_programs)
 
 
 def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violation, ...]:
@@ -230,13 +248,18 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
             "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
         )
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    computed = session.values.computed
     for path, array in [*leaves, *seen.arrays]:
-        if isinstance(array, jax.Array) and array.is_deleted():
+        if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
             raise CheckError(
                 f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
             )
     session.places.append(seen.places)
-    views = [(path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray)]
+    leaves = [leaf for leaf in leaves if computed(leaf[1])]
+    inputs = [leaf for leaf in inputs if computed(leaf[1])]
+    views = [
+        (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
+    ]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     return Originals(shared, foreign_views(leaves, views))
 
@@ -244,6 +267,7 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
 def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Call:
     """The call as the user made it, on a copy of the state."""
     session.announce(subject, UNKNOWN, nesting, settings)
+    session.values.require(subject)
     found = observe(subject, UNKNOWN, nesting, settings.donate)
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings, session)
@@ -280,6 +304,7 @@ def fails_when_traced(
 ) -> Call:
     """A call that raises under any trace: the user's exception, unless it left tracers as well."""
     session.announce(subject, UNKNOWN, nesting, settings)
+    session.values.require(subject)
     found = observe(subject, UNKNOWN, nesting, "none")
     violations = tracers(found) if "tracers" in settings.invariants and found.leaks else ()
     if not violations:

@@ -192,6 +192,15 @@ def inner_donations(closed: Any) -> int:
     )
 
 
+def calls_back(closed: Any) -> bool:
+    """Whether the program runs Python code or raises while it runs: `jax.pure_callback`, `jax.debug.print`, a check of checkify."""
+    return any(
+        "callback" in eqn.primitive.name or eqn.primitive.name == "check"
+        for jaxpr in all_jaxprs(closed)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
+    )
+
+
 def remat_in_scan(closed: Any) -> bool:
     """Whether the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
     return any(

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import modes, strategies
 from pytest_nnxcheck.given import HypothesisTest, hypothesis_test
 from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.run import Run, Sweep
+from pytest_nnxcheck.run import Run
 from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.sweep import Sweep
 
 ARGUMENT = "nnx_nesting"
 """The name under which hypothesis passes the nesting: no fixture of a user is called so."""
@@ -35,6 +36,8 @@ def build(
     parts = hypothesis_test(function)
     run = run_of(parts.drawn is None)
     run.repeats = parts.drawn is None and not (seeded or parts.seeded)
+    # What a body draws by itself it draws anew where it runs a second time, for values: they are computed from the beginning.
+    run.session.values.needed = any(strategy == st.data() for strategy in (parts.drawn or {}).values())
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
     built = _settings(parts, run, swept=bool(explicit))(inner)
@@ -95,10 +98,10 @@ def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.set
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
     chosen = modes.chosen(settings)
-    full = Sweep(settings.sweep, tuple(strategies.sweep(settings)), chosen)
-    again = Sweep("short", tuple(strategies.sweep(replace(settings, sweep="probes", expected_failures=()))), chosen)
+    full = Sweep(settings, chosen)
+    again = Sweep(replace(settings, sweep="probes", expected_failures=()), chosen)
     if settings.nesting is not None:
-        full = again = Sweep("replay", (settings.nesting,), chosen)
+        full = again = Sweep(settings, chosen, (settings.nesting,))
     if not parts.drawn:
         return [hypothesis.example(**{ARGUMENT: full})]
     if not parts.examples:

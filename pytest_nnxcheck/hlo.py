@@ -188,6 +188,8 @@ class Module:
     frames: Message
     known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
     """Frames that were read before, by their number."""
+    stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
+    """The frames of instructions that were asked for, by their metadata, which many instructions share."""
     subject: str | None = None
     """What frames of the subject's program are called, where the plugin staged the program: see `origins.labelled`."""
 

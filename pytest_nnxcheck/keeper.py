@@ -33,7 +33,7 @@ _NEW_ONLY = flag("baseline_update_new_only")
 _ANY_STAMP = flag("baseline_any_stamp")
 _WIRE = "nnx_baseline"
 _FLAGS = ("baseline_update", "baseline_update_new_only", "baseline_any_stamp")
-_CUTS = ("nesting", "transforms", "styles", "modes", "max_depth", "max_examples", "sweep")
+_CUTS = ("nesting", "transforms", "styles", "modes", "max_depth", "max_examples", "sweep", "effort")
 """Settings that change which nestings run."""
 
 _nodeid = pytest.StashKey[str]()

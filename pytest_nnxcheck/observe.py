@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck import buffers, compat
 from pytest_nnxcheck.abstract import Addresses, trace
 from pytest_nnxcheck.buffers import Memory
+from pytest_nnxcheck.compat import Compiled, SharedPrograms
 from pytest_nnxcheck.further import on_mesh
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.origins import marked
@@ -57,7 +57,8 @@ class Observation:
     program gave, ``output`` the un-nested output in it. ``reused`` are the pointers of all that came back, outputs and state.
 
     ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
-    program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract.
+    program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract. A ``shared`` program was
+    compiled for another one of the same text, whose lines its buffers name.
     """
 
     nesting: Nesting
@@ -74,15 +75,24 @@ class Observation:
     moves: tuple[Move, ...] = ()
     reused: frozenset[int] = frozenset()
     abstract: bool = False
+    shared: bool = False
 
 
-def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -> Observation:
-    """Run the program of a nesting on a fresh copy of the state."""
+def observe(
+    subject: Subject,
+    profile: Profile,
+    nesting: Nesting,
+    donate: str,
+    programs: SharedPrograms | None = None,
+    *,
+    alone: bool = False,
+) -> Observation:
+    """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``."""
     state = subject.fresh()
     if reason := unfit(subject, profile, nesting):
         return Observation(nesting, state, error=Unfit(reason))
     guards = Guards(subject)
-    root = Root(subject, profile, nesting, donate)
+    root = Root(subject, profile, nesting, donate, programs=programs or SharedPrograms(on=False), alone=alone)
     program = compose(subject, profile, nesting, guards, root.jit)
     state, inputs = root.handed(state, LENGTH)
     donated = root.donated(state, inputs)
@@ -109,7 +119,8 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
     if found:
         places.restore()
-        # The caches of jax compare static attributes: a tracer among them makes every later call raise.
+    if found or guards.reports:
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     return Observation(
         nesting=nesting,
@@ -126,6 +137,7 @@ def observe(subject: Subject, profile: Profile, nesting: Nesting, donate: str) -
         moves=moves,
         reused=reused,
         abstract=subject.abstract,
+        shared=any(root.shared),
     )
 
 
@@ -149,7 +161,7 @@ class Measured(Exception):
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
-        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks():
+        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks(), compat.cached_compiles():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.block_until_ready(program(state, *inputs)), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -179,8 +191,10 @@ def traced(
         output, error = trace(watched, state, inputs, look), None
     except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
         output, error = None, raised
-    if walk(subject.roots(state)).tracers:
+    remain = bool(walk(subject.roots(state)).tracers)
+    if remain:
         places.restore()
+    if remain or found or guards.reports:
         jax.clear_caches()
     return output, error, tuple(found)
 
@@ -190,7 +204,8 @@ class Root:
     """The jit of the outermost layer: donates, keeps unused parameters, and shows what it compiled.
 
     ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and
-    flat parameter numbers line up with leaves. A root that ``stops`` compiles its program, and does not run it.
+    flat parameter numbers line up with leaves. A root that ``stops`` compiles its program, and does not run it; of ``programs`` it takes
+    one of the same text, unless its own is compiled ``alone``. ``shared`` says that it did.
     """
 
     subject: Subject
@@ -198,8 +213,11 @@ class Root:
     nesting: Nesting
     donate: str
     stops: bool = False
+    programs: SharedPrograms = field(default_factory=SharedPrograms)
+    alone: bool = False
     memories: list[Memory] = field(default_factory=list)
     addresses: Addresses = field(default_factory=Addresses)
+    shared: list[bool] = field(default_factory=list)
 
     @property
     def compiles(self) -> bool:
@@ -228,7 +246,13 @@ class Root:
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
         program: Callable[..., Any] = compat.staged(
-            wrapper, marked(f), self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
+            wrapper,
+            marked(f),
+            self.compiled,
+            self.on_compiled,
+            abstract=self.subject.abstract,
+            keep_unused=True,
+            **options,
         )
         return program
 
@@ -240,14 +264,21 @@ class Root:
             graphdef, leaves = compat.split(state)
             state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
         # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
-        return state, tuple(map(abstract_leaf if self.subject.abstract else jnp.copy, inputs))
+        return state, tuple(map(abstract_leaf if self.subject.abstract else compat.copied, inputs))
 
-    def on_compiled(self, compiled: Any, arguments: Any, lowered: Any) -> Any:
+    def compiled(self, lowered: Any) -> Compiled:
+        return self.programs.compiled(lowered, alone=self.alone)
+
+    def on_compiled(self, compiled: Compiled, arguments: Any, lowered: Any) -> Any:
         names = (*self.parameters(), *self.subject.input_names)
-        self.memories.append(buffers.read(compiled, names, self.subject.label))
+        self.shared.append(compiled.shared)
+        label = self.subject.label
+        if label not in compiled.read:
+            compiled.read[label] = buffers.read(compiled.program, subject=label)
+        self.memories.append(replace(compiled.read[label], names=names))
         if self.stops:
             raise Measured
-        return self.addresses.assign(compiled, arguments, lowered.out_info) if self.subject.abstract else None
+        return self.addresses.assign(compiled.program, arguments, lowered.out_info) if self.subject.abstract else None
 
     def leaf(self, path: str, array: Any) -> Leaf:
         return self.addresses.leaf(path, array) if self.subject.abstract else read_leaf(path, array)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import devices, options, outlets, progress
+from pytest_nnxcheck import compiles, devices, options, outlets, progress
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
 from pytest_nnxcheck.verdicts import CheckError
@@ -47,7 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
     for name, option in OPTIONS.items():
         # The default is None, or an ini value would never be read.
-        group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, metavar=option.metavar, help=option.help)
+        how: dict[str, Any] = {"action": "store_const", "const": "on"} if option.flag else {"metavar": option.metavar}
+        group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, help=option.help, **how)
         if option.everywhere:
             parser.addini(f"nnx_{name}", option.help, type=options.ini_type(option.kind), default=None)
     outlets.add_options(parser, group)
@@ -326,12 +327,19 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         part
         for name, value in options.typed(item.config.option).items()
         if name != "nesting"
-        for part in (table.flag(name), value)
+        for part in (table.flag(name), *([] if OPTIONS[name].flag else [value]))
     )
 
     def run_of(remember: bool) -> Run:
         programs = of_item(item, written, settings)
-        return runs.Run(settings, test_id=item.nodeid, options=written, remember=remember, programs=programs)
+        return runs.Run(
+            settings,
+            test_id=item.nodeid,
+            options=written,
+            remember=remember,
+            programs=programs,
+            compiles=compiles.folder_of(item.config),
+        )
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)

@@ -270,7 +270,7 @@ def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...], length: int = LENGTH
 def stack(leaf: Any, length: int = LENGTH) -> Any:
     """The leaf many times over, along a new leading axis; of an abstract leaf its shape and sharding."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return jnp.stack([leaf] * length)
+        return compat.stacked(leaf, length)
     sharding = leaf.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
@@ -298,7 +298,7 @@ def first(leaf: Any) -> Any:
     """The first element of the leading axis, abstract where the leaf is."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    return leaf[0]
+    return compat.first(leaf)
 
 
 def factor(nesting: Nesting) -> int:

@@ -40,7 +40,8 @@ Row = tuple[str, str]
 class Report:
     """What one check found: an outcome for each nesting, in the order in which they ran.
 
-    ``notes`` says what was left out and why, ``test_id`` and ``options`` are pytest's, for the replay line;
+    ``notes`` says what was left out and why, ``not_run`` is how many nestings were left when what broke was known; ``test_id`` and
+    ``options`` are pytest's, for the replay line;
     ``str(report)`` is the text of a failure, or one line if all is well.
     """
 
@@ -50,6 +51,7 @@ class Report:
     test_id: str = ""
     options: str = ""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
+    not_run: int = 0
 
     def program(self, outcome: Outcome | None = None) -> str:
         """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
@@ -205,7 +207,8 @@ def tried(report: Report) -> str:
     """``smallest of 41 tried; 1 violated, 31 held, 9 rejected by flax``."""
     if report.settings.nesting is not None:
         return "replayed, no other was tried"
-    return f"smallest of {len(report.outcomes)} tried; {counts(kinds(report.outcomes))}"
+    left = f"; {report.not_run} not run, --nnx-all runs them" if report.not_run else ""
+    return f"smallest of {len(report.outcomes)} tried; {counts(kinds(report.outcomes))}{left}"
 
 
 def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
@@ -337,6 +340,7 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         (f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected", "expected")
     ]
     pairs += [("nnx_unfit", verdicts["unfit"])] if verdicts["unfit"] else []
+    pairs += [("nnx_not_run", report.not_run)] if report.not_run else []
     worst = worst_peak(report.outcomes)
     if worst is not None and worst.peak is not None:
         pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
@@ -367,6 +371,7 @@ def summary_of(found: Mapping[str, str | int]) -> str:
     verdicts = {verdict: int(found.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
     total = int(found["nnx_nestings"])
     text = f"{total} nesting{'s' * (total != 1)}: {counts(verdicts) or 'none finished'}"
+    text += f", {found['nnx_not_run']} not run" if "nnx_not_run" in found else ""
     if "nnx_peak" in found:
         bound = f" of {format_bytes(int(found['nnx_budget']))}" if "nnx_budget" in found else ""
         text += f"; worst peak {format_bytes(int(found['nnx_peak']))}{bound} ({found['nnx_peak_nesting']})"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import hypothesis
 
-from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies
+from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies, sweep, uncomputed
 from pytest_nnxcheck.active import RUNNING, Active, engine
+from pytest_nnxcheck.collector import Collector
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
+from pytest_nnxcheck.footprint import OF_PROCESS
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.sweep import Sweep
 from pytest_nnxcheck.verdicts import (
     CheckError,
     InvariantViolation,
@@ -31,18 +35,6 @@ if TYPE_CHECKING:
 _RANK = ("held", "rejected", "expected", "failed", "violated")
 
 
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """An explicit example: in every mode the un-nested call, then these nestings, one after the other."""
-
-    amount: str
-    nestings: tuple[Nesting, ...] = ()
-    modes: tuple[str, ...] = MODES[:1]
-
-    def __repr__(self) -> str:
-        return f"<the {self.amount} sweep>"
-
-
 class Listener(Protocol):
     """Who is told of every nesting that is run, not of those that the memo answers."""
 
@@ -57,7 +49,7 @@ class Run:
     """Everything that one marked test, or one `check`, learns while its nestings run.
 
     ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example. ``sweeping`` says that the explicit
-    examples run, ``repeats`` that the drawn nestings are the same ones in every run.
+    examples run, ``repeats`` that the drawn nestings are the same ones in every run; ``compiles`` is the folder that keeps compiled programs.
     """
 
     def __init__(
@@ -68,13 +60,18 @@ class Run:
         options: str = "",
         remember: bool = True,
         programs: Programs | None = None,
+        compiles: Path | None = None,
     ) -> None:
         self.settings = settings
+        self.compiles = compiles
         self.session: Session = engine().Session()
+        self.session.shared_programs = compat.SharedPrograms(on=settings.shortcuts == "on")
+        OF_PROCESS.begin()
         self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
         self.notes: list[str] = []
+        self.not_run = 0
         self.problem = ""
         self.listeners: list[Listener] = []
         self.sweeping = False
@@ -84,6 +81,8 @@ class Run:
         self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
         self._raised: dict[int, Nesting] = {}
         self._bodies: dict[Nesting, Callable[[], object]] = {}
+        self.watch = uncomputed.Watch()
+        self.collector = Collector()
 
     def report(self) -> report.Report:
         """What is known so far, as data."""
@@ -91,13 +90,15 @@ class Run:
         outcomes = tuple(self.outcomes.values())
         notes = (*self.notes, *report.left_out(outcomes))
         texts = {} if self.programs is None else self.programs.texts
-        return report.Report(outcomes, self.settings, notes, test_id, options, texts)
+        return report.Report(outcomes, self.settings, notes, test_id, options, texts, self.not_run)
 
     def forget(self) -> None:
-        """Drop the memo: its exceptions hold frames, and those hold tracers."""
+        """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""
         self._memo.clear()
         self._raised.clear()
         self._bodies.clear()
+        self.session.shared_programs.known.clear()
+        OF_PROCESS.end()
 
     def nesting_of(self, error: BaseException) -> Nesting:
         """The nesting under which an exception was raised; un-nested if it is none of ours."""
@@ -164,7 +165,8 @@ class Run:
         if self.programs is not None:
             self.programs.begin(body)
         try:
-            return self._attempt(nesting, body)
+            with self.collector.held_back():
+                return self._attempt(nesting, body)
         finally:
             if self.programs is not None:
                 self.programs.end(self.outcomes)
@@ -174,15 +176,44 @@ class Run:
                 listener.end(self, nesting)
 
     def _attempt(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        """Run the body once under the nesting; a second time where it reads values that nobody computed."""
+        known, values = self.outcomes.get(nesting), self.session.values
+        try:
+            return self._watched(nesting, body)
+        except uncomputed.ValuesNeeded as need:
+            if known is None:
+                self.outcomes.pop(nesting, None)
+            else:
+                self.outcomes[nesting] = known
+            if self.programs is not None and self.session.programs is self.programs:
+                self.programs.begin(body)
+            values.needed = True
+            try:
+                return self._once(nesting, body)
+            finally:
+                values.needed = need.of_body
+
+    def _watched(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        values = self.session.values
+        jitted = bool(nesting.layers) and nesting.layers[0].transform == "jit"
+        if values.needed or jitted or not nesting.layers or self.settings.shortcuts == "off":
+            return self._once(nesting, body)
+        with self.watch:
+            values.needed = not self.watch.can_see
+            return self._once(nesting, body)
+
+    def _once(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         active = Active(self, nesting)
         token = RUNNING.set(active)
         try:
             self.session.begin_example()
-            with compat.flax_mode(nesting.mode):
+            with compat.flax_mode(nesting.mode), compat.compile_folder(self.compiles):
                 body()
+            self._require_values(None)
         except (NestingRejected, NestingExcused):
             return None
         except BaseException as error:
+            self._require_values(error)
             if passes_through(error):
                 raise
             if compat.is_mode_refusal(error, nesting.mode):
@@ -201,6 +232,14 @@ class Run:
             self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=(), program="")
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
         return active.violation
+
+    def _require_values(self, error: BaseException | None) -> None:
+        """Raises `ValuesNeeded` where the body was handed stand-ins for values and read one, or raised anything of its own."""
+        values = self.session.values
+        if values.needed or not values.stand_ins or isinstance(error, InvariantViolation | uncomputed.ValuesNeeded):
+            return
+        if self.watch.saw or (error is not None and isinstance(error, Exception)):
+            raise uncomputed.ValuesNeeded(of_body=True)
 
     def _excuses(self, nesting: Nesting, error: BaseException) -> bool:
         """Whether an exception under the nesting was expected, wherever in the body it was raised."""
@@ -256,7 +295,7 @@ class Run:
         __tracebackhide__ = True
         self.sweeping = True
         try:
-            errors = [error for error in self._sweep_errors(case, body) if error is not None]
+            errors = [error for error in sweep.errors(self, case, body) if error is not None]
         finally:
             self.sweeping = False
         if self.remembers:
@@ -267,32 +306,28 @@ class Run:
             error = plainest(errors, self.nesting_of)
             raise error.with_traceback(error.__traceback__)
 
-    def _sweep_errors(self, case: Sweep, body: Callable[[], object]) -> Iterator[BaseException | None]:
-        __tracebackhide__ = True
-        for mode in case.modes:
-            replayed = case.amount == "replay"
-            error = None if replayed else self._un_nested(mode, body)
-            yield error
-            # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
-            if self.problem or (
-                error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)
-            ):
-                continue
-            # What is expected to fail is not ruled out: it must be seen to fail.
-            asked = set(modes.in_mode(case.nestings if replayed else strategies.named(self.settings), mode))
-            for nesting in modes.in_mode(case.nestings, mode):
-                if nesting in asked or not self._ruled_out(nesting):
-                    yield self._error(nesting, body)
-                    self._look_for_refusal(nesting)
-                    self._look_for_unfit(nesting)
+    def stop(self, case: Sweep, mode: str) -> None:
+        """Leave out the rest of a sweep: it would not change the message."""
+        self.not_run += sum(nesting not in self.outcomes for nesting in case.nestings(mode, self.exclusions[mode]))
+        if strategies.draws_any(self.settings) and mode == case.modes[-1]:
+            self.not_run += self.settings.max_examples
 
-    def _un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
+    def try_un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
+        """Run the un-nested call in a mode of flax; what it raised."""
         __tracebackhide__ = True
         error = self._error(Nesting(mode=mode), body)
         if error is None and not self.outcomes:
             self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
         self._look_for_added_state(mode)
         self._look_for_refusal(Nesting(mode=mode))
+        return error
+
+    def try_nesting(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        """Run a nesting of the sweep, and learn from it which layers fit; what it raised."""
+        __tracebackhide__ = True
+        error = self._error(nesting, body)
+        self._look_for_refusal(nesting)
+        self._look_for_unfit(nesting)
         return error
 
     def _exclude(self, mode: str, **found: Any) -> None:
@@ -344,7 +379,7 @@ class Run:
         if outcome is not None and outcome.unfit and len(nesting) == 1:
             self._exclude(nesting.mode, unfit=self.exclusions[nesting.mode].unfit | {*nesting.layers})
 
-    def _ruled_out(self, nesting: Nesting) -> bool:
+    def rules_out(self, nesting: Nesting) -> bool:
         """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
         known = self.exclusions[nesting.mode]
         reason = next((reason for layer in nesting.layers if (reason := known.rejects(layer))), "")

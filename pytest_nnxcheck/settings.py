@@ -122,6 +122,17 @@ def _whole(name: str, minimum: int) -> Callable[[object], int]:
     return parse
 
 
+def _switch(name: str) -> Callable[[object], str]:
+    """``on`` or ``off``, as a marker also writes it: `True` or `False`."""
+
+    def parse(value: object) -> str:
+        return _choice(name, ("on", "off"))(
+            {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+        )
+
+    return parse
+
+
 def _nesting(value: object) -> Nesting:
     if isinstance(value, Nesting):
         return value
@@ -141,11 +152,23 @@ def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
     return lambda value: None if value is None else parse(value)
 
 
+SWEEPS = ("pairs", "chains", "short", "singles", "probes")
+"""What always runs first, the most first: each has what those behind it have."""
+
+EFFORTS: dict[str, dict[str, Any]] = {
+    "quick": {"sweep": "short", "max_examples": 0},
+    "default": {"sweep": "chains", "max_examples": 3},
+    "thorough": {"sweep": "pairs", "max_examples": 20},
+}
+"""What an effort stands for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """How one setting is read and shown; ``kind`` is what an ini file may hold natively.
 
-    Of a ``file``, command line and ini file give the path, and `suite` reads it.
+    Of a ``file``, command line and ini file give the path, and `suite` reads it. A ``flag`` stands on the command line without a value, and
+    means ``on``.
     """
 
     parse: Callable[[object], Any]
@@ -154,6 +177,7 @@ class Option:
     kind: Literal["list", "number", "text"]
     everywhere: bool = True
     file: bool = False
+    flag: bool = False
 
 
 def _option(default: Any, parse: Callable[[object], Any], metavar: str, text: str, kind: str, **more: Any) -> Any:
@@ -190,21 +214,51 @@ class Settings:
         f" {', '.join(MODES[1:])}",
         "list",
     )
-    max_depth: int = _option(3, _whole("max_depth", 1), "N", "layers of the deepest nesting, 1 or more", "number")
+    max_depth: int = _option(
+        3,
+        _whole("max_depth", 1),
+        "N",
+        "layers of the deepest nesting that is drawn, and of a chain inside its jit; 1 or more",
+        "number",
+    )
+    effort: str = _option(
+        "default",
+        _choice("effort", tuple(EFFORTS)),
+        "HOW_MUCH",
+        "how much is run, where sweep and max_examples do not say it: quick (every layer once, every transform under jit), default"
+        " (every pair of layers under jit) or thorough (pairs without a jit as well, and 20 draws)",
+        "text",
+    )
     max_examples: int = _option(
-        20,
+        EFFORTS["default"]["max_examples"],
         _whole("max_examples", 0),
         "N",
         "nestings that hypothesis draws after the sweep; 0 runs the sweep alone",
         "number",
     )
     sweep: str = _option(
-        "pairs",
-        _choice("sweep", ("pairs", "singles", "probes")),
+        EFFORTS["default"]["sweep"],
+        _choice("sweep", SWEEPS),
         "HOW_MUCH",
-        "what always runs first: pairs (every single layer, every ordered pair of argument layers), singles (every"
-        " single layer) or probes (the un-nested call and one try of each closure style)",
+        "what always runs first: pairs (chains, and every ordered pair of argument layers), chains (every single layer, and jits over"
+        " chains in which all pairs of argument layers stand side by side), short (every single layer, and jits over chains in which each"
+        " argument layer stands once), singles (every single layer) or probes (the un-nested call and one try of each closure style)",
         "text",
+    )
+    shortcuts: str = _option(
+        "on",
+        _switch("shortcuts"),
+        "ON_OR_OFF",
+        "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
+        "text",
+    )
+    all: str = _option(
+        "off",
+        _switch("all"),
+        "",
+        "run all of the sweep, also after a nesting broke that the message will name",
+        "text",
+        flag=True,
     )
     memory_budget: Budget | None = _option(  # noqa: RUF009 - it makes a field
         None,
@@ -284,8 +338,13 @@ def parse_given(
 
 
 def merge(*sources: Mapping[str, Any]) -> Settings:
-    """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up."""
-    merged = {name: value for source in sources for name, value in source.items()}
+    """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up.
+
+    An effort takes back what weaker sources say of the sweep and the draws.
+    """
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged |= {**EFFORTS.get(source.get("effort", ""), {}), **source}
     entries = [source["expected_failures"] for source in sources if "expected_failures" in source]
     return Settings(**(merged | ({"expected_failures": expected.add_up(*entries)} if entries else {})))
 
@@ -317,7 +376,7 @@ def settings_table_markdown() -> str:
     rows = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
     for name, option in OPTIONS.items():
         ini = f"`nnx_{name}`" if option.everywhere else "-"
-        line = f"`{flag(name)} {option.metavar}`"
+        line = f"`{flag(name)} {option.metavar}".rstrip() + "`"
         rows.append(f"| `{name}` | `{show(getattr(DEFAULTS, name))}` | {line} | {ini} | {option.help} |")
     return "\n".join(rows) + "\n"
 

@@ -405,13 +405,18 @@ def unchanged(ran: Ran, state: Any) -> Iterator[None]:
     ran.touched += [ran.call.path(path) for path in paths if before.get(path) is not after.get(path)]
 
 
+def compiled_of(lowered: Any) -> Any:
+    return lowered.compile(compiler_options=compat.compiler_options())
+
+
 def root_jit(ran: Ran) -> Callable[..., Program]:
     """The jit of the outermost layer: it donates, keeps unused parameters, and shows what it compiled."""
 
     def show(compiled: Any, _arguments: Any, _lowered: Any) -> None:
         ran.compiled.append(compiled)
 
-    return lambda wrapper, f: compat.staged(wrapper, f, show, abstract=False, keep_unused=True, **root_options(ran))
+    options = {"abstract": False, "keep_unused": True}
+    return lambda wrapper, f: compat.staged(wrapper, f, compiled_of, show, **options, **root_options(ran))
 
 
 def root_options(ran: Ran) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pytest_nnxcheck.standalone import (
     Facts,
     Ran,
     Setup,
+    compiled_of,
     donated_leaves,
     make_plans,
     read_what_came_back,
@@ -59,7 +60,7 @@ def run_abstract(call: Call, facts: Facts, setup: Setup) -> Ran:
     def jit(wrapper: Any, f: Program) -> Any:
         if not setup.root:
             return wrapper(f)
-        return compat.staged(wrapper, f, show, abstract=True, keep_unused=True, **root_options(ran))
+        return compat.staged(wrapper, f, compiled_of, show, abstract=True, keep_unused=True, **root_options(ran))
 
     def leaf_of(path: str, value: Any) -> Leaf:
         found = read_leaf(path, value)

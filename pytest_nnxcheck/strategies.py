@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import chains
 from pytest_nnxcheck.nesting import CALL_FIRST, STATE_BOUND, Layer, Nesting, impossible, styles_of
 from pytest_nnxcheck.settings import Settings
 
@@ -51,29 +52,41 @@ def probes(settings: Settings) -> Iterator[Nesting]:
 
 
 def singles(settings: Settings) -> Iterator[Nesting]:
-    """Every layer alone, plain styles first."""
-    for style in settings.styles:
-        for transform in settings.transforms:
-            if transform != CALL_FIRST and style in styles_of(transform):
-                yield Nesting((Layer(transform, style),))
-    if CALL_FIRST in settings.transforms:
-        yield Nesting((Layer(CALL_FIRST),))
+    """Every layer alone, the plainest first."""
+    every = (
+        Layer(transform, style)
+        for transform in settings.transforms
+        for style in styles_of(transform)
+        if style in settings.styles or transform == CALL_FIRST
+    )
+    yield from sorted((Nesting((layer,)) for layer in every), key=lambda nesting: nesting.plainness)
 
 
-def pairs(settings: Settings) -> Iterator[Nesting]:
-    """``jit > call_first``, every ordered pair of argument layers, and what shows whether a remat is worth its time.
+def plainest(settings: Settings, known: Exclusions) -> list[Layer]:
+    """Each transform in its plainest style, where that style is on and the transform can work."""
+    layers = [Layer(transform, styles_of(transform)[0]) for transform in settings.transforms]
+    return [layer for layer in layers if layer.style in settings.styles and known.allows(layer)]
 
-    Random draws do not find them: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
+
+def jitted(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+    """Jits over several layers, whose programs are judged for memory and donation: ``jit > call_first``, and the chains of the sweep.
+
+    Random draws do not find pairs: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
     """
-    if settings.max_depth < 2:
+    root = Layer("jit", settings.styles[0])
+    if "jit" not in settings.transforms or root.captures or settings.max_depth < 2 or not known.allows(root):
         return
-    if "jit" in settings.transforms and not Layer("jit", settings.styles[0]).captures:
-        yield Nesting((Layer("jit", settings.styles[0]), Layer(CALL_FIRST)))
-    plainest = [(transform, styles_of(transform)[0]) for transform in settings.transforms]
-    layers = [Layer(transform, style) for transform, style in plainest if style in settings.styles]
-    made = (Nesting((outer, inner)) for outer in layers for inner in layers)
-    yield from (nesting for nesting in made if not impossible(nesting))
+    yield Nesting((root, Layer(CALL_FIRST)))
+    inner = [layer for layer in plainest(settings, known) if layer.transform != "jit"]
+    made = chains.short if settings.sweep == "short" else chains.covering
+    yield from (Nesting((root, *chain)) for chain in made(inner, settings.max_depth))
     yield from rematerialized(settings)
+
+
+def pairs(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+    """Every ordered pair of the plainest layers."""
+    if settings.max_depth > 1:
+        yield from (Nesting(pair) for pair in chains.pairs(plainest(settings, known)))
 
 
 def rematerialized(settings: Settings) -> Iterator[Nesting]:
@@ -97,11 +110,24 @@ def named(settings: Settings) -> Iterator[Nesting]:
                 yield nesting
 
 
+def first_stage(settings: Settings) -> Iterator[Nesting]:
+    """What follows the un-nested call: it tells which layers fit."""
+    yield from probes(settings)
+    if settings.sweep != "probes":
+        yield from singles(settings)
+
+
+def second_stage(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+    """Nestings of several layers, made of those that fit."""
+    if settings.sweep in ("short", "chains", "pairs"):
+        yield from jitted(settings, known)
+    if settings.sweep == "pairs":
+        yield from pairs(settings, known)
+
+
 def sweep(settings: Settings) -> Iterator[Nesting]:
-    """What follows the un-nested call, each nesting once."""
-    stages = {"probes": (probes,), "singles": (probes, singles), "pairs": (probes, singles, pairs)}[settings.sweep]
-    stages = (*stages, named)
-    yield from dict.fromkeys(nesting for stage in stages for nesting in stage(settings))
+    """All that follows the un-nested call where every layer fits, each nesting once."""
+    yield from dict.fromkeys((*first_stage(settings), *second_stage(settings, Exclusions()), *named(settings)))
 
 
 def swept_layers(settings: Settings) -> int:

@@ -384,9 +384,5 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
 
 def copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
-        try:
-            return jnp.copy(leaf)
-        except ValueError:
-            # Under jax.set_mesh nothing is computed on an array that is committed to other devices.
-            return jax.device_put(leaf, leaf.sharding, may_alias=False)
+        return compat.copied(leaf)
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf

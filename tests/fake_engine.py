@@ -5,6 +5,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pytest_nnxcheck import traced
 from pytest_nnxcheck.evidence import Evidence, Held, Split
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Violation
@@ -49,6 +50,8 @@ class Session:
         self.adds_state = False
         self.added: list[str] = []
         self.begun = self.ended = 0
+        self.programs = None
+        self.values = traced.Values()
 
     def begin_example(self) -> None:
         self.begun += 1

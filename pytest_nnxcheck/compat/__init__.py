@@ -7,6 +7,8 @@ jax 0.4.33 and 0.5.3 with flax 0.10.2, jax 0.6.2 with flax 0.10.7, jax 0.10.2 wi
 
 from __future__ import annotations
 
+from pytest_nnxcheck.compat.arrays import copied, first, stacked
+from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, no_compile_cache
 from pytest_nnxcheck.compat.meshes import active_mesh, annotated, on_devices
 from pytest_nnxcheck.compat.modes import (
     flax_mode,
@@ -38,6 +40,7 @@ from pytest_nnxcheck.compat.nodes import (
 )
 from pytest_nnxcheck.compat.programs import (
     byte_bounds,
+    checks_values,
     compiler_options,
     fault_of_jax,
     nnx_shard_map,
@@ -50,6 +53,7 @@ from pytest_nnxcheck.compat.programs import (
     staged,
     whole_stacks,
 )
+from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.values import (
     concrete,
     equation_line,
@@ -68,15 +72,22 @@ from pytest_nnxcheck.compat.values import (
 )
 
 __all__ = [
+    "Compiled",
+    "SharedPrograms",
     "active_mesh",
     "annotated",
     "attributes",
     "byte_bounds",
+    "cached_compiles",
     "cached_partial",
+    "checks_values",
+    "compile_folder",
     "compiler_options",
     "concrete",
+    "copied",
     "equation_line",
     "fault_of_jax",
+    "first",
     "flat_state",
     "flattened_paths",
     "flax_mode",
@@ -96,6 +107,7 @@ __all__ = [
     "mode_words",
     "modes",
     "nnx_shard_map",
+    "no_compile_cache",
     "on_devices",
     "open_jaxpr",
     "quick_compiles",
@@ -108,6 +120,7 @@ __all__ = [
     "set_variable_value",
     "shard_map",
     "split",
+    "stacked",
     "staged",
     "state",
     "trace_identity",

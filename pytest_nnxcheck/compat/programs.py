@@ -60,6 +60,7 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
 def staged(
     wrapper: Callable[..., Any],
     f: Callable[..., Any],
+    compiled_of: Callable[[Any], Callable[..., Any]],
     on_compiled: Callable[[Any, Any, Any], Any],
     *,
     abstract: bool,
@@ -67,16 +68,16 @@ def staged(
 ) -> Any:
     """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces, lowers and compiles once, shows the compiled program, and runs it.
 
-    ``on_compiled`` gets the compiled program, its arguments and the lowered one. An abstract program is not run: its result
-    is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its result hides the abstract
-    outputs: there the `jax.jit` inside it is staged instead. All versions.
+    ``compiled_of`` compiles a lowered program; ``on_compiled`` gets the compiled program, its arguments and the lowered one. An abstract
+    program is not run: its result is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its
+    result hides the abstract outputs: the `jax.jit` inside it is staged instead. All versions.
     """
     import jax
 
     def stage(jitted: Any) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             lowered = jitted.trace(*args).lower()
-            compiled = lowered.compile(compiler_options=compiler_options())
+            compiled = compiled_of(lowered)
             outputs = on_compiled(compiled, args, lowered)
             if abstract:
                 return outputs
@@ -90,9 +91,8 @@ def staged(
 
         return run
 
-    jitted = wrapper(f, **options)
-    if wrapper is jax.jit or (hasattr(jitted, "trace") and not abstract):
-        return stage(jitted)
+    if wrapper is jax.jit:
+        return stage(jax.jit(f, **options))
     jit = jax.jit
     with mock.patch.object(jax, "jit", lambda *args, **kwargs: stage(jit(*args, **kwargs))):
         return wrapper(f, **options)
@@ -128,6 +128,14 @@ def whole_stacks() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_traceback_in_locations_limit", before)
+
+
+def checks_values() -> bool:
+    """Whether jax is set to check values while programs run, or to run them without staging: a trace tells little then. Public options. All versions."""
+    import jax
+
+    options = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
+    return any(jax.config.values[name] for name in options)
 
 
 def compiler_options() -> dict[str, Any] | None:

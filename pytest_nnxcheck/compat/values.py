@@ -152,18 +152,22 @@ def concrete(value: Any) -> Any:
     return value
 
 
+_RUNNERS = ("pytest_nnxcheck", "hypothesis", "_pytest", "pluggy", "xdist")
+"""What runs a test: the call that made a tracer is none of theirs."""
+
+
 @functools.cache
 def _library_directories() -> tuple[tuple[str, ...], str]:
-    """The directories of jax, jaxlib, flax and this plugin, and that of the standard library."""
+    """The directories of jax, jaxlib, flax and of what runs a test, and that of the standard library."""
     import contextlib
 
     import flax
     import jax
     import jaxlib
 
-    # A pasted program has a copy of this function, and no plugin.
-    own = [module.__file__ for module in [sys.modules.get("pytest_nnxcheck")] if module is not None]
-    files = (jax.__file__, jaxlib.__file__, flax.__file__, *own, contextlib.__file__)
+    # A pasted program has a copy of this function, and none of these.
+    runners = [sys.modules[name].__file__ for name in _RUNNERS if name in sys.modules]
+    files = (jax.__file__, jaxlib.__file__, flax.__file__, *runners, contextlib.__file__)
     *packages, standard = (str(pathlib.Path(str(file)).parent) + os.sep for file in files)
     return tuple(packages), standard
 

@@ -1,0 +1,169 @@
+"""The benchmarks of pytest runs: a second run, collection, workers, and the size of the process."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from benchmarks.children import Child, Sample
+from benchmarks.figures import Ratio, Result, ratio
+from benchmarks.plan import Plan, result
+
+MARKED = """
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+
+class Model(nnx.Module):
+    def __init__(self, width, rngs):
+        self.first = nnx.Linear(width, 2 * width, rngs=rngs)
+        self.norm = nnx.BatchNorm(2 * width, rngs=rngs)
+        self.last = nnx.Linear(2 * width, width, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.norm(self.first(x))))
+
+
+@pytest.mark.nnx_invariants
+@pytest.mark.parametrize("width", range(4, 4 + {tests}))
+def test_model(nnx_wrap, width):
+    model = nnx_wrap(Model(width, nnx.Rngs(0)))
+    assert model(jnp.ones((3, width))).shape == (3, width)
+"""
+"""Every test has a model of another width: no program serves two of them."""
+
+UNMARKED = """
+import pytest
+
+
+@pytest.mark.parametrize("number", range(200))
+def test_plain(number):
+    pass
+"""
+
+CLOCK = """
+import json, os, time
+import hypothesis, jax, pytest
+from flax import nnx
+jax.block_until_ready(jax.numpy.ones(3))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session):
+    started = time.process_time()
+    outcome = yield
+    with open(os.environ["BENCHMARK_FACTS"], "w") as file:
+        json.dump({"cpu": time.process_time() - started}, file)
+    return outcome
+"""
+"""CPU seconds of the tests alone: what is imported is imported before."""
+
+RESIDENT = """
+import json, os
+import pytest
+
+SIZES, DONE = [], [0]
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def pytest_runtest_protocol(item):
+    SIZES.append((DONE[0], resident()))
+    if DONE[0] >= {enough}:
+        item.add_marker(pytest.mark.skip)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    DONE[0] += dict(item.user_properties).get("nnx_nestings", 0)
+    return (yield)
+
+
+def pytest_sessionfinish():
+    SIZES.append((DONE[0], resident()))
+    with open(os.environ["BENCHMARK_FACTS"], "w") as file:
+        json.dump({{"sizes": SIZES}}, file)
+"""
+"""Before each test, when all is put away: how many nestings there were so far, and the resident size of the process."""
+
+
+def suite(plan: Plan, tests: str, conftest: str = "") -> Path:
+    """A folder with one file of tests."""
+    folder = plan.new_folder()
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "conftest.py").write_text(conftest)
+    (folder / "test_suite.py").write_text(tests)
+    return folder
+
+
+def with_the_plugin() -> tuple[str, ...]:
+    """The option that loads the plugin where it is not installed."""
+    installed = "nnxcheck" in entry_points(group="pytest11").names
+    return () if installed else ("-p", "pytest_nnxcheck.plugin")
+
+
+def second_run(plan: Plan) -> Result:
+    """The same suite again, with the cache that the first run left: its tests alone, and the whole process."""
+    samples: dict[str, tuple[Sample, ...]] = {"second": (), "first": ()}
+    tests = 1 if plan.quick else 3
+    for _ in range(plan.rounds):
+        folder = suite(plan, MARKED.format(tests=tests), CLOCK)
+        once = Plan(plan.folder, rounds=1)
+        pair = once.measure(*(Child.pytest(label, folder, *with_the_plugin()) for label in ("first", "second")))
+        samples = {label: (*side, *pair[label]) for label, side in samples.items()}
+    return result(
+        "second_run",
+        [
+            ratio(f"{tests} marked", samples, "second", "first"),
+            ratio(f"{tests} marked, with start-up", samples, "second", "first", "process"),
+        ],
+    )
+
+
+def collect(plan: Plan) -> Result:
+    """Collecting 200 tests that have no marker, with the plugin and without it."""
+    folder = suite(plan, UNMARKED)
+    on, off = "with the plugin", "-p no:nnxcheck"
+    sides = {on: with_the_plugin(), off: ("-p", "no:nnxcheck")}
+    children = [Child.pytest(label, folder, "--collect-only", *words) for label, words in sides.items()]
+    samples = plan.measure(*children, times=10)
+    return result("collect", [ratio("200 unmarked", samples, on, off, "process")])
+
+
+def workers(plan: Plan) -> Result:
+    """Eight marked tests in two workers and in none, by the clock on the wall."""
+    if importlib.util.find_spec("xdist") is None:
+        return result("workers", notes=["pytest-xdist is not installed"])
+    tests = 2 if plan.quick else 8
+    folder = suite(plan, MARKED.format(tests=tests))
+    options = (*with_the_plugin(), "-p", "no:cacheprovider")
+    children = [Child.pytest(f"-n {number}", folder, "-n", str(number), *options) for number in (2, 0)]
+    samples = plan.measure(*children)
+    return result("workers", [ratio(f"{tests} marked", samples, "-n 2", "-n 0", "wall")])
+
+
+def resident(plan: Plan) -> Result:
+    """The resident size of a process after a thousand nestings against that after a hundred."""
+    few, many = (50, 100) if plan.quick else (100, 1000)
+    folder = suite(plan, MARKED.format(tests=many // 10), RESIDENT.format(enough=many))
+    samples = plan.measure(Child.pytest("tests", folder, *with_the_plugin()))["tests"]
+    return result("resident", [grown(samples, few, many)])
+
+
+def grown(samples: Sequence[Sample], few: int, many: int) -> Ratio:
+    """The sizes of each round in MB, after the first test with which so many nestings are done."""
+    early, late = ([size_after(sample.facts, number) / 1e6 for sample in samples] for number in (few, many))
+    return Ratio(
+        "marked tests", f"after {many} nestings", f"after {few} nestings", tuple(late), tuple(early), unit="MB"
+    )
+
+
+def size_after(facts: Mapping[str, list[tuple[int, int]]], nestings: int) -> int:
+    """The size when so many nestings were done."""
+    return next(size for done, size in facts["sizes"] if done >= nestings)

@@ -1,0 +1,81 @@
+"""The figures as Markdown, and their place in a document between two markers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+from benchmarks.figures import Ratio, Result, Series
+
+START, END = "<!-- speed table -->", "<!-- end -->"
+HEAD = "| benchmark | case | what | against | ratio | spread | what took | the other took | rounds |"
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """All tables of a run: the ratios, then the series, then what was measured on what."""
+    return "\n\n".join("\n".join(part) for part in parts(results)) + "\n"
+
+
+def parts(results: Sequence[Result]) -> Iterator[list[str]]:
+    rows = [ratio_row(result.benchmark, each) for result in results for each in result.ratios]
+    if rows:
+        yield [HEAD, "|---" * (HEAD.count("|") - 1) + "|", *rows]
+    for result in results:
+        for each in result.series:
+            yield series_rows(each)
+    yield list(measured_on(results))
+
+
+def ratio_row(benchmark: str, row: Ratio) -> str:
+    """One ratio, with its spread over the rounds and the medians of its sides."""
+    low, high = row.spread
+    one, other = (figure(values, row.unit) for values in (row.numerators, row.denominators))
+    spread = f"{low:.2f} to {high:.2f}"
+    cells = (
+        benchmark,
+        row.case,
+        row.over,
+        row.under,
+        f"**{row.median:.2f}**",
+        spread,
+        one,
+        other,
+        str(len(row.ratios)),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def figure(values: Sequence[float], unit: str) -> str:
+    """The median of one side."""
+    middle = statistics.median(values)
+    return f"{middle:.{1 if middle >= 10 else 2}f} {unit}"
+
+
+def series_rows(series: Series) -> list[str]:
+    """A table of one row: the sizes above, the seconds below."""
+    medians = [f"{median:.1f}" for median in series.medians]
+    return [
+        f"| {series.axis} | {' | '.join(map(str, series.sizes))} |",
+        "|---" * (len(series.sizes) + 1) + "|",
+        f"| {series.name}, {series.unit} | {' | '.join(medians)} |",
+    ]
+
+
+def measured_on(results: Iterable[Result]) -> Iterator[str]:
+    """The environments, each with its benchmarks, and the notes."""
+    by_environment: dict[str, list[str]] = {}
+    for result in results:
+        by_environment.setdefault(result.environment, []).append(result.benchmark)
+    for where, names in by_environment.items():
+        yield f"* {', '.join(names)}: {where}."
+    for result in results:
+        yield from (f"* {result.benchmark}: {note}." for note in result.notes)
+
+
+def put_between(document: str, table: str) -> str:
+    """The document with the table between its markers. Raises `ValueError` where they are not there once each, in order."""
+    before, found, rest = document.partition(START)
+    _, closed, after = rest.partition(END)
+    if not found or not closed or START in rest or END in after:
+        raise ValueError(f"the document must have {START} once and {END} once after it")
+    return f"{before}{START}\n\n{table}\n{END}{after}"

@@ -1,0 +1,78 @@
+"""Copies, stacks and elements of arrays without compiling a program for each shape, where the installed jax can."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@functools.cache
+def _copies_by_transfer() -> bool:
+    """Whether `jax.device_put` with ``may_alias=False`` gives a buffer of its own.
+
+    Public, but jax 0.4.33 has no such argument, and jax 0.5.3 pays no heed to it without a sharding; jax 0.6.2, 0.10 and 0.12 do.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    array = jnp.ones(16)
+    try:
+        copy = jax.device_put(array, may_alias=False)
+    except TypeError:
+        return False
+    return bool(copy.unsafe_buffer_pointer() != array.unsafe_buffer_pointer())
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether NumPy holds all that there is to know of an array: it lies on one device, and is neither a key nor weakly typed."""
+    import jax
+    import jax.numpy as jnp
+
+    return (
+        isinstance(array, jax.Array)
+        and not isinstance(array, jax.core.Tracer)
+        and not jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        and not array.aval.weak_type
+        and len(array.sharding.device_set) == 1
+        and _copies_by_transfer()
+    )
+
+
+def _owned(value: Any) -> Any:
+    """A new array with a buffer of its own: jax takes over that of an aligned NumPy array, which cannot be donated."""
+    import jax
+
+    return jax.device_put(jax.device_put(value), may_alias=False)
+
+
+def copied(array: Any) -> Any:
+    """The array in a buffer of its own. All versions."""
+    import jax
+    import jax.numpy as jnp
+
+    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and _copies_by_transfer():
+        return jax.device_put(array, may_alias=False)
+    try:
+        return jnp.copy(array)
+    except ValueError:
+        # Under jax.set_mesh nothing is computed on an array that is committed to other devices.
+        return jax.device_put(array, array.sharding, may_alias=False)
+
+
+def stacked(array: Any, length: int) -> Any:
+    """The array many times over, along a new leading axis. All versions."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    if not _is_plain(array):
+        return jnp.stack([array] * length)
+    return _owned(np.stack([np.asarray(array)] * length))
+
+
+def first(array: Any) -> Any:
+    """The first element of the leading axis. All versions."""
+    import numpy as np
+
+    return _owned(np.asarray(array)[0]) if _is_plain(array) else array[0]

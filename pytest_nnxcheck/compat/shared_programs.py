@@ -1,0 +1,62 @@
+"""Programs that lower to the same text are compiled once: a jit, and the same jit over an ``eval_shape`` or an idle ``remat``, say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_nnxcheck.compat.programs import compiler_options
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.$-]+)")
+_NAMES = re.compile(r'module @\S+ |jax\.result_info = "[^"]*"(?:, )?')
+
+
+def canonical(text: str) -> str:
+    """The text of a StableHLO module without the names that jax gives: of the module, its results and its functions."""
+    text = _NAMES.sub("", text)
+    numbers = {name: str(number) for number, name in enumerate(dict.fromkeys(_FUNCTION.findall(text)))}
+    return re.sub(r"@([\w.$-]+)", lambda match: f"@{numbers.get(match[1], match[1])}", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled program, and whether it was compiled for another one of the same text: its lines are then that one's.
+
+    ``read`` keeps what was read of the program, for all that share it.
+    """
+
+    program: Any
+    shared: bool
+    lowered: Any
+    read: dict[Any, Any] = field(default_factory=dict)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it on the arguments of the program that was lowered. Raises what jax raises."""
+        if not self.shared:
+            return self.program(*args)
+        import jax
+
+        positional, keywords = jax.tree.unflatten(self.program.in_tree, jax.tree.leaves((args, {})))
+        return jax.tree.unflatten(self.lowered.out_tree, jax.tree.leaves(self.program(*positional, **keywords)))
+
+
+@dataclass(slots=True)
+class SharedPrograms:
+    """The compiled programs of one test, by their text. All versions: what ``as_text`` prints has no locations."""
+
+    known: dict[str, Compiled] = field(default_factory=dict)
+    on: bool = True
+
+    def compiled(self, lowered: Any, *, alone: bool = False) -> Compiled:
+        """The compiled program of a lowered one; ``alone`` compiles it anew. Raises what XLA raises."""
+        if alone or not self.on:
+            return Compiled(lowered.compile(compiler_options=compiler_options()), shared=False, lowered=lowered)
+        text = canonical(lowered.as_text())
+        if text in self.known:
+            known = self.known[text]
+            return Compiled(known.program, shared=True, lowered=lowered, read=known.read)
+        self.known[text] = self.compiled(lowered, alone=True)
+        return self.known[text]

@@ -1,0 +1,117 @@
+"""The sweep: what always runs first, in which order, and where it stops because what broke is what the message will name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_nnxcheck import chains, modes, strategies
+from pytest_nnxcheck.nesting import MODES, Layer, Nesting
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.verdicts import InvariantViolation
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.run import Run
+
+Body = Callable[[], object]
+Errors = Iterator[BaseException | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """An explicit example: in every mode the un-nested call, then the nestings of the settings, or those that are ``replayed``."""
+
+    settings: Settings
+    modes: tuple[str, ...] = MODES[:1]
+    replayed: tuple[Nesting, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<the {'replay' if self.replayed else self.settings.sweep} sweep>"
+
+    def nestings(self, mode: str, known: strategies.Exclusions) -> tuple[Nesting, ...]:
+        """All that follows the un-nested call, of the layers that fit."""
+        every = (
+            *strategies.first_stage(self.settings),
+            *strategies.second_stage(self.settings, known),
+            *strategies.named(self.settings),
+        )
+        return tuple(modes.in_mode(self.replayed or every, mode))
+
+
+def errors(run: Run, case: Sweep, body: Body) -> Errors:
+    """Run the sweep, and hand out what each nesting raised; `None` where it held."""
+    __tracebackhide__ = True
+    for mode in case.modes:
+        yield from _replay(run, case, mode, body) if case.replayed else _sweep(run, case, mode, body)
+
+
+def _replay(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
+    yield None
+    yield from (run.try_nesting(nesting, body) for nesting in case.nestings(mode, run.exclusions[mode]))
+
+
+def _sweep(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
+    error = run.try_un_nested(mode, body)
+    yield error
+    # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
+    if run.problem or (error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)):
+        return
+    going_on = case.settings.all == "on"
+    broke = error is not None
+    # What is expected to fail is not ruled out: it must be seen to fail.
+    asked = tuple(modes.in_mode(strategies.named(case.settings), mode))
+    for stage in (_singles, _several):
+        if broke and not going_on:
+            run.stop(case, mode)
+            return
+        for error in stage(run, case, mode, body, asked):
+            broke = broke or error is not None
+            yield error
+    if broke and not going_on:
+        run.stop(case, mode)
+        return
+    yield from (run.try_nesting(nesting, body) for nesting in asked if nesting not in run.outcomes)
+
+
+def _able(run: Run, nestings: Iterator[Nesting], mode: str, asked: tuple[Nesting, ...]) -> Iterator[Nesting]:
+    return (nesting for nesting in modes.in_mode(nestings, mode) if nesting in asked or not run.rules_out(nesting))
+
+
+def _singles(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
+    """The probes, and every layer alone; up to the plainest that breaks an invariant, or to a plain jit that raises."""
+    probed: dict[Nesting, BaseException | None] = {}
+    for nesting in _able(run, strategies.probes(case.settings), mode, asked):
+        probed[nesting] = run.try_nesting(nesting, body)
+        yield probed[nesting]
+    if case.settings.sweep == "probes":
+        return
+    for nesting in _able(run, strategies.singles(case.settings), mode, asked):
+        error = probed[nesting] if nesting in probed else run.try_nesting(nesting, body)
+        yield error
+        known = isinstance(error, InvariantViolation) or (error is not None and nesting.layers == (Layer("jit"),))
+        if known and case.settings.all == "off":
+            return
+
+
+def _several(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
+    """Nestings of several layers; where one breaks, the smallest that does is looked for, and the rest is left."""
+    for nesting in _able(run, strategies.second_stage(case.settings, run.exclusions[mode]), mode, asked):
+        error = run.try_nesting(nesting, body)
+        yield error
+        if error is not None and case.settings.all == "off":
+            yield from _smaller(run, case, nesting, error, body)
+            return
+
+
+def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, body: Body) -> Errors:
+    """The plainest nesting that breaks as well, among what is left where layers are taken away and the pairs of all layers."""
+    pairs = modes.in_mode(strategies.pairs(case.settings, run.exclusions[nesting.mode]), nesting.mode)
+    candidates = sorted({*chains.parts(nesting), *pairs}, key=lambda candidate: candidate.plainness)
+    for candidate in candidates:
+        if candidate in run.outcomes or candidate.plainness >= nesting.plainness or run.rules_out(candidate):
+            continue
+        error = run.try_nesting(candidate, body)
+        yield error
+        if isinstance(error, InvariantViolation) or (error is not None and not isinstance(broken, InvariantViolation)):
+            return
