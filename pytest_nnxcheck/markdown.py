@@ -91,7 +91,9 @@ def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records])
     for found in tests:
         total.update(found["test"]["counts"])
     nestings = len(document["nestings"])
-    return f"## {verdict}\n\n{nestings} nestings of {len(tests)} tests: {counts(total) or 'none'}  \n{versions}\n\n"
+    left = sum(found["test"]["not_run"] for found in tests)
+    told = (counts(total) or "none") + (f", {left} not run" if left else "")
+    return f"## {verdict}\n\n{nestings} nestings of {len(tests)} tests: {told}  \n{versions}\n\n"
 
 
 def _failing_row(found: Records) -> str:
@@ -108,7 +110,8 @@ def _bytes(size: int | None) -> str:
 def _passing_row(found: Records) -> str:
     test, worst = found["test"], records.worst_peak(found)
     name = code(test["nodeid"])
-    tried = f"{len(found['nestings'])}: {counts(test['counts'])}" if found["nestings"] else test["outcome"]
+    left = f", {test['not_run']} not run" if test["not_run"] else ""
+    tried = f"{len(found['nestings'])}: {counts(test['counts'])}{left}" if found["nestings"] else test["outcome"]
     peak, budget = (_bytes(worst["peak"]), _bytes(worst["budget"])) if worst else ("-", "-")
     return f"| {name} | {text(tried)} | {peak} | {budget} |\n"
 

@@ -116,8 +116,9 @@ def _header(document: Mapping[str, Any], headline: str, bad: int) -> str:
     run, packages = document["run"], document["run"].get("packages", {})
     nestings: list[OfNesting] = document["nestings"]
     versions = [f"{name} {packages[name]}" for name in ("jax", "flax", "hypothesis") if name in packages]
+    left = sum(test["not_run"] for test in document["tests"])
     facts = [
-        f"{len(nestings)} nestings",
+        f"{len(nestings)} nestings" + (f", {left} not run" if left else ""),
         f"{run['seconds']:.0f} s",
         *versions,
         f"Python {run['python']}",
@@ -252,7 +253,8 @@ def _facts(found: Records) -> Iterator[str]:
         counted = ", ".join(
             f"{test['counts'][name]} {word}" for name, word in VERDICTS.items() if test["counts"].get(name)
         )
-        yield f"{total} nesting{'s' * (total != 1)}: {counted}"
+        left = f", {test['not_run']} not run" if test["not_run"] else ""
+        yield f"{total} nesting{'s' * (total != 1)}: {counted}{left}"
     if list(test["modes"]) not in ([], [MODES[0]]):
         yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
     yield f"{test['seconds']:.1f} s"

@@ -67,10 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _simulate_devices(config, config.option)
     try:
-        config.stash[_given] = {
-            **options.from_ini(config),
-            **options.from_command_line(options.typed(config.option, options.VALUES)),
-        }
+        typed = options.from_command_line(options.typed(config.option, options.VALUES))
+        config.stash[_given] = table.lay_over(options.from_ini(config), typed)
         _publish(config)
         config.stash[_suite] = _expected_failures(config)
         config.stash[_keeper] = _baseline(config)

@@ -45,6 +45,7 @@ class OfTest(TypedDict):
     verdict: str
     summary: str
     counts: dict[str, int]
+    not_run: int
     modes: dict[str, str]
     shown: str
     message: str
@@ -104,6 +105,7 @@ def of_report(found: Report, folder: Path | None = None) -> Records:
         "verdict": found.verdict if found.outcomes else "",
         "summary": plain(texts.summary(found)),
         "counts": dict(texts.kinds(found.outcomes)),
+        "not_run": found.not_run,
         "modes": dict(found.modes),
         "shown": str(min(bad, key=lambda outcome: outcome.nesting.plainness).nesting) if bad else "",
         "message": "" if found.ok else plain(str(found)),
@@ -123,6 +125,7 @@ def empty_test(nodeid: str) -> OfTest:
         "verdict": "",
         "summary": "",
         "counts": {},
+        "not_run": 0,
         "modes": {},
         "shown": "",
         "message": "",

@@ -307,10 +307,8 @@ class Run:
             raise error.with_traceback(error.__traceback__)
 
     def stop(self, case: Sweep, mode: str) -> None:
-        """Leave out the rest of a sweep: it would not change the message."""
+        """Leave out the rest of a sweep: it would not change the message. Draws never follow a sweep that broke."""
         self.not_run += sum(nesting not in self.outcomes for nesting in case.nestings(mode, self.exclusions[mode]))
-        if strategies.draws_any(self.settings) and mode == case.modes[-1]:
-            self.not_run += self.settings.max_examples
 
     def try_un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
         """Run the un-nested call in a mode of flax; what it raised."""

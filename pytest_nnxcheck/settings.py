@@ -337,14 +337,17 @@ def parse_given(
     return parsed
 
 
-def merge(*sources: Mapping[str, Any]) -> Settings:
-    """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up.
-
-    An effort takes back what weaker sources say of the sweep and the draws.
-    """
+def lay_over(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """One source of several, the weakest first. An effort takes back what weaker ones say of the sweep and the draws."""
     merged: dict[str, Any] = {}
     for source in sources:
-        merged |= {**EFFORTS.get(source.get("effort", ""), {}), **source}
+        merged.update({**EFFORTS.get(source.get("effort", ""), {}), **source})
+    return merged
+
+
+def merge(*sources: Mapping[str, Any]) -> Settings:
+    """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up."""
+    merged = lay_over(*sources)
     entries = [source["expected_failures"] for source in sources if "expected_failures" in source]
     return Settings(**(merged | ({"expected_failures": expected.add_up(*entries)} if entries else {})))
 

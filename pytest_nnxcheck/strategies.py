@@ -92,7 +92,7 @@ def pairs(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
 def rematerialized(settings: Settings) -> Iterator[Nesting]:
     """``jit > grad`` without a remat inside and with one: only under a gradient can a remat lower the peak."""
     style = settings.styles[0]
-    if {"jit", "grad", "remat"} <= {*settings.transforms} and settings.max_depth > 2 and not style.endswith("closure"):
+    if {"jit", "grad", "remat"} <= {*settings.transforms} and not style.endswith("closure"):
         layers = tuple(Layer(transform, style) for transform in ("jit", "grad", "remat"))
         yield from (Nesting(layers[:2]), Nesting(layers))
 

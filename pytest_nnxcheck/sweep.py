@@ -30,13 +30,11 @@ class Sweep:
         return f"<the {'replay' if self.replayed else self.settings.sweep} sweep>"
 
     def nestings(self, mode: str, known: strategies.Exclusions) -> tuple[Nesting, ...]:
-        """All that follows the un-nested call, of the layers that fit."""
-        every = (
-            *strategies.first_stage(self.settings),
-            *strategies.second_stage(self.settings, known),
-            *strategies.named(self.settings),
-        )
-        return tuple(modes.in_mode(self.replayed or every, mode))
+        """All that follows the un-nested call, of the layers that fit, and what is named."""
+        asked = tuple(strategies.named(self.settings))
+        every = (*strategies.first_stage(self.settings), *strategies.second_stage(self.settings, known))
+        able = [nesting for nesting in every if all(map(known.allows, nesting.layers))]
+        return tuple(modes.in_mode(self.replayed or (*able, *asked), mode))
 
 
 def errors(run: Run, case: Sweep, body: Body) -> Errors:
@@ -99,19 +97,24 @@ def _several(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting,
     for nesting in _able(run, strategies.second_stage(case.settings, run.exclusions[mode]), mode, asked):
         error = run.try_nesting(nesting, body)
         yield error
-        if error is not None and case.settings.all == "off":
+        if error is not None:
             yield from _smaller(run, case, nesting, error, body)
-            return
+            if case.settings.all == "off":
+                return
 
 
 def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, body: Body) -> Errors:
-    """The plainest nesting that breaks as well, among what is left where layers are taken away and the pairs of all layers."""
+    """The plainest nesting that breaks as well, among what is left where layers are taken away and the pairs of all layers.
+
+    Nothing runs beyond one that is known to break.
+    """
+    as_bad = {"violated"} if isinstance(broken, InvariantViolation) else {"violated", "failed"}
     pairs = modes.in_mode(strategies.pairs(case.settings, run.exclusions[nesting.mode]), nesting.mode)
     candidates = sorted({*chains.parts(nesting), *pairs}, key=lambda candidate: candidate.plainness)
     for candidate in candidates:
-        if candidate in run.outcomes or candidate.plainness >= nesting.plainness or run.rules_out(candidate):
+        if candidate.plainness >= nesting.plainness or run.rules_out(candidate):
             continue
-        error = run.try_nesting(candidate, body)
-        yield error
-        if isinstance(error, InvariantViolation) or (error is not None and not isinstance(broken, InvariantViolation)):
+        if candidate not in run.outcomes:
+            yield run.try_nesting(candidate, body)
+        if candidate in run.outcomes and run.outcomes[candidate].verdict in as_bad:
             return

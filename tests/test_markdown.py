@@ -130,3 +130,12 @@ def test_what_fits_is_not_cut():
     text = markdown.render(documents.document(*tests))
     assert "do not fit" not in text
     assert text.count("<details>") == 20
+
+
+def test_it_says_what_was_not_run():
+    stopped = documents.ended("t.py::t", documents.BROKEN, end="failed", not_run=12)
+    known = documents.ended("t.py::u", documents.BROKEN, end="xfailed", not_run=3)
+    text = markdown.render(documents.document(stopped, known))
+    assert re.search(r"^14 nestings of 2 tests: 2 violated, .*, 15 not run", text, re.MULTILINE)
+    assert re.search(r"^\| `t.py::u` \| 7: 1 violated, .*, 3 not run \|", text, re.MULTILINE)
+    assert "not run" not in markdown.render(documents.mixed())

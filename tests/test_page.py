@@ -316,3 +316,13 @@ def test_a_thousand_nestings_are_a_page_of_a_few_megabytes():
     text = page.render(document)
     assert time.perf_counter() - started < 5
     assert len(text.encode()) < 3_000_000
+
+
+def test_the_page_says_what_was_not_run():
+    stopped = documents.ended("t.py::t", documents.BROKEN, end="failed", not_run=12)
+    text = page.render(
+        documents.document(stopped, documents.ended("t.py::u", documents.BROKEN, end="failed", not_run=3))
+    )
+    assert "<li>14 nestings, 15 not run</li>" in text
+    assert re.search(r"7 nestings: 1 violated, [^·]*, 12 not run ·", text)
+    assert "not run" not in MIXED

@@ -134,14 +134,17 @@ VALUES = {  # setting: (marker, command line, ini, how each reads)
     ),
     "modes": ("'graph'", "graph,current", "current", ["('graph',)", "('current', 'graph')", "('current',)"]),
     "max_depth": ("1", "2", "4", ["1", "2", "4"]),
+    "effort": ("'quick'", "thorough", "default", ["'quick'", "'thorough'", "'default'"]),
     "max_examples": ("0", "1", "2", ["0", "1", "2"]),
     "sweep": ("'pairs'", "singles", "probes", ["'pairs'", "'singles'", "'probes'"]),
+    "shortcuts": ("False", "on", "off", ["'off'", "'on'", "'off'"]),
     "memory_budget": ("'2x'", "1KiB", "3x", ["factor=2.0", "bytes=1024", "factor=3.0"]),
     "donate": ("'state'", "all", "none", ["'state'", "'all'", "'none'"]),
     "on_rejection": ("'report'", "fail", "report", ["'report'", "'fail'", "'report'"]),
     "on_too_few_devices": ("'skip'", "fail", "skip", ["'skip'", "'fail'", "'skip'"]),
 }
-ELSEWHERE = {"devices", "expected_failures"}  # skipped where there are too few; a file: test_devices.py, test_suite.py
+# Skipped where there are too few; a file; an option without a value: test_devices.py, test_suite.py, test_sweep.py.
+ELSEWHERE = {"devices", "expected_failures", "all"}
 
 
 def test_every_setting_has_a_row_here():

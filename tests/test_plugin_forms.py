@@ -63,9 +63,9 @@ def test_x(nnx_wrap, x, flag):
 
 def test_ran():
     assert RUNS[0] == "un-nested" and RUNS[1] == "eval_shape[closure]"
-    assert {x for _, x in SEEN[:62]} == {0}
-    assert len({x for _, x in SEEN[62:]}) > 5 and len(set(RUNS[62:])) > 5
-    assert len(RUNS) == 92
+    assert {x for _, x in SEEN[:39]} == {0}
+    assert len({x for _, x in SEEN[39:]}) > 5 and len(set(RUNS[39:])) > 5
+    assert len(RUNS) == 69
 """
     )
     run_inner(source).assert_outcomes(passed=2)
@@ -103,7 +103,7 @@ def test_x(nnx_wrap, x, y):
     nnx_wrap(Model())(x)
 
 def test_ran():
-    assert SEEN == [(11, "a")] * 62 + [(22, "b")] * 3
+    assert SEEN == [(11, "a")] * 39 + [(22, "b")] * 3
 """
     )
     run_inner(source).assert_outcomes(passed=2)
@@ -154,7 +154,7 @@ def test_assume_in_the_body(run_inner):
         HYPOTHESIS
         + """
 from hypothesis import assume
-@marked
+@marked(max_examples=20)
 @given(x=st.integers())
 def test_x(nnx_wrap, x):
     assume(x != 0)

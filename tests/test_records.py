@@ -35,7 +35,13 @@ def violates(found: object) -> list[str]:
 def reports(draw):
     nestings = draw(st.lists(st.sampled_from(["un-nested", "jit", "jit > scan", "tree: vmap[closure]"]), unique=True))
     outcomes = [draw(outcomes_of(nesting)) for nesting in nestings]
-    return Report(tuple(outcomes), Settings(), notes=tuple(draw(st.lists(TEXT, max_size=2))), test_id=draw(TEXT))
+    return Report(
+        tuple(outcomes),
+        Settings(),
+        notes=tuple(draw(st.lists(TEXT, max_size=2))),
+        test_id=draw(TEXT),
+        not_run=draw(st.integers(0, 99)),
+    )
 
 
 @st.composite
@@ -183,3 +189,14 @@ def test_every_key_is_documented():
     kinds = (records.OfTest, records.OfNesting, records.Place)
     keys = {key for kind in kinds for key in kind.__annotations__} | {each.name for each in fields(Split)}
     assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
+
+
+def test_a_test_says_what_was_not_run():
+    stopped = documents.document(documents.ended("t.py::t", documents.BROKEN, end="failed", not_run=12))
+    assert stopped["tests"][0]["not_run"] == 12
+    assert "12 not run" in stopped["tests"][0]["summary"]
+    assert documents.mixed()["tests"][0]["not_run"] == 0
+    assert violates(stopped) == []
+    assert violates(stopped | {"tests": [stopped["tests"][0] | {"not_run": -1}]})
+    del stopped["tests"][0]["not_run"]  # as reports had none
+    assert violates(stopped) == []

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Nesting
-from pytest_nnxcheck.settings import DEFAULTS, OPTIONS, Budget, SettingError, Settings
+from pytest_nnxcheck.settings import DEFAULTS, EFFORTS, OPTIONS, SWEEPS, Budget, SettingError, Settings
 from pytest_nnxcheck.verdicts import CheckError
 
 
@@ -148,6 +148,9 @@ def test_numbers():
     "name, word, near",
     [
         ("sweep", "pair", "pairs"),
+        ("effort", "quik", "quick"),
+        ("shortcuts", "of", "off"),
+        ("all", "onn", "on"),
         ("donate", "stat", "state"),
         ("on_rejection", "reports", "report"),
         ("on_too_few_devices", "skipp", "skip"),
@@ -182,7 +185,7 @@ def test_each_field_comes_from_the_last_source_that_gives_it(data):
         optional={
             "max_depth": st.integers(1, 9),
             "max_examples": st.integers(0, 99),
-            "sweep": st.sampled_from(["pairs", "singles", "probes"]),
+            "sweep": st.sampled_from(SWEEPS),
             "memory_budget": st.none() | st.just(Budget(factor=2.0)),
         },
     )
@@ -191,6 +194,35 @@ def test_each_field_comes_from_the_last_source_that_gives_it(data):
     for name in OPTIONS:
         given_by = [source[name] for source in sources if name in source]
         assert getattr(merged, name) == (given_by or [getattr(DEFAULTS, name)])[-1]
+
+
+@given(st.data())
+def test_an_effort_stands_over_weaker_sources_and_under_its_own(data):
+    fields = st.fixed_dictionaries(
+        {},
+        optional={
+            "effort": st.sampled_from([*EFFORTS]),
+            "max_examples": st.integers(0, 99),
+            "sweep": st.sampled_from(SWEEPS),
+        },
+    )
+    sources = data.draw(st.lists(fields, max_size=4))
+    merged = table.merge(*sources)
+    assert table.merge(table.lay_over(*sources)) == merged
+    for name in ("max_examples", "sweep"):
+        told = [
+            source.get(name, EFFORTS[source["effort"]][name] if "effort" in source else None)
+            for source in sources
+            if name in source or "effort" in source
+        ]
+        assert getattr(merged, name) == (told or [getattr(DEFAULTS, name)])[-1]
+    assert merged.effort == ([source["effort"] for source in sources if "effort" in source] or ["default"])[-1]
+
+
+def test_switches():
+    for name in ("shortcuts", "all"):
+        assert [parse(name, value) for value in ("on", "off", True, False)] == ["on", "off", "on", "off"]
+        assert f"{name}=1 is not a word, write one of on, off" in text_of(name, 1)
 
 
 def test_expected_failures_add_up_and_the_later_source_wins():
@@ -205,8 +237,11 @@ def test_expected_failures_add_up_and_the_later_source_wins():
 
 
 def test_defaults():
-    first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3, 20, "pairs", None, "state", "report"
-    assert Settings(*first, devices=None, on_too_few_devices="skip", expected_failures=(), nesting=None) == DEFAULTS
+    first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3
+    much = "default", 3, "chains", "on", "off", None, "state", "report"
+    assert (
+        Settings(*first, *much, devices=None, on_too_few_devices="skip", expected_failures=(), nesting=None) == DEFAULTS
+    )
 
 
 def test_every_default_can_be_read_back_from_its_text():
@@ -221,9 +256,10 @@ def test_the_table_has_a_row_a_setting():
     assert len(lines) == len(OPTIONS) + 2
     assert all(line.count(" | ") == 4 for line in lines[2:])
     assert (
-        "| `max_depth` | `3` | `--nnx-max-depth N` | `nnx_max_depth` | layers of the deepest nesting, 1 or more |"
-        in lines
+        "| `max_depth` | `3` | `--nnx-max-depth N` | `nnx_max_depth` | layers of the deepest nesting that is drawn,"
+        " and of a chain inside its jit; 1 or more |" in lines
     )
+    assert any(line.startswith("| `all` | `off` | `--nnx-all` | `nnx_all` | ") for line in lines)
     assert "`--nnx-nesting NESTING` | - |" in lines[-1]
 
 

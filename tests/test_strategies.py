@@ -1,5 +1,7 @@
 """The sweep and the strategy: what is run, what is never drawn, what a failure shrinks to."""
 
+from itertools import pairwise, product
+
 import pytest
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from pytest_nnxcheck.nesting import (
     layer_names,
     styles_of,
 )
-from pytest_nnxcheck.settings import DEFAULTS, merge
+from pytest_nnxcheck.settings import DEFAULTS, SWEEPS, merge
 from pytest_nnxcheck.strategies import Exclusions
 
 quiet = settings(database=None, derandomize=True, max_examples=2000, suppress_health_check=list(HealthCheck))
@@ -52,9 +54,22 @@ def test_the_default_sweep():
     assert swept[:2] == ["eval_shape[closure]", "eval_shape[jax_closure]"]
     assert swept[2:8] == ["jit", "remat", "scan", "vmap", "while_loop", "eval_shape"]
     assert len(swept[: swept.index("jit > call_first")]) == 24
-    pairs = swept[swept.index("jit > call_first") + 1 :]
-    assert pairs == [f"{outer} > {inner}" for outer in TRANSFORMS for inner in TRANSFORMS]
+    chains = [text.split(" > ") for text in swept[swept.index("jit > call_first") + 1 :]]
+    assert len(chains) == 13
+    assert {chain[0] for chain in chains} == {"jit"}
+    side_by_side = [pair for chain in chains for pair in pairwise(chain[1:])]
+    assert sorted(side_by_side) == sorted(product(TRANSFORMS[1:], repeat=2))
     assert len(set(swept)) == len(swept)
+
+
+def test_each_sweep_has_what_the_smaller_ones_have():
+    swept = {name: texts(strategies.sweep(merge({"sweep": name}))) for name in SWEEPS}
+    assert swept["pairs"][:38] == swept["chains"]
+    assert swept["pairs"][38:] == [f"{outer} > {inner}" for outer in TRANSFORMS for inner in TRANSFORMS]
+    assert swept["short"][:25] == swept["chains"][:25]
+    assert swept["short"][25:] == ["jit > remat > scan > vmap", "jit > while_loop > eval_shape"]
+    assert swept["singles"] == swept["chains"][:24]
+    assert swept["probes"] == swept["chains"][:2]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +81,14 @@ def test_the_default_sweep():
         ({"styles": ("functional",), "transforms": ("scan",)}, ["scan[functional]"]),
         ({"styles": ("functional",), "transforms": ("jit",)}, ["jit[functional]", "jit[functional] > call_first"]),
         ({"transforms": ("jit",), "styles": ("argument",), "max_depth": 1}, ["jit"]),
-        ({"transforms": ("call_first",)}, ["call_first", "call_first > call_first"]),
+        ({"transforms": ("call_first",)}, ["call_first"]),
+        ({"transforms": ("call_first",), "sweep": "pairs"}, ["call_first", "call_first > call_first"]),
         (
-            {"transforms": ("scan", "call_first"), "styles": ("argument",)},
+            {"transforms": ("scan", "call_first"), "styles": ("argument",), "sweep": "pairs"},
             ["scan", "call_first", "scan > scan", "scan > call_first", "call_first > scan", "call_first > call_first"],
         ),
         (
-            {"transforms": ("while_loop", "grad"), "styles": ("argument", "functional")},
+            {"transforms": ("while_loop", "grad"), "styles": ("argument", "functional"), "sweep": "pairs"},
             [
                 "while_loop",
                 "grad",
@@ -104,10 +120,9 @@ def test_sweep_follows_the_settings(given, expected):
 
 
 def test_a_remat_under_grad_has_something_to_be_compared_with():
-    for depth, wanted in ((2, False), (3, True)):
+    for depth, wanted in ((1, False), (2, True), (3, True)):
         swept = texts(strategies.sweep(merge({"transforms": ("jit", "remat", "grad"), "max_depth": depth})))
-        assert "jit > grad" in swept
-        assert ("jit > grad > remat" in swept) == wanted
+        assert ("jit > grad" in swept, "jit > grad > remat" in swept) == (wanted, wanted)
     assert not any("grad" in text for text in texts(strategies.sweep(DEFAULTS)))
 
 

@@ -1,0 +1,123 @@
+"""Chains: every ordered pair of layers once side by side, in few chains that jax can run, and the same ones every time."""
+
+from collections import Counter
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import chains
+from pytest_nnxcheck.nesting import (
+    CALL_FIRST,
+    FURTHER,
+    STYLES,
+    TRANSFORMS,
+    Layer,
+    Nesting,
+    impossible,
+    layer_names,
+    styles_of,
+)
+
+PLAINEST = [Layer(transform) for transform in (*TRANSFORMS, CALL_FIRST, *FURTHER)]
+EVERY = [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
+SUBSETS = st.lists(st.sampled_from(PLAINEST), unique=True) | st.lists(st.sampled_from(EVERY), unique=True, max_size=8)
+LONGEST = st.integers(2, 4)
+untimed = settings(deadline=None)
+INNER = [Layer(transform) for transform in TRANSFORMS if transform != "jit"]
+
+
+def side_by_side(made):
+    return Counter(pair for chain in made for pair in pairwise(chain))
+
+
+def possible(layers):
+    """Said again, without the room under test: every ordered pair, less those that jax refuses."""
+    return {pair for pair in product(layers, repeat=2) if not impossible(Nesting(pair))}
+
+
+@untimed
+@given(SUBSETS, LONGEST)
+def test_every_pair_stands_side_by_side_once(layers, longest):
+    made = list(chains.covering(layers, longest))
+    assert side_by_side(made) == dict.fromkeys(possible(layers), 1)
+    assert all(2 <= len(chain) <= longest for chain in made)
+    assert not any(impossible(Nesting(chain)) for chain in made)
+    assert made == list(chains.covering(list(layers), longest))
+
+
+@untimed
+@given(SUBSETS.filter(bool), LONGEST)
+def test_not_many_more_chains_than_pairs_need(layers, longest):
+    made = list(chains.covering(layers, longest))
+    # A chain is cut short only where the walk ends: where jax runs everything, once for each layer at most.
+    if len(possible(layers)) == len(layers) ** 2:
+        assert len(made) <= -(-(len(layers) ** 2) // (longest - 1)) + len(layers)
+
+
+def test_thirteen_chains_cover_the_default_layers():
+    made = list(chains.covering(INNER, 3))
+    assert len(made) == 13  # 25 pairs, at most 2 in a chain
+    assert sum(side_by_side(made).values()) == 25
+
+
+def test_what_jax_refuses_is_in_no_chain():
+    loop, grad, remat = map(Layer, ("while_loop", "grad", "remat"))
+    made = list(chains.covering([loop, grad, remat], 4))
+    assert {*side_by_side(made)} == {*product([loop, grad, remat], repeat=2)} - {(grad, loop), (grad, grad)}
+    # Side by side each of two steps may be fine, and the whole may not.
+    assert not any(grad in chain[: chain.index(loop)] for chain in made if loop in chain)
+
+
+@pytest.mark.parametrize("longest", [0, 1])
+def test_one_layer_is_no_chain(longest):
+    assert list(chains.covering(INNER, longest)) == []
+
+
+def test_no_layers_make_no_chain():
+    assert list(chains.covering([], 3)) == list(chains.short([], 3)) == list(chains.pairs([])) == []
+
+
+@untimed
+@given(SUBSETS, st.integers(1, 4))
+def test_short_chains_hold_each_layer_once(layers, longest):
+    made = list(chains.short(layers, longest))
+    assert [layer for chain in made for layer in chain] == layers
+    assert all(0 < len(chain) <= longest for chain in made)
+    assert not any(impossible(Nesting(chain)) for chain in made)
+
+
+@untimed
+@given(SUBSETS)
+def test_pairs_come_in_the_order_of_the_layers(layers):
+    made = list(chains.pairs(layers))
+    assert {*made} == possible(layers)
+    assert len(made) == len({*made})
+    assert made == sorted(made, key=lambda pair: [layers.index(layer) for layer in pair])
+
+
+@untimed
+@given(st.lists(st.sampled_from(EVERY), max_size=4), st.sampled_from(["current", "tree"]))
+def test_parts_are_what_is_left_of_a_nesting(layers, mode):
+    whole = Nesting(tuple(layers), mode)
+    made = list(chains.parts(whole))
+    assert made == sorted({*made}, key=lambda part: part.plainness)
+    assert whole in made or not layers or impossible(whole)
+    for part in made:
+        rest = iter(layers)
+        assert all(layer in rest for layer in part.layers), "in another order"
+        assert part.layers
+        assert part.mode == mode
+        assert not impossible(part)
+    for layer in layers:
+        assert Nesting((layer,), mode) in made
+
+
+def test_the_parts_of_a_chain():
+    texts = [str(part) for part in chains.parts(Nesting.parse("jit > scan > remat"))]
+    assert texts == ["jit", "remat", "scan", "jit > remat", "jit > scan", "scan > remat", "jit > scan > remat"]
+    again = [str(part) for part in chains.parts(Nesting.parse("tree: jit > scan[closure] > jit"))]
+    assert again[:3] == ["tree: jit", "tree: scan[closure]", "tree: jit > jit"]
+    assert again[-1] == "tree: jit > scan[closure] > jit"
+    assert STYLES.index("closure") > 0  # a plainer style comes first among as many layers

@@ -1,0 +1,314 @@
+"""The sweep of a whole check: in which order it runs, where it stops, what breaks then, and that it says what was not run."""
+
+import pytest
+from fake_engine import NEVER, Model, has
+
+from pytest_nnxcheck import check, report
+from pytest_nnxcheck.nesting import TRANSFORMS, Nesting
+from pytest_nnxcheck.report import NOT_RUN
+from pytest_nnxcheck.settings import DEFAULTS, EFFORTS, merge
+
+SWEEP = 1 + 24 + 1 + 13
+"""Nestings of the default sweep: un-nested, six transforms in four styles, ``jit > call_first``, and the chains."""
+
+
+def ran(found):
+    """What ran, in order, without what was ruled out."""
+    return [str(outcome.nesting) for outcome in found.outcomes if not outcome.reason.startswith(NOT_RUN)]
+
+
+def exactly(*texts):
+    return lambda nesting: str(nesting) in texts
+
+
+def has_pair(outer, inner):
+    """Whether two layers stand side by side, in any style."""
+
+    def rule(nesting):
+        names = [layer.transform for layer in nesting.layers]
+        return (outer, inner) in zip(names, names[1:], strict=False)
+
+    return rule
+
+
+@pytest.mark.usefixtures("fake")
+class TestOrder:
+    def test_the_default_sweep(self):
+        texts = ran(check(Model(), 1, max_examples=0))
+        assert len(texts) == len(set(texts)) == SWEEP
+        assert texts[:3] == ["un-nested", "eval_shape[closure]", "eval_shape[jax_closure]"]
+        assert texts[3:8] == ["jit", "remat", "scan", "vmap", "while_loop"]
+        assert texts[25] == "jit > call_first"
+        chains = texts[26:]
+        assert all(text.startswith("jit > ") and 3 <= text.count(" > ") + 1 <= 4 for text in chains)
+        for outer in TRANSFORMS[1:]:
+            for inner in TRANSFORMS[1:]:
+                held = [text for text in chains if has_pair(outer, inner)(Nesting.parse(text))]
+                assert len(held) == 1, (outer, inner)
+
+    @pytest.mark.parametrize("effort, nestings", [("quick", 28), ("default", SWEEP + 3), ("thorough", None)])
+    def test_an_effort_is_what_it_stands_for(self, effort, nestings):
+        found = check(Model(), 1, effort=effort)
+        assert ran(found) == ran(check(Model(), 1, **EFFORTS[effort]))
+        assert found.ok
+        assert found.not_run == 0
+        if nestings is None:
+            swept = ran(found)[: SWEEP + 36]
+            assert set(swept) >= {f"{outer} > {inner}" for outer in TRANSFORMS for inner in TRANSFORMS}
+            assert len(ran(found)) > SWEEP + 36
+        else:
+            assert len(ran(found)) == nestings
+
+    def test_quick_has_every_transform_under_jit(self):
+        several = [text for text in ran(check(Model(), 1, effort="quick")) if " > " in text]
+        assert several == ["jit > call_first", "jit > remat > scan > vmap", "jit > while_loop > eval_shape"]
+
+    def test_draws_follow_the_sweep_and_repeat(self):
+        texts = ran(check(Model(), 1))
+        assert len(texts) == SWEEP + DEFAULTS.max_examples
+        assert not {*texts[SWEEP:]} & {*texts[:SWEEP]}
+        assert ran(check(Model(), 1)) == texts
+
+    @pytest.mark.parametrize("depth, chains", [(1, 0), (2, 25), (3, 13), (4, 9)])
+    def test_depth_bounds_the_chains_inside_the_jit(self, depth, chains):
+        texts = ran(check(Model(), 1, max_depth=depth, max_examples=0))
+        made = [text.split(" > ")[1:] for text in texts if " > " in text and "call_first" not in text]
+        assert len(made) == chains
+        assert all(len(chain) <= depth for chain in made)
+
+    def test_only_layers_that_fit_are_in_chains(self):
+        found = check(Model(adds_state=True), 1, max_examples=0)
+        several = [text for text in ran(found) if text.count(" > ") > 1]
+        assert several == ["jit > remat > remat > eval_shape", "jit > eval_shape > eval_shape > remat"]
+
+
+@pytest.mark.usefixtures("fake")
+class TestStop:
+    def test_at_the_un_nested_call(self):
+        found = check(Model(tracers=lambda nesting: True), 1)
+        assert ran(found) == ["un-nested"]
+        assert found.not_run == SWEEP - 1
+
+    @pytest.mark.parametrize("single", ["jit", "scan", "while_loop", "vmap[functional]", "jit[closure]"])
+    def test_at_the_plainest_single_that_breaks(self, single):
+        last = ran(check(Model(), 1, sweep="singles", max_examples=0))
+        found = check(Model(tracers=exactly(single, "while_loop[jax_closure]", "jit > scan")), 1)
+        assert ran(found) == last[: last.index(single) + 1]
+        assert str(found.broken[0].nesting) == single
+        assert len(found.broken) == 1
+
+    def test_at_a_probe_in_its_place(self):
+        found = check(Model(tracers=exactly("eval_shape[closure]", "scan[closure]")), 1)
+        assert [str(outcome.nesting) for outcome in found.broken] == ["scan[closure]", "eval_shape[closure]"]
+
+    def test_where_plain_jit_raises(self):
+        found = check(Model(failed=has("jit")), 1)
+        assert ran(found) == ["un-nested", "eval_shape[closure]", "eval_shape[jax_closure]", "jit"]
+        assert found.not_run == SWEEP - 4
+
+    def test_another_single_that_raises_lets_the_singles_end(self):
+        found = check(Model(failed=exactly("remat"), tracers=exactly("while_loop[closure]")), 1)
+        assert str(found.broken[0].nesting) == "while_loop[closure]"
+        alone = check(Model(failed=exactly("remat")), 1)
+        assert ran(alone) == ran(check(Model(), 1, sweep="singles", max_examples=0))
+        assert alone.not_run == SWEEP - 25
+
+    def test_the_users_own_exception_leaves_nothing_to_say(self):
+        with pytest.raises(TypeError, match="carry"):
+            check(Model(failed=lambda nesting: True), 1)
+
+    def test_what_is_expected_to_fail_stops_nothing(self):
+        known = {"scan": "known", "jit > vmap": "known"}
+        found = check(Model(tracers=has("scan"), failed=has("jit", "vmap")), 1, expected_failures=known, max_examples=0)
+        # `jit > remat > vmap > scan` fails for `jit > vmap`, which it does not hold side by side.
+        assert "jit > scan > scan > vmap" in ran(found)
+        assert not any(outcome.verdict == "violated" for outcome in found.outcomes)
+
+    def test_a_rejection_stops_nothing(self):
+        found = check(Model(rejected=exactly("jit[closure]", "jit > call_first", "scan")), 1, max_examples=0)
+        assert len(ran(found)) == SWEEP
+        assert found.not_run == 0
+
+    def test_a_draw_that_breaks_leaves_nothing(self):
+        deep = lambda nesting: len(nesting) > 1 and nesting.layers[0].transform != "jit"  # noqa: E731
+        found = check(Model(tracers=deep), 1, max_examples=50)
+        assert len(ran(found)) > SWEEP
+        assert found.broken
+        assert found.not_run == 0
+
+
+CHAIN = "jit > while_loop > eval_shape > eval_shape"
+
+
+@pytest.mark.usefixtures("fake")
+class TestSmallest:
+    @pytest.mark.parametrize(
+        "rule, smallest",
+        [
+            (has("jit", "scan", "vmap"), "jit > scan > vmap"),
+            (has("scan", "vmap"), "scan > vmap"),
+            (has("vmap", "vmap"), "vmap > vmap"),
+            (has("jit", "while_loop", "eval_shape"), "jit > while_loop > eval_shape"),
+            (has("jit", "call_first"), "jit > call_first"),
+            (has("jit", "eval_shape", "remat"), "jit > eval_shape > remat"),
+            (exactly("jit > vmap > eval_shape > while_loop"), "jit > vmap > eval_shape > while_loop"),
+        ],
+    )
+    @pytest.mark.parametrize("kind", ["tracers", "failed"])
+    @pytest.mark.parametrize("going_on", ["off", "on"])
+    def test_a_chain_is_answered_by_what_breaks_in_it(self, rule, smallest, kind, going_on):
+        found = check(Model(**{kind: rule}), 1, all=going_on)
+        bad = [outcome for outcome in found.outcomes if outcome.verdict in {"violated", "failed"}]
+        assert str(min(bad, key=lambda outcome: outcome.nesting.plainness).nesting) == smallest
+        assert f"nesting     {smallest} " in str(found)
+
+    def test_by_a_plainer_pair_that_is_not_in_the_chain(self):
+        first = next(text for text in ran(check(Model(), 1)) if text.count(" > ") > 1)
+        assert "while_loop" not in first
+        found = check(Model(tracers=exactly(first, "jit > while_loop", "while_loop > scan")), 1)
+        assert [str(outcome.nesting) for outcome in found.broken] == ["jit > while_loop", first]
+
+    def test_another_exception_is_no_answer_to_a_violation(self):
+        found = check(Model(tracers=has("jit", "scan"), failed=exactly("jit > jit", "jit > remat")), 1)
+        assert str(found.broken[0].nesting) == "jit > scan"
+
+    def test_what_is_ruled_out_is_no_answer(self):
+        rule = lambda nesting: len(nesting) > 1 and "vmap" in str(nesting)  # noqa: E731
+        found = check(Model(tracers=rule, adds_state=True, rejected=exactly("eval_shape[closure]")), 1, max_examples=40)
+        assert all(outcome.nesting.layers[-1].style != "closure" for outcome in found.broken)
+        assert not any(str(layer) == "vmap" for outcome in found.broken for layer in outcome.nesting.layers)
+
+    def test_nothing_is_looked_for_beyond_what_is_known_to_break(self):
+        rule = has("jit", "scan")
+        once = check(Model(tracers=rule), 1)
+        on = check(Model(tracers=rule), 1, all="on")
+        # Of the pairs the same ones run, though more chains break.
+        pairs = [text for text in ran(once) if text.count(" > ") == 1]
+        assert [text for text in ran(on) if text.count(" > ") == 1] == pairs
+        assert len(on.broken) > len(once.broken)
+
+    def test_in_the_mode_that_broke(self):
+        found = check(Model(tracers=lambda n: n.mode == "tree" and has("jit", "scan")(n)), 1, modes="graph,tree")
+        assert str(found.broken[0].nesting) == "tree: jit > scan"
+        assert found.modes == {"graph": "held", "tree": "violated"}
+
+
+BREAKERS = {
+    "un-nested": Model(tracers=lambda nesting: True),
+    "jit": Model(memory=has("jit")),
+    "jit raises": Model(failed=has("jit")),
+    "single": Model(tracers=has("vmap[functional]")),
+    "single raises": Model(failed=has("vmap")),
+    "pair": Model(donation=has("jit", "vmap")),
+    "pair raises": Model(failed=has("scan", "remat")),
+    "adds state": Model(adds_state=True, tracers=has("remat")),
+    "refused": Model(rejected=has("eval_shape[closure]"), tracers=exactly("scan[functional]")),
+    "healthy": Model(),
+}
+
+
+@pytest.mark.usefixtures("fake")
+class TestNotRun:
+    @pytest.mark.parametrize("settings", [{}, {"effort": "quick"}, {"effort": "thorough"}, {"max_depth": 2}], ids=str)
+    @pytest.mark.parametrize("name", BREAKERS)
+    def test_it_is_what_all_would_run(self, name, settings):
+        stopped = check(BREAKERS[name], 1, **settings)
+        whole = check(BREAKERS[name], 1, all="on", **settings)
+        assert whole.not_run == 0
+        assert stopped.not_run == len({*ran(whole)} - {*ran(stopped)})
+        assert (stopped.not_run > 0) == (not stopped.ok) == (not whole.ok)
+
+    def test_of_every_mode(self):
+        found = check(Model(tracers=lambda n: n.mode == "graph" and has("jit")(n)), 1, modes="graph,tree")
+        assert found.not_run == SWEEP - 4
+        both = check(Model(tracers=has("jit")), 1, modes="graph,tree")
+        assert both.not_run == 2 * (SWEEP - 4)
+
+    def test_a_replay_leaves_nothing(self):
+        found = check(Model(tracers=has("jit")), 1, nesting="jit")
+        assert (found.not_run, ran(found)) == (0, ["jit"])
+
+    def test_the_message_and_the_properties_say_it(self):
+        found = check(Model(memory=has("jit")), 1)
+        left = SWEEP - 4
+        assert found.not_run == left
+        counted = f"1 violated, 3 held; {left} not run, --nnx-all runs them"
+        assert str(found).splitlines()[1] == f"  nesting     {'jit':<38} smallest of 4 tried; {counted}"
+        assert dict(report.properties(found))["nnx_not_run"] == left
+        assert report.summary(found).startswith(f"4 nestings: 1 violated, 3 held, {left} not run; worst peak ")
+
+    @pytest.mark.parametrize("model, settings", [(Model(), {}), (Model(memory=has("jit")), {"all": True})])
+    def test_nothing_is_said_where_all_ran(self, model, settings):
+        found = check(model, 1, **settings)
+        assert found.ok == (model.memory is NEVER)
+        assert "not run" not in str(found)
+        assert "nnx_not_run" not in dict(report.properties(found))
+
+
+BROKEN = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)\n"
+SHOW = """
+@marked{marker}
+def test_x(nnx_wrap, request):
+    from pytest_nnxcheck.plugin import _settings
+    s = request.node.stash[_settings]
+    print("SETTINGS", s.sweep, s.max_examples, s.all)
+    nnx_wrap(Model())(1)
+"""
+
+
+def test_the_terminal_says_what_was_not_run(run_inner):
+    result = run_inner(BROKEN, "--junitxml=out.xml")
+    left = SWEEP - 4
+    result.stdout.fnmatch_lines(
+        [
+            f"E * nesting     jit * smallest of 4 tried; 1 violated, 3 held; {left} not run, --nnx-all runs them",
+            f"test_inner.py::test_x  4 nestings: 1 violated, 3 held, {left} not run; worst peak *",
+        ]
+    )
+
+
+def test_all_takes_no_value_and_stays_in_the_replay_line(run_inner):
+    result = run_inner(BROKEN, "--nnx-all", "--nnx-donate=none")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            f"E * nesting     jit * smallest of {SWEEP} tried; *",
+            "E * replay      pytest test_inner.py::test_x --nnx-all --nnx-donate none --nnx-nesting jit",
+        ]
+    )
+    assert "not run" not in result.stdout.str()
+    again = run_inner(BROKEN, "--nnx-all", "--nnx-donate", "none", "--nnx-nesting", "jit")
+    again.stdout.fnmatch_lines(["E * nesting     jit * replayed, no other was tried"])
+    refused = run_inner(BROKEN, "--nnx-all=on", subprocess=True)
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*argument --nnx-all: ignored explicit argument 'on'*"])
+
+
+@pytest.mark.parametrize(
+    "ini, marker, args, shown",
+    [
+        ("nnx_sweep = pairs\nnnx_max_examples = 7", "", ["--nnx-effort=quick"], "short 0 off"),
+        ("nnx_effort = thorough", "", [], "pairs 20 off"),
+        ("nnx_effort = thorough\nnnx_max_examples = 5", "", [], "pairs 5 off"),
+        ("nnx_effort = thorough", "", ["--nnx-max-examples=1"], "pairs 1 off"),
+        ("nnx_effort = thorough", "", ["--nnx-effort=quick", "--nnx-max-examples=1"], "short 1 off"),
+        ("nnx_sweep = pairs", "(effort='default')", ["--nnx-effort=quick"], "chains 3 off"),
+        ("nnx_all = on", "(sweep='probes')", ["--nnx-effort=quick"], "probes 0 on"),
+        ("nnx_all = on", "(all=False, max_examples=2)", ["--nnx-all"], "chains 2 off"),
+        ("", "(all=True)", [], "chains 3 on"),
+    ],
+)
+def test_an_effort_stands_over_what_weaker_sources_say(run_inner, pytester, ini, marker, args, shown):
+    pytester.makeini(f"[pytest]\n{ini}\n")
+    result = run_inner(SHOW.format(marker=marker), "-s", *args)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"*SETTINGS {shown}"])
+
+
+def test_the_nearest_marker_says_the_effort(run_inner):
+    source = "pytestmark = marked(sweep='pairs', max_examples=9)\n" + SHOW.format(marker="(effort='quick')")
+    run_inner(source, "-s").stdout.fnmatch_lines(["*SETTINGS short 0 off"])
+
+
+def test_the_defaults_are_those_of_the_default_effort():
+    assert merge({"effort": "default"}) == DEFAULTS
