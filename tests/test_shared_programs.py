@@ -5,9 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from checking import call
-from flax import nnx
 
 from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.compat import SharedPrograms
