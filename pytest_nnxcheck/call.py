@@ -16,7 +16,8 @@ from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.evidence import Evidence, Growth, Split
 from pytest_nnxcheck.findings import evidence, growth, left, split
 from pytest_nnxcheck.invariants import donation, memory, tracers
-from pytest_nnxcheck.invariants.donation import Returned, given_to_outputs, permuted, placed
+from pytest_nnxcheck.invariants.donation import Returned
+from pytest_nnxcheck.invariants.donation import notes as donation_notes
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, measure, observe
@@ -218,14 +219,10 @@ def check_call(
     return conclude(bound_subject, facts, found, located(violations, known), limit, rebuild, told, known)
 
 
-def observed(
-    subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session
-) -> Observation:
+def observed(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
     if traced.tells(subject, facts, nesting, settings):
-        found = traced.observe(
-            subject, facts, nesting, session.values, session.shared_programs, session.places[-1]
-        )
+        found = traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
         if found is not None:
             return found
     session.values.require(subject)
@@ -260,7 +257,9 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
     session.places.append(seen.places)
     leaves = [leaf for leaf in leaves if computed(leaf[1])]
     inputs = [leaf for leaf in inputs if computed(leaf[1])]
-    views = [(path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)]
+    views = [
+        (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
+    ]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     return Originals(shared, foreign_views(leaves, views))
 
@@ -347,7 +346,6 @@ def judge(
     if "donation" in settings.invariants:
         nans = bool(jax.config.jax_debug_nans)
         call = Returned(
-            outputs=tuple(zip(facts.out_names, map(describe, facts.out), strict=True)),
             changed=frozenset(map(subject.path, facts.changed)),
             dropped=tuple(map(subject.path, facts.dropped)) if donates(found, settings) else (),
             inputs=frozenset(subject.input_names),
@@ -414,12 +412,7 @@ def notes(facts: Profile, found: Observation) -> tuple[str, ...]:
         texts.append(
             f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
         )
-    texts += [f"{path} took another leaf's buffer" for path in permuted(found)]
-    texts += [f"{path} lay on one device, and the program spreads it over all" for path in placed(found)]
-    texts += [
-        f"{path} is in a new buffer: an output of the call took a donated one" for path in given_to_outputs(found)
-    ]
-    return tuple(texts)
+    return (*texts, *donation_notes(found))
 
 
 def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observation | None) -> Call:

@@ -6,6 +6,8 @@ excuse the very copies of google/flax#4871.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -123,6 +125,25 @@ def made_of(jaxpr: Any, numbers: frozenset[int]) -> tuple[bool, ...]:
             elif source is not None and operands[source]:
                 given.add(id(var))
     return tuple(id(var) in mixed for var in jaxpr.outvars)
+
+
+def origins(jaxpr: Any) -> tuple[int, ...]:
+    """For each output the inputs that go into it, as bits of a number; an unknown equation mixes all it is given."""
+    bits: dict[int, int] = {id(var): 1 << number for number, var in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        operands = [bits.get(id(var), 0) for var in eqn.invars]
+        inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
+        if inner is not None and len(inner.invars) == len(operands):
+            results = tuple(joined(operands, numbers) for numbers in origins(inner))
+        else:
+            results = (joined(operands, -1),) * len(eqn.outvars)
+        bits.update((id(var), result) for var, result in zip(eqn.outvars, results, strict=True))
+    return tuple(bits.get(id(var), 0) for var in jaxpr.outvars)
+
+
+def joined(operands: list[int], numbers: int) -> int:
+    """The bits of those operands whose own number is among the bits of ``numbers``."""
+    return functools.reduce(operator.or_, (each for k, each in enumerate(operands) if numbers >> k & 1), 0)
 
 
 def adds_to(jaxpr: Any, number: int) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 
 from pytest_nnxcheck.buffers import Buffer, Memory
 from pytest_nnxcheck.evidence import SHOWN, Evidence, Growth, Held, Moved, Place, Residue, Split
+from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.observe import Leak, Observation
-from pytest_nnxcheck.pointers import Move
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.subject import Subject
 
@@ -36,7 +36,7 @@ def evidence(
         un_nested_buffers=before[:SHOWN],
         captured=facts.captured[:SHOWN],
         leaks=left(found).leaks,
-        moves=tuple(moved(move) for move in found.moves if not kept(move)),
+        moves=lost_moves(found),
         reusable=reusable(subject, facts, found),
     )
 
@@ -146,10 +146,10 @@ def residue(leak: Leak) -> Residue:
     return Residue(leak.path, leak.holder, leak.kind, leak.type, leak.line, str(leak.layer) if leak.layer else "")
 
 
-def moved(move: Move) -> Moved:
-    return Moved(move.before.path, move.before.type, move.after.type if move.after else "", kept(move))
-
-
-def kept(move: Move) -> bool:
-    """Whether a donated leaf came back in the buffer that it had."""
-    return move.after is not None and move.after.pointers == move.before.pointers
+def lost_moves(found: Observation) -> tuple[Moved, ...]:
+    """The donated leaves that lost their buffer."""
+    lost = {leaf.path for leaf in lost_leaves(found)}
+    moves = [move for move in found.moves if move.before.path in lost]
+    return tuple(
+        Moved(move.before.path, move.before.type, move.after.type if move.after else "", kept=False) for move in moves
+    )

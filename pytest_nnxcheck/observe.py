@@ -20,7 +20,8 @@ from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.origins import marked
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest, unfit
+from pytest_nnxcheck.program import Guards, compose, own_output, plain_jit, stack_inputs, un_nest, unfit
+from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.subject import Path, Subject
 from pytest_nnxcheck.transforms import LENGTH
 from pytest_nnxcheck.twins import abstract_leaf
@@ -53,7 +54,7 @@ class Observation:
     """The facts of one run; ``state`` is the copy that ran.
 
     ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them. ``returned`` is what the
-    program gave, ``output`` the un-nested output in it.
+    program gave, ``output`` the un-nested output in it. ``reused`` are the pointers of all that came back, outputs and state.
 
     ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
     program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract. A ``shared`` program was
@@ -109,8 +110,13 @@ def observe(
     good = not error and not found
     after = leaves_after(subject, state, root.leaf) if good else {}
     before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
+    plain = [leaf for leaf in plain_leaves(state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)]
+    came_back = [*jax.tree.leaves(output), *plain] if not error else []
+    leaves = [*after.values(), *(root.leaf("", array) for array in came_back)]
+    reused = frozenset(pointer for leaf in leaves for pointer in leaf.pointers)
+    if root.memories and good:
+        after |= new_values(root, output)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
-    outputs = jax.tree.leaves(output) if not error else []
     if found:
         places.restore()
     if found or guards.reports:
@@ -129,7 +135,7 @@ def observe(
         parameters=root.parameters(),
         inputs=subject.input_names,
         moves=moves,
-        reused=frozenset(pointer for array in outputs for pointer in root.leaf("", array).pointers),
+        reused=reused,
         abstract=subject.abstract,
         shared=any(root.shared),
     )
@@ -155,7 +161,7 @@ class Measured(Exception):
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
-        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks():
+        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks(), compat.cached_compiles():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.block_until_ready(program(state, *inputs)), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -240,7 +246,13 @@ class Root:
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
         program: Callable[..., Any] = compat.staged(
-            wrapper, marked(f), self.compiled, self.on_compiled, abstract=self.subject.abstract, keep_unused=True, **options
+            wrapper,
+            marked(f),
+            self.compiled,
+            self.on_compiled,
+            abstract=self.subject.abstract,
+            keep_unused=True,
+            **options,
         )
         return program
 
@@ -300,13 +312,28 @@ def leaves_after(subject: Subject, state: Any, read: Callable[[str, Any], Leaf])
     return {(name := subject.path(path)): read(name, value) for path, value in compat.raw_leaves(state)}
 
 
+def plain_leaves(state: Any) -> list[Any]:
+    """What the modules hold beside Variables: arrays in a plain dict, say, which `nnx.jit` of flax 0.10 hands back as well."""
+    return [leaf for _, value in compat.attributes(state) for leaf in jax.tree.leaves(value)]
+
+
+def new_values(root: Root, output: Any) -> dict[str, Leaf]:
+    """The outputs that are the new values of donated inputs, by the names of those."""
+    subject = root.subject
+    own = jax.tree.leaves(own_output(root.nesting, output))
+    pairs = successors(subject, root.profile, root.donate).items()
+    names = {number: subject.input_names[number] for number, _ in pairs}
+    outputs = [root.leaf(f"output{name}", leaf) for name, leaf in zip(root.profile.out_names, own, strict=False)]
+    return {names[number]: outputs[place] for number, place in pairs if place < len(outputs)}
+
+
 def outermost(nesting: Nesting) -> Layer | None:
     return nesting.layers[0] if nesting.layers else None
 
 
 def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     """What tells where a tracer is: in a plain value of a graph node, in another object that a node holds, or outside of them."""
-    plain = {id(leaf) for _, value in compat.attributes(state) for leaf in jax.tree.leaves(value)}
+    plain = {id(leaf) for leaf in plain_leaves(state)}
     nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
 
     def place(found: Found) -> str:

@@ -1,4 +1,4 @@
-"""The table of options for a whole run, beside the settings of a check: what its results are compared with, and where they go.
+"""The table of options for a whole run, beside the settings of a check: what its results are compared with, where they go, and what it keeps.
 
 No marker may give them. The ``--nnx-*`` options, the ``nnx_*`` ini names and a table of the README come from `OUTLETS`.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
@@ -95,6 +95,7 @@ OUTLETS: dict[str, Outlet] = {
         parse=report_path,
         repeated=True,
     ),
+    "no_cache": Outlet("compile every program anew, and keep none in the cache of pytest for the next run"),
 }
 
 

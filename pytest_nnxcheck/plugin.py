@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import devices, options, outlets, progress
+from pytest_nnxcheck import compiles, devices, options, outlets, progress
 from pytest_nnxcheck import settings as table
 from pytest_nnxcheck.settings import MARKER, OPTIONS, SettingError, Settings
 from pytest_nnxcheck.verdicts import CheckError
@@ -332,7 +332,14 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
 
     def run_of(remember: bool) -> Run:
         programs = of_item(item, written, settings)
-        return runs.Run(settings, test_id=item.nodeid, options=written, remember=remember, programs=programs)
+        return runs.Run(
+            settings,
+            test_id=item.nodeid,
+            options=written,
+            remember=remember,
+            programs=programs,
+            compiles=compiles.folder_of(item.config),
+        )
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = examples.build(item.obj, run_of, item.fixturenames, seeded=seeded)

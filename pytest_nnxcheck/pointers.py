@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -31,7 +32,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A donated leaf before the program and after it; ``after`` is None where nothing came back under its path."""
+    """A donated leaf before the program and after it: the state's own path, or the output that is an input's new value.
+
+    ``after`` is None where nothing came back for it.
+    """
 
     before: Leaf
     after: Leaf | None
@@ -56,6 +60,12 @@ def resharded(before: Leaf, after: Leaf) -> bool:
     return not before.sharding.is_equivalent_to(after.sharding, before.axes)
 
 
+def in_other_shards(before: Leaf, after: Leaf) -> bool:
+    """Whether a leaf of the state came back as what it was, but cut otherwise: an output for an input has a path of its own."""
+    same = (before.path, before.type) == (after.path, after.type)
+    return same and resharded(before, after) and not spread(before, after)
+
+
 def spread(before: Leaf, after: Leaf) -> bool:
     """Whether a leaf that lay on one device came back on several: it was never placed, and jit placed it."""
     return devices_of(before) == 1 < devices_of(after)
@@ -78,6 +88,35 @@ def pointers(array: Any) -> tuple[int, ...]:
     if compat.is_key(array):
         array = jax.random.key_data(array)
     return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
+
+
+def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: AbstractSet[int]) -> tuple[Leaf, ...]:
+    """The donated leaves to name for the buffers that nothing came back in; ``held`` are the pointers of all that came back.
+
+    Pointers say whether a buffer was lost, whatever the names and types of what came back. XLA gives donated buffers to outputs by
+    their type, so that it may be the buffer of another leaf that is left over. The new value of that one took a buffer, whose leaf is asked
+    next, and the last one is named: it came back with another type, in a new buffer, or not at all. A leaf of the state that came back in
+    other shards is named whatever their buffers: they hold another part of it.
+    """
+    owner = {pointer: leaf for leaf in before for pointer in leaf.pointers}
+    named: dict[str, Leaf] = {}
+    for lost in before:
+        new = after.get(lost.path)
+        if lost.pointers and new is not None and in_other_shards(lost, new):
+            named[lost.path] = lost
+        if set(lost.pointers) <= held:
+            continue
+        leaf, passed = lost, {lost.path}
+        while (new := after.get(leaf.path)) and new.type == leaf.type and new.pointers:
+            taken = owner.get(new.pointers[0])
+            if taken is None or taken.path in passed:
+                break
+            leaf = taken
+            passed.add(leaf.path)
+        new = after.get(leaf.path)
+        if new is None or not spread(leaf, new):
+            named[leaf.path] = leaf
+    return tuple(leaf for leaf in before if leaf.path in named)
 
 
 def shared_buffers(leaves: Iterable[Leaf]) -> tuple[tuple[str, str], ...]:

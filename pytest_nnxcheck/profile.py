@@ -20,7 +20,7 @@ from pytest_nnxcheck.captures import captured
 from pytest_nnxcheck.evidence import Captured
 from pytest_nnxcheck.graft import statics
 from pytest_nnxcheck.subject import Path, Subject
-from pytest_nnxcheck.walk import walk
+from pytest_nnxcheck.walk import holds_beside, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Profile:
     ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
     A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
-    by, ``gradients`` its abstract results, in order. A call that ``calls_back`` runs Python code, or raises, while the program runs.
+    by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
+    ``calls_back`` runs Python code, or raises, while the program runs.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -56,6 +57,7 @@ class Profile:
     parameters: frozenset[Path] = frozenset()
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
     promoted: tuple[tuple[Path, str], ...] = ()
+    origins: tuple[frozenset[int], ...] = ()
     calls_back: bool = False
 
 
@@ -69,15 +71,21 @@ def profile(subject: Subject) -> Profile:
     graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
 
     structures: list[Any] = []
+    poisoned: list[bool] = []
 
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
         structures.append(statics(module))
         out = subject.program(module, *inputs)
         structures.append(statics(module))
-        return out, compat.state(module)
+        state = compat.state(module)
+        poisoned.append(holds_beside(module, jax.tree.leaves(state)))
+        return out, state
 
     closed, (out, after) = jax.make_jaxpr(pure, return_shape=True)(before, *subject.inputs)
+    if any(poisoned):
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
+        jax.clear_caches()
     jaxpr = compat.open_jaxpr(closed)
     sources = dataflow.sources(jaxpr)[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
@@ -124,6 +132,16 @@ def profile(subject: Subject) -> Profile:
         ),
         promoted=promoted(jaxpr, len(out), before, after),
         calls_back=dataflow.calls_back(closed),
+        origins=input_origins(jaxpr, len(out), len(subject.inputs)),
+    )
+
+
+def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:
+    """The numbers of the inputs that go into each output of the call; the leaves of the state come before them."""
+    first = len(jaxpr.invars) - inputs
+    return tuple(
+        frozenset(number for number in range(inputs) if bits >> (first + number) & 1)
+        for bits in dataflow.origins(jaxpr)[:outputs]
     )
 
 

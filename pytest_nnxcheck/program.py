@@ -277,15 +277,20 @@ def stack(leaf: Any, length: int = LENGTH) -> Any:
     return jax.ShapeDtypeStruct((length, *leaf.shape), leaf.dtype, sharding=sharding)
 
 
-def un_nest(nesting: Nesting, out: Any) -> Any:
-    """The un-nested output: the first element of every axis (the call on the state as it was handed in)."""
+def own_output(nesting: Nesting, out: Any) -> Any:
+    """The output of the call in that of the nesting, with the axes that the nesting gave it."""
+    return un_nest(nesting, out, lambda leaf: leaf)
+
+
+def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = None) -> Any:
+    """The un-nested output: the first element of every axis (the call on the state as it was handed in), or another of your choice."""
     for layer in nesting.layers:
         if layer.transform == CALL_FIRST:
             out = out[1]
         elif layer.transform == "grad":
             out = out[0]
         elif layer.transform in STACKED:
-            out = jax.tree.map(first, out)
+            out = jax.tree.map(element or first, out)
     return out
 
 

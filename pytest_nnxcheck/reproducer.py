@@ -24,6 +24,7 @@ from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import STACKED, baseline_for, kept, output_shapes
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
+from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.usage import FILL_IN, Usage, one_line
@@ -89,6 +90,8 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
         parts.append(f"shapes={{{', '.join(f'{number}: {text}' for number, text in shapes.items())}}}")
     if donated := subject.donated(settings.donate):
         parts.append(f"donated={donated!r}")
+        if returned := successors(subject, profile, settings.donate):
+            parts.append(f"returned={tuple(returned.items())!r}")
     if profile.dropped and "donation" in settings.invariants:
         parts.append(f"updated={tuple(map(subject.path, profile.dropped))!r}")
     if "parity" in settings.invariants and other_draws(subject, nesting):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from pytest_nnxcheck import compat, expected, modes, neighbours, report, strateg
 from pytest_nnxcheck.active import RUNNING, Active, engine
 from pytest_nnxcheck.collector import Collector
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
+from pytest_nnxcheck.footprint import OF_PROCESS
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.sweep import Sweep
@@ -47,7 +49,7 @@ class Run:
     """Everything that one marked test, or one `check`, learns while its nestings run.
 
     ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example. ``sweeping`` says that the explicit
-    examples run, ``repeats`` that the drawn nestings are the same ones in every run.
+    examples run, ``repeats`` that the drawn nestings are the same ones in every run; ``compiles`` is the folder that keeps compiled programs.
     """
 
     def __init__(
@@ -58,9 +60,13 @@ class Run:
         options: str = "",
         remember: bool = True,
         programs: Programs | None = None,
+        compiles: Path | None = None,
     ) -> None:
         self.settings = settings
+        self.compiles = compiles
         self.session: Session = engine().Session()
+        self.session.shared_programs = compat.SharedPrograms(on=settings.shortcuts == "on")
+        OF_PROCESS.begin()
         self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
@@ -87,10 +93,12 @@ class Run:
         return report.Report(outcomes, self.settings, notes, test_id, options, texts, self.not_run)
 
     def forget(self) -> None:
-        """Drop the memo: its exceptions hold frames, and those hold tracers."""
+        """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""
         self._memo.clear()
         self._raised.clear()
         self._bodies.clear()
+        self.session.shared_programs.known.clear()
+        OF_PROCESS.end()
 
     def nesting_of(self, error: BaseException) -> Nesting:
         """The nesting under which an exception was raised; un-nested if it is none of ours."""
@@ -177,8 +185,8 @@ class Run:
                 self.outcomes.pop(nesting, None)
             else:
                 self.outcomes[nesting] = known
-            if self.session.programs is not None:
-                self.session.programs.begin(body)
+            if self.programs is not None and self.session.programs is self.programs:
+                self.programs.begin(body)
             values.needed = True
             try:
                 return self._once(nesting, body)
@@ -199,7 +207,7 @@ class Run:
         token = RUNNING.set(active)
         try:
             self.session.begin_example()
-            with compat.flax_mode(nesting.mode):
+            with compat.flax_mode(nesting.mode), compat.compile_folder(self.compiles):
                 body()
             self._require_values(None)
         except (NestingRejected, NestingExcused):

@@ -126,7 +126,9 @@ def _switch(name: str) -> Callable[[object], str]:
     """``on`` or ``off``, as a marker also writes it: `True` or `False`."""
 
     def parse(value: object) -> str:
-        return _choice(name, ("on", "off"))({True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value)
+        return _choice(name, ("on", "off"))(
+            {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+        )
 
     return parse
 
@@ -262,7 +264,7 @@ class Settings:
         None,
         _optional(Budget.parse),
         "SIZE",
-        "bound on the peak: bytes (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
+        "bound on the peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
         " without one, the default rule",
         "text",
     )
@@ -342,7 +344,7 @@ def merge(*sources: Mapping[str, Any]) -> Settings:
     """
     merged: dict[str, Any] = {}
     for source in sources:
-        merged |= EFFORTS.get(source.get("effort", ""), {}) | source
+        merged |= {**EFFORTS.get(source.get("effort", ""), {}), **source}
     entries = [source["expected_failures"] for source in sources if "expected_failures" in source]
     return Settings(**(merged | ({"expected_failures": expected.add_up(*entries)} if entries else {})))
 

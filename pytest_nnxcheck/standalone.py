@@ -34,13 +34,15 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 @dataclass(frozen=True)
 class Facts:
     """What is known of one call: paths of the state that it changes, and of what a gradient is taken by; by layer the shapes of
-    what is inside it; the numbers of the donated inputs; leaves of an optimizer that must change; whether random numbers differ in a batch.
+    what is inside it; the numbers of the donated inputs, and with them those of the outputs that are their new values; leaves of an
+    optimizer that must change; whether random numbers differ in a batch.
     """
 
     changed: frozenset[Any] = frozenset()
     parameters: frozenset[Any] = frozenset()
     shapes: Any = ()
     donated: tuple[int, ...] = ()
+    returned: tuple[tuple[int, int], ...] = ()
     updated: tuple[str, ...] = ()
     drawn: bool = False
 
@@ -323,9 +325,25 @@ def run(call: Call, facts: Facts, setup: Setup) -> Ran:
     except Exception as error:  # noqa: BLE001 - the call may raise anything
         ran.error = error
         return ran
-    ran.after = {call.path(path): read_leaf(call.path(path), value) for path, value in compat.raw_leaves(state)}
-    ran.reused = {pointer for leaf in jax.tree.leaves(ran.output) for pointer in read_leaf("", leaf).pointers}
+    read_what_came_back(ran, read_leaf)
     return ran
+
+
+def read_what_came_back(ran: Ran, read: Callable[[str, Any], Leaf]) -> None:
+    """The state after the run, the outputs that are new values of donated inputs, and the buffers of all of them."""
+    call, leaves = ran.call, jax.tree.leaves(ran.output)
+    ran.after = {call.path(path): read(call.path(path), value) for path, value in compat.raw_leaves(ran.state)}
+    plain = [leaf for _, value in compat.attributes(ran.state) for leaf in jax.tree.leaves(value)]
+    arrays = [*leaves, *(leaf for leaf in plain if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct))]
+    came_back = [*ran.after.values(), *(read("", leaf) for leaf in arrays)]
+    ran.reused = {pointer for leaf in came_back for pointer in leaf.pointers}
+    if not (ran.before and ran.facts.returned):
+        return
+    # Which leaf of the output is the call's own is asked of their numbers: taking axes off the arrays would copy them.
+    numbers = [np.full((1,) * ran.setup.axes, number) for number in range(len(leaves))]
+    own = jax.tree.leaves(ran.setup.un_nest(jax.tree.unflatten(jax.tree.structure(ran.output), numbers)))
+    for number, place in ran.facts.returned:
+        ran.after[call.input_names[number]] = read("output", leaves[own[place].item()])
 
 
 def stacked(inputs: Any, axes: int) -> Any:

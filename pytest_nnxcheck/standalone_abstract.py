@@ -14,7 +14,17 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.pointers import Leaf, read_leaf
 from pytest_nnxcheck.program import stack as stack_leaf
-from pytest_nnxcheck.standalone import Call, Facts, Ran, Setup, donated_leaves, make_plans, root_options
+from pytest_nnxcheck.standalone import (
+    Call,
+    Facts,
+    Ran,
+    Setup,
+    compiled_of,
+    donated_leaves,
+    make_plans,
+    read_what_came_back,
+    root_options,
+)
 from pytest_nnxcheck.standalone_walk import remaining_tracers
 from pytest_nnxcheck.transforms import LENGTH, Program
 from pytest_nnxcheck.twins import abstract_inputs, abstract_leaf, abstract_state
@@ -65,8 +75,7 @@ def run_abstract(call: Call, facts: Facts, setup: Setup) -> Ran:
         ran.error = error
         return ran
     ran.before = [leaf_of(*leaf) for leaf in donated] if setup.root else []
-    ran.after = {call.path(path): leaf_of(call.path(path), value) for path, value in compat.raw_leaves(ran.state)}
-    ran.reused = {pointer for leaf in jax.tree.leaves(ran.output) for pointer in leaf_of("", leaf).pointers}
+    read_what_came_back(ran, leaf_of)
     return ran
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +16,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.dataflow import constants
-from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, spread
+from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, without_successor
 from pytest_nnxcheck.profile import describe, dropped_updates, nbytes, numbered
 from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.standalone import Ran, Setup
@@ -134,9 +133,14 @@ def memory_is_within(ran: Ran, rule: Rule) -> None:
 
 
 def limit_of(ran: Ran, rule: Rule) -> tuple[int, str]:
-    if isinstance(rule.budget, int):
+    axes = LENGTH**ran.setup.axes
+    if isinstance(rule.budget, int) and axes == rule.kept == 1:
         return rule.budget, "memory_budget"
-    expected = expected_peak(ran, rule.un_nested, rule.kept)
+    expected, one_call = expected_peaks(ran, rule.un_nested, axes, rule.kept)
+    if isinstance(rule.budget, int):
+        more = expected - one_call
+        own = f"memory_budget {format_bytes(rule.budget)} + {format_bytes(more)} for the nesting's own axes"
+        return rule.budget + more, own
     factor = rule.budget or 2.0
     floor = FLOOR if rule.budget is None else 0
     return round(factor * expected) + floor, f"{factor:g}x the expected peak of {format_bytes(expected)}"
@@ -152,8 +156,8 @@ def captured(ran: Ran) -> int:
     return sum(map(nbytes, constants(jax.make_jaxpr(pure)(leaves, *ran.call.inputs))))
 
 
-def expected_peak(ran: Ran, un_nested: Setup, kept: int) -> int:
-    """``R + (s-1)(i+o) + s(T+i+o+c)``: the un-nested program, and for each element of the axes one more call."""
+def expected_peaks(ran: Ran, un_nested: Setup, axes: int, kept: int) -> tuple[int, int]:
+    """``R + (s-1)(i+o) + s(T+i+o+c)``: the un-nested program, and for each element of the axes one more call. The same for one call."""
     base = un_nested.runs(ran.call, ran.facts, un_nested)
     if base.error is not None:
         raise base.error
@@ -161,9 +165,8 @@ def expected_peak(ran: Ran, un_nested: Setup, kept: int) -> int:
     changed = [value for path, value in compat.raw_leaves(ran.call.state) if tuple(path) in ran.facts.changed]
     moved = sum(map(nbytes, ran.call.inputs)) + sum(map(nbytes, jax.tree.leaves(base.output)))
     resident = used.arguments + used.outputs - used.aliased + used.constants
-    axes = LENGTH**ran.setup.axes
-    calls = kept * (used.temporaries + moved + sum(map(nbytes, changed)))
-    return int(resident + (axes - 1) * moved + calls)
+    call = used.temporaries + moved + sum(map(nbytes, changed))
+    return int(resident + (axes - 1) * moved + kept * call), int(resident + call)
 
 
 # --- donation
@@ -173,17 +176,9 @@ def donated_buffers_are_kept(ran: Ran) -> None:
     """Every donated leaf must come back in the buffer that it had."""
     if ran.error is not None or not (ran.before or ran.facts.updated):
         return
-    old = {pointer for leaf in ran.before for pointer in leaf.pointers}
     lines = shared_or_viewed(ran)
-    kept = [leaf for leaf in ran.before if leaf.path in ran.after]
-    taken = Counter(leaf.type for leaf in kept if leaf.pointers and set(leaf.pointers) <= ran.reused)
-    for leaf in ran.before:
-        after = ran.after.get(leaf.path)
-        reason = why_lost(leaf, after, old, ran.reused)
-        if reason.startswith("not reused") and after is not None and taken[leaf.type]:
-            taken[leaf.type] -= 1  # an output of the call took a donated buffer of this type
-        elif reason:
-            lines.append(f"{leaf.path}   {leaf.type}   {reason}")
+    for leaf in without_successor(ran.before, ran.after, ran.reused):
+        lines.append(f"{leaf.path}   {leaf.type}   {why_lost(leaf, ran.after.get(leaf.path))}")
     lines += not_written_back(ran)
     if lines:
         broken("donation", lines)
@@ -205,22 +200,14 @@ def not_written_back(ran: Ran) -> list[str]:
     return [f"{ran.call.path(path)}   not written back: the call updates a copy of the optimizer" for path in lost]
 
 
-def why_lost(before: Leaf, after: Leaf | None, old: set[int], reused: set[int]) -> str:
-    if not before.pointers:
-        return ""
+def why_lost(before: Leaf, after: Leaf | None) -> str:
     if after is None:
-        return "" if set(before.pointers) <= reused else "not returned in its buffer"
+        return "not returned"
     if before.type != after.type:
         return f"became {after.type}"
-    if spread(before, after):
-        return ""
     if resharded(before, after):
         return "its sharding changed"
-    return (
-        ""
-        if set(after.pointers) <= old and after.pointers
-        else f"not reused by XLA (pointers {before.pointers}, {after.pointers})"
-    )
+    return f"not reused by XLA (pointers {before.pointers}, {after.pointers})"
 
 
 def shared_or_viewed(ran: Ran) -> list[str]:

@@ -61,13 +61,17 @@ def _sweep(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
     broke = error is not None
     # What is expected to fail is not ruled out: it must be seen to fail.
     asked = tuple(modes.in_mode(strategies.named(case.settings), mode))
-    for stage in (_singles, _several, _named):
+    for stage in (_singles, _several):
         if broke and not going_on:
             run.stop(case, mode)
             return
         for error in stage(run, case, mode, body, asked):
             broke = broke or error is not None
             yield error
+    if broke and not going_on:
+        run.stop(case, mode)
+        return
+    yield from (run.try_nesting(nesting, body) for nesting in asked if nesting not in run.outcomes)
 
 
 def _able(run: Run, nestings: Iterator[Nesting], mode: str, asked: tuple[Nesting, ...]) -> Iterator[Nesting]:
@@ -111,7 +115,3 @@ def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, bod
         yield error
         if isinstance(error, InvariantViolation) or (error is not None and not isinstance(broken, InvariantViolation)):
             return
-
-
-def _named(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
-    yield from (run.try_nesting(nesting, body) for nesting in asked if nesting not in run.outcomes)

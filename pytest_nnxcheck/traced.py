@@ -20,9 +20,10 @@ from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
-from pytest_nnxcheck.walk import walk
+from pytest_nnxcheck.walk import holds_beside, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 
 @dataclass(slots=True)
 class Values:
@@ -123,6 +124,8 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
             trace.dead = bool(guards.dead(module, ours))
         trace.graphdef, after = compat.split(module)
         changed, trace.treedef = jax.tree.flatten(after)
+        # An attribute that a run would have given an array has a tracer of ours now.
+        trace.dead = trace.dead or holds_beside(module, changed)
         trace.outputs = len(output)
         return [*output, *changed]
 
@@ -150,4 +153,5 @@ def hand_out(trace: Trace, values: Values) -> list[Any]:
 
 def compute(trace: Trace, programs: compat.SharedPrograms) -> list[Any]:
     """What the program computes, compiled once for every call of the same program. Raises what XLA raises."""
-    return list(programs.compiled(trace.staged.lower())(*trace.arguments))
+    with compat.cached_compiles():
+        return list(programs.compiled(trace.staged.lower())(*trace.arguments))

@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,7 @@ class Watch:
         self._stop: Callable[[], None] = lambda: None
         self._look: Any = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         self.saw = False
         if sys.version_info >= (3, 12):
             self._monitor()
@@ -120,7 +120,7 @@ class Watch:
             if tool is None:
                 return
 
-            def raised(code: CodeType, offset: int, error: BaseException) -> None:
+            def raised(_code: CodeType, _offset: int, error: BaseException) -> None:
                 self._note(error)
 
             def stop() -> None:

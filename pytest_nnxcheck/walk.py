@@ -69,6 +69,12 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
     return Walk(tuple(visit.tracers), tuple(visit.arrays), visit.places, len(visit.seen) - 1, visit.complete)
 
 
+def holds_beside(node: object, leaves: Iterable[object]) -> bool:
+    """Whether tracers are reachable from a graph node that are none of its leaves: its structure holds them, which jax compares later on."""
+    known = {id(leaf) for leaf in leaves}
+    return any(id(found.tracer) not in known for found in walk([("", node)]).tracers)
+
+
 def is_exception(value: object) -> bool:
     return any(base is BaseException for base in mro(type(value)))
 

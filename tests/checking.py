@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.call import Call, Session, check_call
@@ -28,6 +31,17 @@ def call(subject: Any, *args: Any, nesting: str = "un-nested", session: Session 
     """``subject(*args)`` under one nesting; settings as in the marker."""
     chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
     return check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
+
+
+def takes_over(before: Any, after: Any) -> bool:
+    """Whether the installed jax lets a donated array's buffer be taken over by a result of another type."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        old = jnp.zeros(before.shape, before.dtype)
+        pointer = old.unsafe_buffer_pointer()
+        # The new value is made of the old one, so that XLA cannot have it beforehand.
+        new = jax.jit(lambda old: (old.sum() + jnp.ones(after.shape)).astype(after.dtype), donate_argnums=0)(old)
+    return bool(new.unsafe_buffer_pointer() == pointer)
 
 
 def broken(found: Call) -> list[str]:

@@ -79,3 +79,15 @@ def test_a_remat_in_a_scan_is_seen():
     scanned = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: (block(x), None), x, None, length=2)[0])
     assert dataflow.remat_in_scan(scanned(W))
     assert not dataflow.remat_in_scan(jax.make_jaxpr(block)(W))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_which_inputs_go_into_an_output(wrapper):
+    found = dataflow.origins(compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W)))
+    # A loop or a branch mixes all it is given, which is the safe side.
+    assert found == ((0b01, 0b11) if wrapper in ("plain", "jit", "remat") else (0b11, 0b11))
+
+
+def test_an_output_that_no_input_goes_into_or_that_is_one():
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(lambda w, x: (jnp.zeros(3), 1.0, x, jax.jit(lambda a, b: a)(x, w)))(W, W))
+    assert dataflow.origins(jaxpr) == (0, 0, 0b10, 0b10)

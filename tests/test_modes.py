@@ -15,7 +15,7 @@ from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.api import assert_invariants, check
-from pytest_nnxcheck.invariants.donation import Returned, donation, given_to_outputs
+from pytest_nnxcheck.invariants.donation import Returned, donation, notes
 from pytest_nnxcheck.nesting import MODES, Nesting
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.pointers import Leaf, Move
@@ -437,12 +437,17 @@ class Square(nnx.Module):
 
 
 class Narrowed(Square):
-    """Its kernel comes back in another type: that buffer is lost."""
+    """Its kernel comes back in another type: that buffer is lost, if no output has its type."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self.linear(x)
         self.linear.kernel.set_value(self.linear.kernel[...].astype(jnp.bfloat16))
         return y
+
+
+class NarrowedForNothing(Narrowed):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return super().__call__(x).sum()
 
 
 @has_modes
@@ -452,7 +457,12 @@ def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
     (held,) = check(Square(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert held.verdict == "held"
     assert held.notes == ("model.linear.kernel is in a new buffer: an output of the call took a donated one",)
-    (lost,) = check(Narrowed(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
+    (held,) = check(Narrowed(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
+    assert held.verdict == "held"
+    assert held.notes == (
+        "model.linear.kernel   float32[4,4]   became bfloat16[4,4]: dtype changed, in a new buffer: an output of the call took its own",
+    )
+    (lost,) = check(NarrowedForNothing(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert [violation.invariant for violation in lost.violations] == ["donation"]
 
 
@@ -461,11 +471,12 @@ def test_one_output_excuses_one_leaf():
         return Leaf(path, "float32[4]", None, pointers)
 
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
-    found = Observation(Nesting(), None, moves=moves, reused=frozenset({0}))
-    assert given_to_outputs(found) == ["a"]
-    (violation,) = donation(found, (), (), Returned((), frozenset("abc"), (), frozenset()), debug_nans=False)
-    assert [text.split()[0] for _, text in violation.details] == ["b", "c"]
-    assert given_to_outputs(dataclasses.replace(found, reused=frozenset())) == []
+    found = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
+    assert notes(found) == ("a is in a new buffer: an output of the call took a donated one",)
+    (violation,) = donation(found, (), (), Returned(frozenset("abc"), (), frozenset()), debug_nans=False)
+    assert violation.summary.startswith("b ")
+    assert [text.split()[0] for _, text in violation.details] == ["c"]
+    assert notes(dataclasses.replace(found, reused=frozenset({10, 11, 12}))) == ()
 
 
 @has_modes

@@ -68,7 +68,7 @@ def told(result):
         program = next((line.split(maxsplit=1)[1] for line in lines if re.match(r"program  ", line)), "")
         test = re.search(r"replay +pytest '?(\S+?::.+?)'? --nnx", block)
         broken = re.search(r"nnx invariant broken: (\w+)", block)
-        leaf = re.search(r"(?:leaked|lost|shared|viewed|dropped) +(\S+)", block)
+        leaf = re.search(r"^E +(?:leaked|donation) +(\S+)", block, re.MULTILINE)
         if test:
             kind = broken[1] if broken else lines[0].partition(":")[0].rpartition(".")[2]
             found[test[1]] = (kind, leaf[1] if leaf and broken else "", program)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from checking import call, text
+from checking import call, takes_over, text
 from flax import nnx
 from healthy import FLAX, WIDTH, numbers, rngs
 from wild_training import (
@@ -37,7 +37,7 @@ IN_STATES = [f"['layers'][{index}]['{name}']" for index in range(2) for name in 
 def rows(found):
     """The rows of the donation's violation."""
     (violation,) = [each for each in found.outcome.violations if each.invariant == "donation"]
-    return {row for _, row in violation.details}, violation
+    return {violation.summary, *(row for _, row in violation.details)}, violation
 
 
 def assert_healthy(subject, args, nesting, **settings):
@@ -91,7 +91,10 @@ def test_a_learning_rate_that_promotes_is_named_with_every_parameter(nesting):
     found = call(sgd, *bfloat16_args(jnp.asarray(0.1, jnp.float32)), nesting=nesting)
     lost, violation = rows(found)
     shapes = ["16", "8,16", "4", "16,4"]
-    assert lost == {
+    # Newer jax lets XLA give the new value of a kernel the buffer of another one, of as many bytes: that one is a note.
+    noted = {note.removesuffix(", in a new buffer: an output of the call took its own") for note in found.outcome.notes}
+    assert len(lost) >= 3
+    assert lost | noted == {
         f"model.{leaf}   bfloat16[{shape}]   became float32[{shape}]: dtype changed"
         for leaf, shape in zip(LAYERS, shapes, strict=True)
     }
@@ -183,7 +186,9 @@ def forgets_params(graphdef, params, opt_state, batch):
     return loss, opt_state
 
 
-OPT_STATE = {"opt_state[0].count", *(f"opt_state[0].{name}{inside}" for name in ("mu", "nu") for inside in IN_STATES)}
+OPT_STATE = {f"opt_state[0].{name}{inside}" for name in ("mu", "nu") for inside in IN_STATES}
+if not takes_over(jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)):
+    OPT_STATE.add("opt_state[0].count")  # elsewhere the loss, which has as many bytes, takes its buffer
 
 
 @pytest.mark.parametrize("nesting", [*ROOTS, "jit > scan"])

@@ -8,6 +8,7 @@ jax 0.4.33 and 0.5.3 with flax 0.10.2, jax 0.6.2 with flax 0.10.7, jax 0.10.2 wi
 from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import copied, first, stacked
+from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, no_compile_cache
 from pytest_nnxcheck.compat.meshes import active_mesh, annotated, on_devices
 from pytest_nnxcheck.compat.modes import (
     flax_mode,
@@ -77,8 +78,10 @@ __all__ = [
     "annotated",
     "attributes",
     "byte_bounds",
+    "cached_compiles",
     "cached_partial",
     "checks_values",
+    "compile_folder",
     "compiler_options",
     "concrete",
     "copied",
@@ -104,6 +107,7 @@ __all__ = [
     "mode_words",
     "modes",
     "nnx_shard_map",
+    "no_compile_cache",
     "on_devices",
     "open_jaxpr",
     "quick_compiles",

@@ -1,0 +1,99 @@
+"""jax's persistent compilation cache, for the plugin's own compiles and no others.
+
+Its options are public; what it has open is not: jax opens the folder of the first compile once for the process, and writes to
+it whatever the options say later, so that a user's compiles after ours would go into our folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+EQUAL_FROM = (0, 6, 2)
+"""The first jax whose cache gives back what went in: totals, buffers, lines and aliases, and donation keeps its pointers.
+
+Tried on the CPU: jax 0.6.2, 0.10.2 and 0.12 do. On jax 0.4.33 and 0.5.3 ``memory_analysis()`` of a loaded program tells that nothing
+is aliased, so that its peak is too high; all else is equal.
+"""
+OPTIONS: dict[str, Any] = {
+    # Small programs are what a check compiles.
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    # Without, a program whose lines have moved would be served with the lines of before.
+    "jax_compilation_cache_include_metadata_in_key": True,
+    # A file that cannot be read or written costs a compile, never a test.
+    "jax_raise_persistent_cache_errors": False,
+    # A bound of jax's own needs a package that jax does not ask for, and raises where it is missing.
+    "jax_compilation_cache_max_size": -1,
+}
+DIRECTORY = "jax_compilation_cache_dir"
+_OPENED = ("_cache", "_cache_initialized", "_cache_checked", "_cache_used")
+_WARNING = "Error (reading|writing) persistent compilation cache entry"
+_folder: ContextVar[Path | None] = ContextVar("nnxcheck_compile_folder", default=None)
+
+
+@contextlib.contextmanager
+def compile_folder(folder: Path | None) -> Iterator[None]:
+    """Say where `cached_compiles` keeps its programs for a while; `None` is nowhere. Nothing of jax is touched yet."""
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def no_compile_cache() -> str:
+    """Why programs cannot be kept between runs here; empty if they can."""
+    import jax
+
+    values = jax.config.values
+    if jax.__version_info__ < EQUAL_FROM:
+        return f"jax {jax.__version__} gives back programs that tell no aliased bytes"
+    if jax.default_backend() != "cpu":
+        return f"untried on {jax.default_backend()}"
+    if not {DIRECTORY, *OPTIONS} <= values.keys() or not all(hasattr(_module(), name) for name in _OPENED):
+        return f"jax {jax.__version__} has other options than the versions that were tried"
+    if values[DIRECTORY]:
+        return f"{DIRECTORY} is set: the user keeps compiled programs himself"
+    return "" if values["jax_enable_compilation_cache"] else "jax_enable_compilation_cache is off"
+
+
+@contextlib.contextmanager
+def cached_compiles() -> Iterator[None]:
+    """Take what is compiled for a while from the folder of `compile_folder`, and keep it there; then put all of jax back as it was.
+
+    Where `no_compile_cache` gives a reason, nothing is touched. Programs with callbacks are safe: jax leaves them out, or (0.12) gives
+    them the callbacks of this process. The key has the features of the processor. All versions.
+    """
+    import jax
+
+    folder = _folder.get()
+    if folder is None or no_compile_cache():
+        yield
+        return
+    chosen = {**OPTIONS, DIRECTORY: str(folder)}
+    before = {name: jax.config.values[name] for name in chosen}
+    module = _module()
+    opened = {name: getattr(module, name) for name in _OPENED}
+    try:
+        for name, value in chosen.items():
+            jax.config.update(name, value)
+        module.reset_cache()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_WARNING)
+            yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        for name, value in opened.items():
+            setattr(module, name, value)
+
+
+def _module() -> Any:
+    from jax._src import compilation_cache
+
+    return compilation_cache

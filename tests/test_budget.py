@@ -1,0 +1,130 @@
+"""A budget in bytes bounds one call: the nesting's own axes are added to it, and what one call or a nesting wastes is not."""
+
+from __future__ import annotations
+
+import re
+
+import jax.numpy as jnp
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import numbers, rngs
+from reports import ScanOverRemat, inputs_scan_over_remat
+
+from pytest_nnxcheck import standalone
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.profile import profile
+from pytest_nnxcheck.program import baseline_for, kept
+from pytest_nnxcheck.report import format_bytes
+from pytest_nnxcheck.reproducer import facts_of
+from pytest_nnxcheck.settings import merge
+from pytest_nnxcheck.standalone import Setup, first_of, run, take_apart
+from pytest_nnxcheck.standalone_checks import Rule, memory_is_within
+from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.transforms import jit_argument, jit_functional, vmap_argument
+
+ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
+WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
+
+
+class Mlp(nnx.Module):
+    """Parameters of 1 MiB."""
+
+    def __init__(self):
+        self.up = nnx.Linear(256, 512, use_bias=False, rngs=rngs())
+        self.down = nnx.Linear(512, 256, use_bias=False, rngs=rngs())
+
+    def __call__(self, x):
+        return self.down(nnx.relu(self.up(x)))
+
+
+class Wasteful(Mlp):
+    """An outer product that nobody needs: more in one call. With axes more is expected of it too, the un-nested program says it."""
+
+    def __call__(self, x):
+        return super().__call__(x) + jnp.sort(x[:, :, None] * x[:, None, :]).sum(-1)
+
+
+def batch():
+    return numbers((96, 256))
+
+
+def peak(model, nesting, **settings):
+    return call(model, batch(), nesting=nesting, **settings).outcome.peak
+
+
+@pytest.fixture(scope="module")
+def budget():
+    """What one call may hold: as much as the largest of these, and a tenth. (Older jax copies an operand of a mapped product.)"""
+    return round(1.1 * max(peak(Mlp(), nesting) for nesting in ONE_CALL))
+
+
+@pytest.mark.parametrize("nesting", ONE_CALL)
+def test_one_call_is_held_to_the_bytes_themselves(budget, nesting):
+    held = call(Mlp(), batch(), nesting=nesting, memory_budget=budget)
+    assert (held.outcome.verdict, held.outcome.budget) == ("held", budget)
+    over = call(Mlp(), batch(), nesting=nesting, memory_budget=held.outcome.peak - 1)
+    assert broken(over) == ["memory"]
+    assert f"budget {format_bytes(held.outcome.peak - 1)} (memory_budget)" in text(over)
+    assert broken(call(Wasteful(), batch(), nesting=nesting, memory_budget=budget)) == ["memory"]
+
+
+@pytest.mark.parametrize("nesting", WITH_AXES[:4])
+def test_the_axes_of_a_nesting_are_added(budget, nesting):
+    held = call(Mlp(), batch(), nesting=nesting, memory_budget=budget)
+    assert held.outcome.verdict == "held", text(held)
+    assert held.outcome.peak > budget  # by the bytes alone it was condemned
+    assert held.outcome.budget > budget
+
+
+@pytest.mark.parametrize("nesting", WITH_AXES)
+def test_what_is_added_is_what_the_expected_peak_gains(nesting):
+    """By the peaks that reports show: the un-nested program of a gradient is the gradient."""
+    un_nested = "jit > grad" if "grad" in nesting else "jit"
+    further = {"transforms": "jit,vmap,scan,grad,fori_loop"}
+    expected = [
+        call(Mlp(), batch(), nesting=each, memory_budget="1x", **further).outcome.budget
+        for each in (nesting, un_nested)
+    ]
+    found = call(Mlp(), batch(), nesting=nesting, memory_budget=10**6, **further).outcome
+    assert found.budget - 10**6 == expected[0] - expected[1] > 0
+
+
+def test_more_than_the_axes_need_is_a_violation():
+    """google/flax#4871: a second call in one program copies the parameters, which is no matter of its axes."""
+    model, inputs = ScanOverRemat(nnx.Rngs(0)), inputs_scan_over_remat()
+    one = call(model, *inputs, nesting="jit").outcome.peak
+    assert call(model, *inputs, nesting="jit", memory_budget=one).outcome.verdict == "held"
+    found = call(model, *inputs, nesting="jit > call_first", memory_budget=one)
+    assert broken(found) == ["memory"]
+    more = found.outcome.budget - one
+    shown = f"budget {format_bytes(one + more)} (memory_budget {format_bytes(one)} + {format_bytes(more)} for the nesting's own axes)"
+    assert shown in text(found)
+    assert f"is over the budget of {format_bytes(one + more)}" in text(found)
+
+
+def test_a_multiple_stays_what_it_was():
+    for nesting in ("jit", "jit > vmap"):
+        found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x")
+        assert found.outcome.budget == round(found.outcome.evidence.expected / 2)
+        assert re.search(r"budget .* \(0\.5x the expected peak\)", text(found))
+
+
+@pytest.mark.parametrize("less", [0, 2**20])
+def test_the_program_to_paste_has_the_same_bound(less, capsys):
+    nesting = Nesting.parse("jit > vmap")
+    model, x, one = Mlp(), batch(), peak(Mlp(), "jit") - less
+    found = call(model, x, nesting=str(nesting), memory_budget=one).outcome
+    bound = bind(model, (x,), {})
+    facts = eval(facts_of(bound, profile(bound), nesting, merge({})).text, vars(standalone))
+    un_nested = Setup(run, lambda f, plans: jit_functional(f, plans[0]), lambda out: out, (0,), 0, 2)
+    assert str(baseline_for(nesting)) == "jit[functional]"
+    setup = Setup(run, lambda f, plans: jit_argument(vmap_argument(f, plans[1]), plans[0]), first_of, (1, 0), 1, 1)
+    ran = run(take_apart(model, (x,), {}), facts, setup)
+    try:
+        memory_is_within(ran, Rule(un_nested, kept=kept(nesting), budget=one))
+        verdict = "held"
+    except AssertionError:
+        verdict = "violated"
+    assert verdict == found.verdict
+    assert f"budget {format_bytes(found.budget)} (memory_budget {format_bytes(one)} + " in capsys.readouterr().out

@@ -1,0 +1,401 @@
+"""Compiled programs that are kept between runs: equal to what was compiled, none of the user's, and never the cause of a failure."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import call
+from flax import nnx
+from reports import Pair, step_other_dtype
+
+from pytest_nnxcheck import buffers, compat, compiles, hlo
+from pytest_nnxcheck.compat import compile_cache
+
+JAX = jax.__version_info__
+WORKS = JAX >= (0, 6, 2)
+works = pytest.mark.skipif(not WORKS, reason="this jax gives back other programs than it was given")
+EVENTS: list[str] = []
+jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event.rpartition("/")[2]))
+OURS = {compile_cache.DIRECTORY, *compile_cache.OPTIONS}
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.inside, self.norm, self.out = (
+            nnx.Linear(8, 16, rngs=rngs),
+            nnx.BatchNorm(16, rngs=rngs),
+            nnx.Linear(16, 4, rngs=rngs),
+        )
+
+    def __call__(self, x):
+        return self.out(jnp.tanh(self.norm(nnx.relu(self.inside(x)))))
+
+
+def options():
+    return {name: jax.config.values[name] for name in OURS}
+
+
+def opened():
+    return {name: getattr(compile_cache._module(), name) for name in compile_cache._OPENED}
+
+
+def entries(folder):
+    return sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+
+
+def compiled(folder, f, *args):
+    """What is read of a program that went through the folder, whether it came out of it, and whether donation kept the pointers."""
+    jax.clear_caches()
+    EVENTS.clear()
+    program = jax.jit(f, donate_argnums=0, keep_unused=True)
+    with compat.whole_stacks(), compat.compile_folder(folder), compat.cached_compiles():
+        found = program.lower(*args).compile(compiler_options=compat.compiler_options())
+    read = buffers.read(found), hlo.aliases(compat.serialized_hlo_module(found))
+    donated = jax.tree.map(jnp.copy, args[0])
+    before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(donated)]
+    after = found(donated, *args[1:])[0]
+    return read, "cache_hits" in EVENTS, before == [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after)]
+
+
+def pure(model, *, length=1):
+    graphdef, state = nnx.split(model)
+
+    def f(state, x):
+        def body(state, x):
+            inner = nnx.merge(graphdef, state)
+            y = inner(x)
+            return nnx.state(inner), y
+
+        return jax.lax.scan(body, state, x) if length > 1 else body(state, x)
+
+    return f, state
+
+
+CONSTANT = jnp.arange(4096.0).reshape(64, 64)
+
+
+def captures(state, x):
+    return state + 1.0, jnp.sin(x @ CONSTANT) @ CONSTANT
+
+
+def cases():
+    x = jnp.ones((8, 8))
+    step, state = pure(Net())
+    scan, scanned = pure(Net(), length=3)
+    return {
+        "step": (step, state, x),
+        "scan": (scan, scanned, jnp.ones((3, 8, 8))),
+        "captured": (captures, jnp.ones((64, 64)), jnp.ones((64, 64))),
+    }
+
+
+@pytest.mark.parametrize("name", ["step", "scan", "captured"])
+def test_a_program_from_the_folder_tells_the_same(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(compile_cache, "EQUAL_FROM", (0,))  # on every version: what the table says of it is held too
+    f, *args = cases()[name]
+    # From one line: the frames of all callers are in the key.
+    found = [compiled(tmp_path, f, *args) for _ in range(2)]
+    ((memory, aliases), *first), ((again, same), *second) = found
+    assert (first, second) == ([False, True], [True, True])
+    assert entries(tmp_path)
+    assert memory.named
+    assert any(buffer.stack for buffer in memory.buffers)
+    assert aliases
+    assert same == aliases
+    if WORKS:
+        assert again == memory
+    else:
+        assert (again.aliased, again.buffers) == (0, memory.buffers)
+        assert memory.aliased > 0
+
+
+def test_the_table_says_where_it_is_off(tmp_path):
+    reason = compat.no_compile_cache()
+    assert reason == ("" if WORKS else f"jax {jax.__version__} gives back programs that tell no aliased bytes")
+    compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
+    assert bool(entries(tmp_path)) is WORKS
+
+
+@works
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional] > scan", "jit > vmap[functional]", "scan"])
+def test_a_nesting_from_the_folder_is_judged_the_same(nesting, tmp_path):
+    def outcome(folder):
+        jax.clear_caches()
+        EVENTS.clear()
+        with compat.compile_folder(folder):
+            found = call(Net(), jnp.ones((3, 8)), nesting=nesting)
+        return found.outcome, "cache_hits" in EVENTS
+
+    (plain, _), first, second = [outcome(folder) for folder in (None, tmp_path, tmp_path)]
+    assert plain.verdict == "held"
+    assert first == (plain, False)
+    assert second == (plain, True)
+
+
+@works
+def test_a_broken_invariant_is_told_the_same(tmp_path):
+    def outcome(folder):
+        jax.clear_caches()
+        with compat.compile_folder(folder):
+            return call(step_other_dtype, Pair(64), nesting="jit").outcome
+
+    plain, first, second = [outcome(folder) for folder in (None, tmp_path, tmp_path)]
+    assert plain.verdict == "violated"
+    assert first == second == plain
+
+
+@works
+def test_moved_lines_are_not_served_as_they_were(tmp_path):
+    source = "import jax.numpy as jnp\n\ndef f(state, x):\n    y = jnp.sin(x @ state) @ state\n    return state + 1.0, jnp.tanh(y @ y)\n"
+    file = tmp_path / "moved.py"
+
+    def lines(above):
+        file.write_text("\n" * above + source)
+        spec = importlib.util.spec_from_file_location("moved", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        (memory, _), hit, _ = compiled(tmp_path / "kept", module.f, jnp.ones((64, 64)), jnp.ones((64, 64)))
+        own = [frame for buffer in memory.buffers for frame in buffer.stack if frame.startswith(str(file))]
+        return hit, {int(frame.rpartition(":")[2]) - above for frame in own}
+
+    first, again, moved = [lines(above) for above in (0, 0, 3)]
+    assert first[1]
+    assert first[0] is False
+    assert again == (True, first[1])
+    assert moved == (False, first[1])
+
+
+def damage(folder, how):
+    for path in folder.glob("*-cache"):
+        content = path.read_bytes()
+        path.unlink()
+        if how == "a folder":
+            path.mkdir()
+        else:
+            path.write_bytes({"noise": b"\0noise" * 99, "empty": b"", "cut": content[: len(content) // 2]}[how])
+
+
+@works
+@pytest.mark.parametrize("how", ["noise", "empty", "cut", "a folder"])
+@pytest.mark.parametrize("strict", [False, True], ids=["", "errors of the cache raise"])
+def test_a_damaged_entry_costs_a_compile_and_no_more(how, strict, tmp_path):
+    found = []
+    before = jax.config.jax_raise_persistent_cache_errors
+    jax.config.update("jax_raise_persistent_cache_errors", strict)
+    try:
+        for _ in range(2):
+            # A warning would be an error here.
+            found.append(compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64))))
+            if len(found) == 1:
+                damage(tmp_path, how)
+        assert found[1] == found[0]
+        assert found[1][1:] == (False, True)
+        assert jax.config.jax_raise_persistent_cache_errors is strict
+    finally:
+        jax.config.update("jax_raise_persistent_cache_errors", before)
+
+
+@works
+def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
+    file = tmp_path / "file"  # for root every folder can be written
+    file.write_text("")
+    _, hit, kept = compiled(file, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
+    assert not hit
+    assert kept
+    assert file.read_text() == ""
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_jax_is_put_back(raises, tmp_path):
+    before = options(), opened()
+    with compat.compile_folder(tmp_path / "kept"), contextlib.suppress(KeyError), compat.cached_compiles():
+        jax.jit(lambda x: x + 1)(jnp.ones(5))
+        if raises:
+            raise KeyError
+    assert (options(), opened()) == before
+    kept = entries(tmp_path / "kept")
+    assert bool(kept) is WORKS
+    jax.jit(lambda x: x * 3)(jnp.ones(5))
+    with compat.cached_compiles():  # nobody said where
+        jax.jit(lambda x: x * 4)(jnp.ones(5))
+    assert entries(tmp_path / "kept") == kept
+
+
+USERS = """
+import sys
+import jax, jax.numpy as jnp
+from pathlib import Path
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.compile_cache import OPTIONS
+ours, his = map(Path, sys.argv[1:])
+if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", str(his))
+f = jax.jit(lambda x: jnp.sin(x @ x))
+x = jnp.ones((8, 8))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", *OPTIONS)}
+with compat.compile_folder(ours), compat.cached_compiles():
+    assert {name: jax.config.values[name] for name in before} == before
+    f.lower(x).compile()
+assert {name: jax.config.values[name] for name in before} == before
+jax.config.update("jax_compilation_cache_dir", None)
+with compat.compile_folder(ours), compat.cached_compiles():
+    # jax goes on with the folder that it has opened; ours is another, and only for a while.
+    jax.jit(lambda x: jnp.tan(x @ x)).lower(x).compile()
+jax.config.update("jax_compilation_cache_dir", str(his))
+jax.jit(lambda x: jnp.cos(x @ x)).lower(x).compile()
+print(len(list(ours.glob("*"))), len(list(his.glob("*lambda*-cache"))))
+"""
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_users_own_folder_is_left_alone(by, tmp_path):
+    ours, his = tmp_path / "ours", tmp_path / "his"
+    ours.mkdir()
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(his)} if by == "environment" else dict(os.environ)
+    command = [sys.executable, "-W", "error::UserWarning", "-c", USERS, str(ours), str(his)]
+    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["1", "2"] if WORKS else ["0", "3"]), ran.stderr
+
+
+@works
+def test_a_user_who_switched_it_off_has_it_off(tmp_path):
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        assert compat.no_compile_cache() == "jax_enable_compilation_cache is off"
+        compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    assert not entries(tmp_path)
+
+
+# --- the folder
+
+
+def fill(folder, sizes):
+    folder.mkdir(exist_ok=True)
+    for age, (name, size) in enumerate(sizes.items()):
+        (folder / name).write_bytes(bytes(size))
+        os.utime(folder / name, (1e9 + age, 1e9 + age))
+
+
+def test_the_oldest_entries_go(tmp_path):
+    fill(tmp_path, {"a": 40, "b": 30, "c": 20, "d": 10})
+    os.utime(tmp_path / "a", (2e9, 1e9))  # written first, used last
+    compiles.prune(tmp_path, 60)
+    assert entries(tmp_path) == ["a", "d"]
+    compiles.prune(tmp_path, 60)
+    assert entries(tmp_path) == ["a", "d"]
+
+
+def test_a_folder_that_is_gone_is_no_error(tmp_path):
+    compiles.prune(tmp_path / "none", 0)
+
+
+SUITE = """
+    import jax, jax.numpy as jnp, pytest
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.a = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        def __call__(self, x):
+            return jnp.tanh(self.a(x)) * 2
+
+    @pytest.mark.parametrize("size", [3, 5])
+    @pytest.mark.nnx_invariants(transforms=["jit"], styles=["argument"], max_examples=1)
+    def test_net(nnx_wrap, size):
+        y = nnx_wrap(Net())(jnp.ones((size, 8)))
+        jax.jit(lambda y: of_the_body(y))(y)
+
+    def of_the_body(y):
+        return y.sum()
+"""
+
+
+@pytest.fixture
+def suite(pytester, inner_args, monkeypatch):
+    """Run the suite in a fresh process: how it ended, the entries of the folder, and what was reported."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    pytester.makepyfile(test_net=textwrap.dedent(SUITE))
+    folder = pytester.path / ".pytest_cache" / "d" / compiles.NAME
+
+    def run(*args, passed=2):
+        ran = pytester.runpytest_subprocess(
+            *inner_args, "-p", "no:randomly", "-W", "error", "--nnx-report=report.json", *args
+        )
+        ran.assert_outcomes(passed=passed)
+        told = json.loads((pytester.path / "report.json").read_text())
+        return entries(folder), [untimed(nesting) for nesting in told["nestings"]]
+
+    run.folder = folder
+    return run
+
+
+def untimed(nesting):
+    return {name: value for name, value in nesting.items() if name != "seconds"}
+
+
+def test_the_second_run_takes_what_the_first_one_left(suite):
+    first, told = suite()
+    assert bool(first) is WORKS
+    assert not any("of_the_body" in name or "lambda" in name for name in first)
+    if WORKS:
+        times = {name: (suite.folder / name).stat().st_mtime_ns for name in first}
+        assert suite() == (first, told)
+        assert {name: (suite.folder / name).stat().st_mtime_ns for name in first} == times
+        assert suite("--nnx-no-cache", "--cache-clear") == ([], told)
+
+
+@works
+def test_workers_write_at_the_same_time(suite):
+    left, told = suite("-n", "2")
+    assert left
+    assert {nesting["verdict"] for nesting in told} == {"held"}
+
+
+@pytest.fixture
+def configured(pytester, inner_args):
+    """The config of a run, which ends with the test."""
+    return lambda *args: pytester.parseconfigure(*inner_args, *args)
+
+
+def test_where_the_folder_is(configured, pytester):
+    folder = compiles.folder_of(configured())
+    assert folder == pytester.path / ".pytest_cache" / "d" / compiles.NAME
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("args", [["--nnx-no-cache"], ["-p", "no:cacheprovider"]])
+def test_where_there_is_none(args, configured, pytester):
+    assert compiles.folder_of(configured(*args)) is None
+    assert not (pytester.path / ".pytest_cache" / "d" / compiles.NAME).exists()
+
+
+def test_a_folder_that_cannot_be_made_is_none(configured, pytester):
+    blocked = pytester.path / ".pytest_cache" / "d" / compiles.NAME
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("")
+    assert compiles.folder_of(configured()) is None
+
+
+def test_a_run_ends_within_the_bound(configured, monkeypatch):
+    monkeypatch.setattr(compiles, "BOUND", 50)
+    config = configured()
+    folder = compiles.folder_of(config)
+    assert compiles.folder_of(config) == folder
+    fill(folder, {"old": 40, "new": 40})
+    config._ensure_unconfigure()
+    assert entries(folder) == ["new"]

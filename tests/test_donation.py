@@ -1,0 +1,316 @@
+"""Donated inputs in any container and place: what an output took over is kept, and what is lost is named; the claims are tried in jax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import broken, call, takes_over, text
+from flax import nnx
+from healthy import assign, numbers, rngs
+
+from pytest_nnxcheck import compat, standalone
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.profile import profile
+from pytest_nnxcheck.reproducer import facts_of
+from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck.standalone import Setup, first_of, run, take_apart
+from pytest_nnxcheck.standalone_checks import donated_buffers_are_kept
+from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.transforms import jit_argument, vmap_argument
+
+
+class KeepsInDict(nnx.Module):
+    """Keeps its output in a plain dict; the kernel is handed back as it was, or in another type that no buffer fits."""
+
+    def __init__(self, dtype=jnp.float32):
+        self.linear = nnx.Linear(4, 4, use_bias=False, rngs=rngs())
+        self.kind = nnx.Param  # a class has what an array has: a shape to ask for, and none to give
+        self.cache, self.dtype = nnx.data({}) if compat.has_data() else {}, dtype
+
+    def __call__(self, x):
+        y = self.linear(x)
+        if self.dtype == jnp.bfloat16:
+            assign(self.linear.kernel, self.linear.kernel[...].astype(self.dtype))
+        else:
+            self.cache["y"] = y
+        return y.sum()
+
+
+def takes_plain_arrays():
+    model = KeepsInDict()
+    try:
+        nnx.jit(lambda model, x: model(x))(model, numbers((4, 4)))
+    except ValueError:
+        return False
+    return not isinstance(model.cache["y"], jax.core.Tracer)
+
+
+has_plain_arrays = pytest.mark.skipif(
+    not takes_plain_arrays(), reason="this flax takes no module that keeps an array in a plain dict"
+)
+
+ROOTS = ["jit", "jit[functional]", "jit > vmap", "jit > scan[functional]", "jit > eval_shape", "jit[closure]"]
+DONATED = {"donate": "state,cache"}
+
+
+def linear():
+    return nnx.Linear(4, 4, rngs=rngs())
+
+
+def two():
+    return [jnp.zeros((3, 4)), jnp.ones((3, 4))]
+
+
+def decode(model, x, cache):
+    """The state comes back after another output, as every language model's does."""
+    return model(x).sum(0), [each + 1 for each in cache]
+
+
+def decode_tuple(model, x, cache):
+    return model(x).sum(0), tuple(each + 1 for each in cache)
+
+
+def decode_swapped(model, x, cache):
+    first, second = cache
+    return [second + 1, {"old": (None, first * 2)}], model(x)
+
+
+def lstm(model, x, cache):
+    hidden, cell = cache
+    cell = jnp.tanh(cell + model(x))
+    hidden = jnp.tanh(cell) * hidden
+    return hidden * 1.0, (hidden, cell)
+
+
+def one_array(model, x, cache):
+    return model(x), cache + 1
+
+
+def forgets_one(model, x, cache):
+    return model(x).sum(0), [cache[0] + cache[1]]
+
+
+def narrows_one(model, x, cache):
+    return model(x).sum(0), [cache[0] + 1, (cache[1] + 1).astype(jnp.bfloat16)]
+
+
+def narrows_swapped(model, x, cache):
+    """Names and types pair the wrong arrays here: only what goes into an output tells whose it is."""
+    return [cache[1] + 1, (cache[0] + 1).astype(jnp.bfloat16)], model(x).sum(0)
+
+
+def grows_one(model, x, cache):
+    return model(x).sum(0), [jnp.concatenate([cache[0], x[:1]]), cache[1] + 1]
+
+
+HEALTHY = {
+    "list": (decode, two),
+    "tuple": (decode_tuple, lambda: tuple(two())),
+    "swapped": (decode_swapped, two),
+    "LSTM": (lstm, lambda: (jnp.zeros((2, 4)), jnp.ones((2, 4)))),
+    "one array": (one_array, lambda: jnp.zeros((5, 4))),
+}
+LEAKY = {
+    "forgets one": (forgets_one, "cache[1]", "not returned"),
+    "narrows one": (narrows_one, "cache[1]", "an output is bfloat16[3,4]: dtype changed"),
+    "narrows, swapped": (narrows_swapped, "cache[0]", "an output is bfloat16[3,4]: dtype changed"),
+    "grows one": (grows_one, "cache[0]", "an output is float32[4,4]: shape changed"),
+}
+
+
+def args(cache):
+    return linear(), numbers((2, 4)), cache()
+
+
+@pytest.mark.parametrize("nesting", ROOTS)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_donated_cache_that_comes_back_after_another_output_holds(name, nesting):
+    subject, cache = HEALTHY[name]
+    found = call(subject, *args(cache), nesting=nesting, **DONATED)
+    assert found.outcome.verdict == "held", text(found)
+    assert found.outcome.evidence.moves == ()
+
+
+@pytest.mark.parametrize("nesting", ROOTS)
+@pytest.mark.parametrize("name", LEAKY)
+def test_exactly_the_array_that_is_lost_is_named(name, nesting):
+    subject, path, why = LEAKY[name]
+    found = call(subject, *args(two), nesting=nesting, **DONATED)
+    assert broken(found) == ["donation"], text(found)
+    (violation,) = found.outcome.violations
+    assert violation.summary.split("   ")[0] == path
+    assert violation.summary.endswith(why)
+    assert violation.details == ()  # one row for one leaf
+    assert [move.path for move in found.outcome.evidence.moves] == [path]
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_jax_keeps_the_buffers_of_the_healthy_ones():
+    for subject, cache in HEALTHY.values():
+        model, x, donated = args(cache)
+        leaves = jax.tree.leaves(donated)
+        old = {leaf.unsafe_buffer_pointer() for leaf in leaves}
+        new = jax.jit(subject, static_argnums=0, donate_argnums=2)(Held(model), x, donated)
+        assert old <= {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(new)}
+
+
+class Held:
+    """A model as a static argument."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, x):
+        return self.model(x)
+
+
+def test_an_abstract_cache_is_told_apart_too():
+    x, cache = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args(two)[1:])
+    model = nnx.eval_shape(linear)
+    assert call(decode, model, x, cache, nesting="jit", **DONATED).outcome.verdict == "held"
+    found = call(narrows_swapped, model, x, cache, nesting="jit", **DONATED)
+    assert [violation.summary.split("   ")[0] for violation in found.outcome.violations] == ["cache[0]"]
+
+
+# --- another type in the same buffer
+
+
+def turned(model, x, cache):
+    return model(x), [each.T + 1 for each in cache]
+
+
+def numbered(model, x, cache):
+    return model(x), [(each + 1).astype(jnp.int32) for each in cache]
+
+
+def halved(model, x, cache):
+    """No result has as many bytes as a donated array."""
+    return model(x), [(each.T + 1).astype(jnp.bfloat16) for each in cache]
+
+
+OLD = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+TURNED, NUMBERED = jax.ShapeDtypeStruct((4, 3), jnp.float32), jax.ShapeDtypeStruct((3, 4), jnp.int32)
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > vmap"])
+@pytest.mark.parametrize(
+    "subject, new, why",
+    [
+        (turned, TURNED, "an output is float32[4,3]: shape changed"),
+        (numbered, NUMBERED, "an output is int32[3,4]: dtype changed"),
+    ],
+)
+def test_another_type_in_a_buffer_that_was_taken_over_is_a_note(subject, new, why, nesting):
+    found = call(subject, *args(two), nesting=nesting, **DONATED)
+    told = [*found.outcome.notes, *text(found).splitlines()]
+    assert any(line.startswith("cache[0]") and why in line for line in told), told
+    assert broken(found) == ([] if takes_over(OLD, new) else ["donation"])
+    assert broken(call(halved, *args(two), nesting=nesting, **DONATED)) == ["donation"]
+
+
+class Turning(nnx.Module):
+    """A leaf of the state that comes back with its axes exchanged, or as half as many bytes."""
+
+    def __init__(self, dtype):
+        self.seen, self.dtype = nnx.BatchStat(jnp.zeros((3, 4))), dtype
+
+    def __call__(self, x):
+        assign(self.seen, (self.seen[...].T + x.sum()).astype(self.dtype))
+        return x
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
+def test_a_leaf_of_the_state_as_well(nesting):
+    found = call(Turning(jnp.float32), numbers((2,)), nesting=nesting)
+    if takes_over(OLD, TURNED):
+        assert found.outcome.verdict == "held", text(found)
+        assert found.outcome.notes == (
+            "model.seen   float32[3,4]   became float32[4,3]: shape changed, in the same buffer",
+        )
+    else:
+        assert broken(found) == ["donation"]
+    leaky = call(Turning(jnp.bfloat16), numbers((2,)), nesting=nesting)
+    (violation,) = leaky.outcome.violations
+    assert violation.summary == "model.seen   float32[3,4]   became bfloat16[4,3]: shape changed"
+
+
+# --- what else takes a buffer over, and what is judged first
+
+
+@has_plain_arrays
+@pytest.mark.parametrize("nesting", ["jit", "jit > remat"])
+def test_an_array_in_a_plain_dict_may_take_the_buffer_of_a_parameter(nesting):
+    """flax 0.10.7 returns it with the state, before the kernel, and it has its type."""
+    found = call(KeepsInDict(), numbers((4, 4)), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    assert found.outcome.notes == ("model.linear.kernel is in a new buffer: an output of the call took a donated one",)
+    halved = call(KeepsInDict(jnp.bfloat16), numbers((4, 4)), nesting=nesting)
+    assert broken(halved) == ["donation"]
+    assert halved.outcome.violations[0].summary.startswith("model.linear.kernel   float32[4,4]   became bfloat16[4,4]")
+
+
+@has_plain_arrays
+def test_flax_gives_the_buffer_of_the_kernel_to_the_dict():
+    model = KeepsInDict()
+    old = compat.raw_leaves(model)[0][1].unsafe_buffer_pointer()
+    nnx.jit(lambda model, x: model(x).sum(), donate_argnums=0)(model, numbers((4, 4)))
+    assert compat.raw_leaves(model)[0][1].unsafe_buffer_pointer() != old
+    assert model.cache["y"].unsafe_buffer_pointer() == old
+
+
+SEEN: list[jax.Array] = []
+
+
+def test_where_tracers_remain_nothing_is_said_of_buffers():
+    """A leak explains a lost buffer, and not the other way round."""
+
+    def leaks(model, x):
+        SEEN.append(model(x))
+        return narrows(model, x)
+
+    def narrows(model, x):
+        assign(model.kernel, model.kernel[...].astype(jnp.bfloat16))
+        return x
+
+    assert broken(call(leaks, linear(), numbers((2, 4)), nesting="jit")) == ["tracers"]
+    assert broken(call(narrows, linear(), numbers((2, 4)), nesting="jit")) == ["donation"]
+
+
+# --- message and program
+
+
+SETUPS = {
+    "jit": Setup(run, lambda call, plans: jit_argument(call, plans[0]), lambda out: out, (0,), 0, 1, "state,cache"),
+    "jit > vmap": Setup(
+        run,
+        lambda call, plans: jit_argument(vmap_argument(call, plans[1]), plans[0]),
+        first_of,
+        (1, 0),
+        1,
+        1,
+        "state,cache",
+    ),
+}
+
+
+@pytest.mark.parametrize("nesting", SETUPS)
+@pytest.mark.parametrize("subject", [decode, decode_swapped, lstm, narrows_one, narrows_swapped, turned, halved])
+def test_the_program_to_paste_says_what_the_message_says(subject, nesting):
+    """The functions that are copied into a program, with the facts that are written into it."""
+    cache = HEALTHY["LSTM"][1] if subject is lstm else two
+    found = call(subject, *args(cache), nesting=nesting, **DONATED)
+    bound = bind(subject, args(cache), {})
+    chosen = merge(parse_given(DONATED, str))
+    facts = eval(facts_of(bound, profile(bound), Nesting.parse(nesting), chosen).text, vars(standalone))
+    ran = run(take_apart(subject, args(cache), {}), facts, SETUPS[nesting])
+    if found.outcome.verdict == "held":
+        donated_buffers_are_kept(ran)
+        return
+    with pytest.raises(AssertionError) as raised:
+        donated_buffers_are_kept(ran)
+    (violation,) = found.outcome.violations
+    rows = [violation.summary, *(row for _, row in violation.details)]
+    head, *told = str(raised.value).splitlines()
+    assert head == "nnx invariant broken: donation"
+    assert [row.split("   ")[0].strip() for row in told] == [row.split("   ")[0] for row in rows]

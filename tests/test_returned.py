@@ -1,0 +1,256 @@
+"""Donated inputs in generated structures: returned in any order and place they are kept, and exactly the one that is lost is named.
+
+Most examples give buffers to outputs as XLA does, by type, but in any order; some are compiled and run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import rngs
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pytest_nnxcheck.pointers import Leaf, without_successor
+from pytest_nnxcheck.profile import describe
+from pytest_nnxcheck.returned import likeness, new_values
+
+# No two types have as many bytes, nor has one of them as many in bfloat16: newer XLA would give away any buffer that fits.
+TYPES = [((3,), jnp.float32), ((5,), jnp.int32), ((7, 11), jnp.float32), ((), jnp.float32)]
+SPARE = ((13,), jnp.float32)
+
+
+@dataclasses.dataclass
+class Box:
+    a: Any = None
+    b: Any = None
+    c: Any = None
+
+
+jax.tree_util.register_dataclass(Box, data_fields=["a", "b", "c"], meta_fields=[])
+
+
+CONTAINERS = {
+    "tuple": tuple,
+    "list": list,
+    "dict": lambda parts: dict(zip("kvw", parts, strict=False)),
+    "dataclass": lambda parts: Box(*parts),
+}
+
+
+@st.composite
+def nested(draw, items, depth=3):
+    """A structure of `CONTAINERS` with these items in their order, and None in some places."""
+    if len(items) == 1 and (not depth or draw(st.booleans())):
+        return items[0]
+    if not depth:
+        return tuple(items)
+    first, second = sorted(draw(st.tuples(*[st.integers(0, len(items))] * 2)))
+    groups = [items[:first], items[first:second], items[second:]]
+    parts = [draw(nested(group, depth - 1)) if group else None for group in groups]
+    return CONTAINERS[draw(st.sampled_from(sorted(CONTAINERS)))](parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A call: numbers of ``TYPES`` in the structure of the donated input, which input each leaf of the output is made of (-1: of none),
+    and the input that is ``forgotten`` or ``retyped``.
+    """
+
+    types: list[int]
+    cache: Any
+    output: Any
+    forgotten: int | None
+    retyped: int | None
+
+    @property
+    def at_fault(self):
+        return {number for number in (self.forgotten, self.retyped) if number is not None}
+
+
+@st.composite
+def plans(draw, fault):
+    types = draw(st.lists(st.sampled_from(range(len(TYPES))), min_size=1, max_size=5))
+    numbers = list(range(len(types)))
+    at_fault = draw(st.sampled_from(numbers))
+    returned = draw(st.permutations([n for n in numbers if fault != "forgotten" or n != at_fault]))
+    spare = draw(st.lists(st.integers(0, len(returned)), max_size=2))
+    for place in spare:
+        returned.insert(place, -1)
+    assume(returned)
+    return Plan(
+        types,
+        draw(nested(numbers)),
+        draw(nested(returned)),
+        at_fault if fault == "forgotten" else None,
+        at_fault if fault == "retyped" else None,
+    )
+
+
+def is_number(leaf):
+    return isinstance(leaf, int)
+
+
+def new_type(plan, number):
+    shape, dtype = TYPES[plan.types[number]] if number >= 0 else SPARE
+    return shape, jnp.bfloat16 if number == plan.retyped else dtype
+
+
+def abstract(shape, dtype):
+    return describe(jax.ShapeDtypeStruct(shape, dtype))
+
+
+def named(tree, root):
+    """(name, number) of the leaves, as the engine names them."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_number)
+    return [(root + jax.tree_util.keystr(path), number) for path, number in leaves]
+
+
+def lost_by(plan, order, known):
+    """The inputs that are named, where XLA gives buffers away in this order."""
+    inputs = {number: (name, abstract(*TYPES[plan.types[number]])) for name, number in named(plan.cache, "cache")}
+    outputs = [(name, abstract(*new_type(plan, number)), number) for name, number in named(plan.output, "")]
+    before = {number: Leaf(name, kind, None, (number + 1,)) for number, (name, kind) in inputs.items()}
+    free = random.Random(order).sample(sorted(before), len(before))
+    after = []
+    for place, (name, kind, _) in enumerate(outputs):
+        donor = next((number for number in free if before[number].type == kind), None)
+        free = [number for number in free if number != donor]
+        after.append(Leaf(f"output{name}", kind, None, (100 + place if donor is None else donor + 1,)))
+    origins = [frozenset({number} - {-1}) for _, _, number in outputs] if known else ()
+    pairs = new_values(inputs, [(name, kind) for name, kind, _ in outputs], origins)
+    came_back = {inputs[number][0]: after[place] for number, place in pairs.items()}
+    held = {pointer for leaf in after for pointer in leaf.pointers}
+    lost = {leaf.path for leaf in without_successor(list(before.values()), came_back, held)}
+    return {number for number, (name, _) in inputs.items() if name in lost}
+
+
+ORDERS = st.integers(0, 1000)
+
+
+@settings(deadline=None)
+@given(plan=plans(None), order=ORDERS, known=st.booleans())
+def test_what_is_returned_in_any_order_and_place_is_kept(plan, order, known):
+    assert lost_by(plan, order, known) == set()
+
+
+@settings(deadline=None)
+@pytest.mark.parametrize("fault", ["forgotten", "retyped"])
+@given(data=st.data(), order=ORDERS)
+def test_exactly_the_one_that_is_lost_is_named(fault, data, order):
+    plan = data.draw(plans(fault))
+    assert lost_by(plan, order, known=True) == plan.at_fault
+
+
+@settings(deadline=None)
+@pytest.mark.parametrize("fault", ["forgotten", "retyped"])
+@given(data=st.data(), order=ORDERS)
+def test_without_origins_as_many_are_named_and_of_its_type(fault, data, order):
+    plan = data.draw(plans(fault))
+    types = Counter(plan.types[number] for number in lost_by(plan, order, known=False))
+    assert types == Counter(plan.types[number] for number in plan.at_fault)
+
+
+def step(plan):
+    def built(model, x, cache):
+        leaves = dict(zip((n for _, n in named(plan.cache, "")), jax.tree.leaves(cache), strict=True))
+
+        def value(number):
+            shape, dtype = new_type(plan, number)
+            return (leaves[number] + 1).astype(dtype) if number >= 0 else jnp.full(shape, model(x).sum(), dtype)
+
+        return jax.tree.map(value, plan.output, is_leaf=is_number)
+
+    return built
+
+
+def run(plan, nesting):
+    cache = jax.tree.map(lambda n: jnp.ones(*TYPES[plan.types[n]]), plan.cache, is_leaf=is_number)
+    model = nnx.Linear(2, 2, rngs=rngs())
+    return call(step(plan), model, jnp.ones((1, 2)), cache, nesting=nesting, donate="state,cache")
+
+
+NESTINGS = st.sampled_from(["jit", "jit[functional]", "jit > vmap"])
+
+
+@settings(deadline=None, max_examples=6)
+@given(plan=plans(None), nesting=NESTINGS)
+def test_the_engine_keeps_what_is_returned(plan, nesting):
+    found = run(plan, nesting)
+    assert found.outcome.verdict == "held", text(found)
+
+
+@settings(deadline=None, max_examples=6)
+@pytest.mark.parametrize("fault", ["forgotten", "retyped"])
+@given(data=st.data(), nesting=NESTINGS)
+def test_the_engine_names_exactly_the_one_that_is_lost(fault, data, nesting):
+    plan = data.draw(plans(fault))
+    found = run(plan, nesting)
+    assert broken(found) == ["donation"], text(found)
+    paths = {name for name, number in named(plan.cache, "cache") if number in plan.at_fault}
+    (violation,) = found.outcome.violations
+    assert {row.split("   ")[0] for row in (violation.summary, *(row for _, row in violation.details))} == paths
+
+
+# --- names and types, one by one
+
+
+def pairs(inputs, outputs, origins=()):
+    found = new_values(dict(enumerate(inputs)), outputs, origins)
+    return {inputs[number][0]: outputs[place][0] for number, place in found.items()}
+
+
+def test_the_best_match_over_all_outputs_counts():
+    """A token that comes first has the last key of a cache's first array."""
+    inputs = [("cache[0]", "float32[3,4]"), ("cache[1]", "float32[3,4]")]
+    outputs = [("[0]", "float32[4]"), ("[1][0]", "float32[3,4]"), ("[1][1]", "float32[3,4]")]
+    assert pairs(inputs, outputs) == {"cache[0]": "[1][0]", "cache[1]": "[1][1]"}
+
+
+def test_a_number_for_a_name_is_no_match_by_itself():
+    inputs = [("cache[0]", "float32[3,4]"), ("cache[1]", "float32[3,4]")]
+    assert pairs(inputs, [("[0]", "float32[4]"), ("[1]", "float32[3,4]")]) == {"cache[1]": "[1]"}
+
+
+def test_an_array_that_grows_is_known_by_its_place():
+    inputs = [("cache[0]", "float32[3,4]"), ("cache.k", "float32[3,4]")]
+    outputs = [("[0]", "float32[]"), ("[1][0]", "float32[2,4,4]"), ("[1].k", "float32[9]")]
+    assert pairs(inputs, outputs) == {"cache[0]": "[1][0]", "cache.k": "[1].k"}
+
+
+def test_an_output_of_the_same_name_as_deep_as_in_a_tuple_comes_first():
+    inputs = [("cache[0]", "float32[3,4]")]
+    outputs = [("[0]", "float32[3,4]"), ("[1][0]", "float32[3,4]")]
+    assert pairs(inputs, outputs) == {"cache[0]": "[1][0]"}
+
+
+def test_what_goes_into_an_output_tells_more_than_its_name():
+    inputs = [("cache['a']", "float32[3]"), ("cache['b']", "float32[3]")]
+    outputs = [("['a']", "float32[3]"), ("['b']", "float32[3]")]
+    assert pairs(inputs, outputs) == {"cache['a']": "['a']", "cache['b']": "['b']"}
+    swapped = [frozenset({1}), frozenset({0})]
+    assert pairs(inputs, outputs, swapped) == {"cache['a']": "['b']", "cache['b']": "['a']"}
+    assert pairs(inputs[:1], outputs[1:], [frozenset({5})]) == {}
+    assert pairs(inputs[:1], outputs[:1], [frozenset()]) == {"cache['a']": "['a']"}  # a cache that is set to zeros
+
+
+@pytest.mark.parametrize(
+    "one, other, alike",
+    [
+        ("float32[3,4]", "float32[3,4]", 3),
+        ("float32[3,4]", "int8[3,4]", 2),
+        ("float32[3,4]", "float32[4,3]", 1),
+        ("float32[3]", "float32[]", 0),
+        ("float32[3,4]", "float32[12]", 0),
+    ],
+)
+def test_how_alike_types_are(one, other, alike):
+    assert likeness(one, other) == alike

@@ -1,0 +1,217 @@
+"""The shortcuts change no outcome: with them and without, every nesting of every subject of the corpus says the same, field by field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import reports
+from flax import nnx
+from healthy import FLAX, HEALTHY, LEFT_OUT, Case, assign, numbers
+from leaky import LEAKY
+from wild import HERE
+
+from pytest_nnxcheck import check, traced
+from pytest_nnxcheck.nesting import FURTHER
+from pytest_nnxcheck.observe import Observation
+from pytest_nnxcheck.verdicts import Outcome
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+PAIRS = {"sweep": "pairs", "max_examples": 6, "all": "on"}
+"""Every single layer, chains, pairs without a jit, and a few draws."""
+
+
+def facts(outcome: Outcome) -> dict[str, Any]:
+    """All that an outcome says, the time it took aside."""
+    known = outcome.evidence
+    return {
+        "verdict": outcome.verdict,
+        "peak": outcome.peak,
+        "budget": outcome.budget,
+        "violations": outcome.violations,
+        "reason": outcome.reason,
+        "notes": outcome.notes,
+        "unfit": outcome.unfit,
+        "by mode": outcome.by_mode,
+        "split": known and known.split,
+        "leaks": known and known.leaks,
+        "moves": known and known.moves,
+    }
+
+
+def outcomes(make: Callable[[], Any], **settings: Any) -> dict[str, dict[str, Any]]:
+    """What a check of a fresh subject says of every nesting; the subject's own exception, where it fails un-nested."""
+    case = make()
+    more = {**PAIRS, **getattr(case, "settings", {}), **settings}
+    try:
+        report = check(case.subject, *case.args, kwargs=getattr(case, "kwargs", {}), **more)
+    except Exception as error:
+        return {"un-nested": {"raised": re.sub(r"0x[0-9a-f]+", "", repr(error))}}
+    return {str(outcome.nesting): facts(outcome) for outcome in report.outcomes}
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: (one.get(name), other.get(name)) for name in [*one, *other] if one.get(name) != other.get(name)}
+
+
+class StepOfPair:
+    """One of the steps of the report on donated pointers."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self.subject, self.args = step, (reports.Pair(64),)
+
+
+def mixed() -> Case:
+    """Static attributes, random numbers, statistics: all that a call may change."""
+
+    class Mixed(nnx.Module):
+        def __init__(self) -> None:
+            self.linear, self.norm = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(0))
+            self.drop, self.calls = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), 0
+
+        def __call__(self, x):
+            self.calls += 1
+            return self.drop(self.norm(self.linear(x)))
+
+    return Case(Mixed(), (numbers((3, 8)),))
+
+
+def retyped() -> Case:
+    """A counter whose update widens it: a loop cannot carry it."""
+
+    class Retypes(nnx.Module):
+        def __init__(self) -> None:
+            self.seen = nnx.BatchStat(jnp.zeros((8,), jnp.bfloat16))
+
+        def __call__(self, x):
+            assign(self.seen, self.seen[...] + x.sum(0))
+            return x
+
+    return Case(Retypes(), (numbers((3, 8)),))
+
+
+def branches_on_values() -> Case:
+    """Python control flow on a value: no trace goes through it."""
+
+    class Branches(nnx.Module):
+        def __init__(self) -> None:
+            self.scale = nnx.Param(jnp.ones(()))
+
+        def __call__(self, x):
+            return x * 2 if float(self.scale[...]) > 0 else x
+
+    return Case(Branches(), (numbers((3, 8)),))
+
+
+OWN = {"mixed": mixed, "retyped": retyped, "branches_on_values": branches_on_values}
+REPORTS: dict[str, Callable[[], Any]] = {
+    "4520": lambda: Case(reports.report_4520(nnx.Rngs(0)), reports.inputs_4520()),
+    "4819": lambda: Case(
+        reports.autoregressive_decode, (reports.report_4819(nnx.Rngs(0), True, True), *reports.inputs_4819())
+    ),
+    "scan_over_remat": lambda: Case(
+        reports.call_twice, (reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat())
+    ),
+    "step_in_place": lambda: StepOfPair(reports.step_in_place),
+    "step_other_dtype": lambda: StepOfPair(reports.step_other_dtype),
+    "step_drops_one": lambda: StepOfPair(reports.step_drops_one),
+}
+CORPUS: dict[str, Callable[[], Any]] = {
+    **{f"healthy {name}": make for name, make in HEALTHY.items() if name not in LEFT_OUT},
+    **{f"leaky {name}": twins.leaky for name, twins in LEAKY.items() if twins.since <= FLAX},
+    **{f"twin {name}": twins.healthy for name, twins in LEAKY.items()},
+    **{f"report {name}": make for name, make in REPORTS.items()},
+    **{f"wild {name}": make for name, make in HERE.items()},
+    **OWN,
+}
+FEW = (
+    "healthy batch_norm_train",
+    "healthy scan_over_layers",
+    "leaky none_attribute",
+    "leaky variable_metadata",
+    "report step_other_dtype",
+    "mixed",
+    "retyped",
+    "branches_on_values",
+)
+"""One of each kind: these run with every suite, all of them in ``nox -s calibrate``."""
+
+
+def same_with_and_without(make: Callable[[], Any], **settings: Any) -> None:
+    fast, slow = outcomes(make, **settings), outcomes(make, shortcuts="off", **settings)
+    assert not differing(fast, slow)
+    assert len(fast) > 1 or "raised" in fast["un-nested"] or fast["un-nested"]["verdict"] != "held"
+
+
+@pytest.mark.parametrize("name", [name for name in FEW if name in CORPUS])
+def test_one_of_each_kind_says_the_same(name):
+    same_with_and_without(
+        CORPUS[name], transforms="jit,remat,scan,eval_shape", styles="argument,closure", max_examples=2
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CORPUS)
+def test_every_subject_says_the_same(name):
+    same_with_and_without(CORPUS[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in HEALTHY if name not in LEFT_OUT])
+def test_every_model_says_the_same_under_the_further_transforms(name):
+    same_with_and_without(HEALTHY[name], transforms=("jit", *FURTHER), sweep="chains", styles="argument,functional")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
+@pytest.mark.parametrize("name", [name for name in HEALTHY if name not in LEFT_OUT])
+def test_every_model_says_the_same_in_every_mode(name):
+    same_with_and_without(HEALTHY[name], modes="graph_no_updates,tree", sweep="singles", max_examples=0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in HEALTHY if name not in LEFT_OUT])
+def test_every_model_says_the_same_without_values(name):
+    def make() -> Case:
+        case = HEALTHY[name]()
+        return Case(case.subject, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), case.args))
+
+    same_with_and_without(make, sweep="chains")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ("leaky variable_metadata", "leaky none_attribute") if name in CORPUS]
+)
+def test_a_nesting_says_the_same_alone(name):
+    make = CORPUS[name]
+    together = outcomes(make, sweep="singles", max_examples=0)
+    for nesting, said in together.items():
+        if nesting != "un-nested" and said["verdict"] != "rejected":
+            assert not differing({nesting: said}, {nesting: outcomes(make, nesting=nesting)[nesting]})
+
+
+# Each shortcut broken on purpose is seen.
+
+LEAK = "leaky plain_list"
+SINGLES = {"sweep": "singles", "max_examples": 0, "styles": "argument"}
+
+
+def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
+    def blind(subject: Any, facts: Any, nesting: Any, *_: Any) -> Observation:
+        state = subject.fresh()
+        return Observation(nesting, state, output=subject.program(state, *subject.inputs))
+
+    monkeypatch.setattr(traced, "observe", blind)
+    fast, slow = outcomes(CORPUS[LEAK], **SINGLES), outcomes(CORPUS[LEAK], **SINGLES, shortcuts="off")
+    assert {"scan", "vmap"} <= differing(fast, slow).keys()
+
+
+def test_programs_that_are_taken_for_equal_are_seen(monkeypatch):
+    monkeypatch.setattr("pytest_nnxcheck.compat.shared_programs.canonical", lambda text: "")
+    make, chosen = CORPUS["healthy batch_norm_train"], {"styles": "argument", "transforms": "jit,scan"}
+    assert differing(outcomes(make, **chosen), outcomes(make, **chosen, shortcuts="off"))

@@ -1,0 +1,331 @@
+"""A test body sees true values under a nesting that was only traced: asked for in any way, also where it swallows the exception."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from healthy import assign, numbers
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import examples, failures, register_transform, traced, uncomputed
+from pytest_nnxcheck.api import wrap
+from pytest_nnxcheck.nesting import REGISTERED
+from pytest_nnxcheck.run import Run
+from pytest_nnxcheck.settings import merge, parse_given
+
+STYLES = {"styles": "argument,functional"}
+
+
+class Counts(nnx.Module):
+    """A layer that counts its calls: 3 for each of them."""
+
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        self.count = nnx.BatchStat(jnp.zeros((), jnp.float32))
+
+    def __call__(self, x):
+        assign(self.count, self.count[...] + 3)
+        return nnx.relu(self.linear(x)) + 1
+
+
+def run(body, **settings):
+    """Run a body as a marked test is run: the run, and what it raised."""
+    chosen = merge(parse_given({**STYLES, **settings}, str))
+
+    @hypothesis.settings(database=None, derandomize=True)
+    def test():
+        body()
+
+    built, made = examples.build(test, lambda remember: Run(chosen, remember=remember), ())
+    try:
+        built()
+    except BaseException as error:
+        return made, failures.conclude(error, made, own_given=False)
+    return made, None
+
+
+@pytest.fixture
+def expected():
+    return np.asarray(Counts()(numbers((2, 4))))
+
+
+READS = {
+    "assert_allclose": lambda y: np.testing.assert_allclose(y, np.maximum(y, 1)) or np.array(y),
+    "float": lambda y: [[float(item) for item in row] for row in y],
+    "asarray": np.asarray,
+    "tolist": lambda y: y.tolist(),
+    "device_get": jax.device_get,
+    "branch": lambda y: np.asarray(y) if y.sum() > 0 else np.zeros((2, 4)),
+    "jit": lambda y: np.asarray(jax.jit(lambda y: y * 1)(y)),
+    "block_until_ready": lambda y: np.asarray(jax.block_until_ready(y)),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_every_read_gives_the_true_value_under_every_nesting(read, expected):
+    seen = []
+
+    def body():
+        seen.append(read(wrap(Counts())(numbers((2, 4)))))
+
+    made, error = run(body, sweep="singles", max_examples=0)
+    assert error is None
+    assert made.session.values.needed
+    assert len(seen) >= len(made.outcomes) == 13
+    for values in seen:
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+SWALLOWS = {
+    "try": lambda y: _tried(lambda: float(y.sum())),
+    "helper": lambda y: next(iter([_tried(lambda: np.asarray(y).sum())])),
+    "raises": lambda y: _raised(lambda: float(y.sum())),
+}
+
+
+def _tried(read):
+    try:
+        return float(read())
+    except Exception:
+        return -1.0
+
+
+def _raised(read):
+    with pytest.raises(RuntimeError):
+        raise RuntimeError(read())
+    return read()
+
+
+@pytest.mark.parametrize("read", SWALLOWS.values(), ids=SWALLOWS)
+def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
+    seen = []
+
+    def body():
+        seen.append(read(wrap(Counts())(numbers((2, 4)))))
+
+    made, error = run(body, sweep="singles", max_examples=0)
+    assert error is None
+    assert made.session.values.needed
+    # The first traced nesting ran twice: what it saw first is not what counts.
+    assert seen.count(-1.0) <= 1
+    assert [value for value in seen if value != -1.0] == pytest.approx(
+        [expected.sum()] * (len(made.outcomes)), rel=1e-5
+    )
+
+
+def test_an_assertion_that_fails_in_a_try_fails_the_test():
+    def body():
+        y = wrap(Counts())(numbers((2, 4)))
+        try:
+            small = bool(y.sum() < 0)
+        except RuntimeError:
+            small = True
+        assert not small
+
+    assert run(body, sweep="singles", max_examples=0)[1] is None
+
+
+def test_types_and_shapes_ask_for_no_values():
+    def body():
+        model = Counts()
+        y = wrap(model)(numbers((2, 4)))
+        assert y.shape == (2, 4)
+        assert y.dtype == jnp.float32
+        assert isinstance(y, jax.Array)
+        assert jax.tree.map(jnp.shape, {"y": y}) == {"y": (2, 4)}
+        assert model.count.shape == ()
+        # What no nesting changes is the user's own array.
+        assert float(model.linear.kernel[...].sum()) != 0
+
+    made, error = run(body)
+    assert error is None
+    assert not made.session.values.needed
+
+
+def test_state_after_the_call_is_what_the_nesting_left():
+    counts = {}
+
+    def body():
+        model = Counts()
+        wrap(model)(numbers((2, 4)))
+        counts.setdefault(float(model.count[...]), 0)
+        counts[float(model.count[...])] += 1
+
+    made, error = run(body, sweep="singles", max_examples=0)
+    assert error is None
+    # One call, and two steps of scan and while_loop in both styles.
+    assert counts == {3.0: len(made.outcomes) - 4, 6.0: 4}
+
+
+def test_what_one_call_gives_another_takes():
+    seen = []
+
+    def body():
+        model = Counts()
+        wrapped = wrap(model)
+        y = wrapped(wrapped(numbers((2, 4))))
+        assert y.shape == (2, 4)
+        seen.append((float(model.count[...]), np.asarray(y)))
+
+    _, error = run(body, transforms="jit,remat,eval_shape", sweep="singles", max_examples=0)
+    assert error is None
+    assert {count for count, _ in seen} == {6.0}
+    for _, value in seen:
+        np.testing.assert_allclose(value, seen[0][1], rtol=1e-5)
+
+
+@pytest.fixture
+def drops():
+    """A transform that hands out the output, and drops what the call does to the state."""
+
+    @register_transform("drops")
+    def drops(f):
+        def layer(state, *inputs):
+            return f(nnx.clone(state), *inputs)
+
+        return layer
+
+    yield
+    for key in [key for key in REGISTERED if key[0] == "drops"]:
+        del REGISTERED[key]
+
+
+@pytest.mark.usefixtures("drops")
+@pytest.mark.parametrize("shortcuts", ["on", "off"])
+def test_a_transform_that_drops_an_update_fails_the_assertion(shortcuts):
+    def body():
+        model = Counts()
+        wrap(model)(numbers((2, 4)))
+        assert float(model.count[...]) >= 3
+
+    made, error = run(
+        body, transforms="jit,drops", styles="argument", sweep="singles", max_examples=0, shortcuts=shortcuts
+    )
+    assert isinstance(error, AssertionError)
+    assert {str(o.nesting): o.verdict for o in made.outcomes.values()} == {
+        "un-nested": "held",
+        "jit": "held",
+        "drops": "failed",
+    }
+
+
+def test_values_of_equal_programs_are_compiled_once():
+    def body():
+        assert float(wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4))).sum()) != 0
+
+    made, _ = run(body, transforms="jit,remat,eval_shape,vmap", sweep="singles", max_examples=0)
+    assert len(made.outcomes) == 9
+    # jit = eval_shape = remat, twice, for there are jits with state and without; and vmap.
+    assert len(made.session.shared_programs.known) < 8
+
+
+def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
+    drawn = []
+
+    @hypothesis.settings(database=None, derandomize=True, max_examples=4, deadline=None)
+    @hypothesis.given(st.data())
+    def test(data):
+        scale = data.draw(st.floats(1, 2, width=32))
+        drawn.append(scale)
+        y = wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.full((2, 4), scale))
+        assert float(abs(y).sum()) > 0
+
+    settings = merge(parse_given({**STYLES, "max_examples": 4, "transforms": "remat,vmap,jit"}, str))
+    built, made = examples.build(test, lambda remember: Run(settings, remember=remember), ())
+    built()
+    assert made.session.values.needed
+    assert len(drawn) == 4
+
+
+def test_a_callback_runs_under_every_nesting():
+    # A list would be put back after every nesting, as all that the call's code holds.
+    calls = itertools.count()
+
+    def with_callback(model, x):
+        jax.debug.callback(lambda value: next(calls), x.sum())
+        return model(x)
+
+    made, error = run(lambda: wrap(with_callback)(Counts(), numbers((2, 4))), sweep="singles", max_examples=0)
+    jax.effects_barrier()
+    assert error is None
+    assert next(calls) >= len(made.outcomes)
+
+
+@pytest.mark.parametrize("option", ["jax_debug_nans", "jax_debug_infs", "jax_disable_jit"])
+def test_no_trace_tells_where_jax_checks_values(option, monkeypatch):
+    jax.config.update(option, True)
+    try:
+        assert not any(_tells(nesting) for nesting in ("scan", "remat"))
+    finally:
+        jax.config.update(option, False)
+    assert all(_tells(nesting) for nesting in ("scan", "remat"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"invariants": "tracers,parity"}, {"transforms": "scan,remat"}, {"nesting": "scan"}, {"shortcuts": "off"}],
+)
+def test_no_trace_tells_where_the_settings_ask_for_a_run(settings):
+    assert not _tells("scan", **settings)
+
+
+def _tells(layers, **settings):
+    from pytest_nnxcheck.nesting import Nesting
+    from pytest_nnxcheck.profile import profile
+    from pytest_nnxcheck.subject import bind
+
+    subject = bind(Counts(), (numbers((2, 4)),), {})
+    return traced.tells(subject, profile(subject), Nesting.parse(layers), merge(parse_given(settings, str)))
+
+
+@pytest.mark.parametrize(
+    "wanted", [jnp.ones((2, 3), jnp.bfloat16), jnp.asarray(1.0), jax.random.split(jax.random.key(0), 3)]
+)
+def test_a_stand_in_has_the_type_and_no_value(wanted):
+    made = uncomputed.stand_in(wanted.aval, [wanted])
+    assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
+    assert made.is_deleted()
+    if not jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
+        assert made.aval == wanted.aval
+        with pytest.raises(RuntimeError) as caught:
+            np.asarray(made)
+        assert uncomputed.is_read(caught.value)
+
+
+def test_keys_of_an_unknown_kind_have_no_stand_in():
+    with pytest.raises(uncomputed.NoStandIn):
+        uncomputed.stand_in(jax.random.key(0).aval, [jnp.ones(3)])
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="newer Pythons have sys.monitoring for several tools")
+def test_where_somebody_else_traces_values_are_computed_from_the_beginning():
+    seen = []
+
+    def body():
+        try:
+            seen.append(float(wrap(Counts())(numbers((2, 4))).sum()))
+        except RuntimeError:
+            seen.append(None)
+
+    sys.settrace(lambda *_: None)
+    try:
+        _, error = run(body, sweep="singles", max_examples=0)
+    finally:
+        sys.settrace(None)
+    assert error is None
+    assert None not in seen
+
+
+def test_the_watch_leaves_no_trace():
+    before = sys.gettrace()
+    run(lambda: wrap(Counts())(numbers((2, 4))), sweep="singles", max_examples=0)
+    assert sys.gettrace() is before
+    if sys.version_info >= (3, 12):
+        assert all(sys.monitoring.get_tool(number) != "pytest-nnxcheck" for number in range(6))
