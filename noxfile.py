@@ -79,9 +79,17 @@ def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
     between = any(version.startswith(("jax==0.5", "jax==0.6")) for version in versions)
     ignored = [f"--ignore=tests/test_{name}.py" for name in OF_PYTEST if between]
     session.run("pytest", "-n", "2", *ignored, *session.posargs)
+
+
+@nox.session
+@nox.parametrize(("python", "versions"), ROWS)
+def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
+    """What one of each kind stands for in the tests: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
+    session.install(".[test]", *versions)
+    session.run("pytest", "-n", "2", "-m", "full", *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).
     styles = ["--nnx-styles", "argument,functional"] if "flax==0.10" in versions[1] else []
-    session.run("pytest", "-n", "2", "examples", *styles)
+    session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
 
 
 @nox.session(python=OLDEST)
