@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from checking import broken, call, text
 from flax import nnx
-from healthy import FLAX, HEALTHY, assign, numbers
+from healthy import FLAX, HEALTHY, assign, models, numbers
 from leaky import LEAKY
 from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 
@@ -27,7 +27,7 @@ def abstract(tree):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
-@pytest.mark.parametrize("name", sorted(HEALTHY))
+@pytest.mark.parametrize("name", models())
 def test_a_healthy_model_has_the_same_verdicts_and_peaks_without_values(name):
     real, twin = Session(), Session()
     for nesting in COMPILED + TRACED:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from checking import broken, call, text
 from flax import nnx
-from healthy import FLAX, HEALTHY, WIDTH, Case, assign, node_dict, numbers
+from healthy import FLAX, HEALTHY, WIDTH, Case, assign, models, node_dict, numbers
 
 from pytest_nnxcheck import ParityLost, assert_invariants, check, reference, transforms
 from pytest_nnxcheck.call import Session
@@ -600,7 +600,7 @@ def test_on_the_command_line(pytester, inner_args):
 FEW = ["un-nested", "jit", "scan[functional]", "vmap", "jit > while_loop", "vmap > scan"]
 
 
-@pytest.mark.parametrize("name", sorted(HEALTHY))
+@pytest.mark.parametrize("name", models())
 def test_a_healthy_model_holds(name):
     case: Case = HEALTHY[name]()
     session = Session()
