@@ -13,7 +13,6 @@ from typing import Any
 import flax
 import jax
 import jax.numpy as jnp
-import pytest
 from flax import nnx
 
 FLAX = tuple(int(part) for part in flax.__version__.split(".")[:3])
@@ -270,20 +269,3 @@ HEALTHY: dict[str, Callable[[], Case]] = {
     factory.__name__: factory for factory in FACTORIES if factory.__name__ not in LEFT_OUT
 }
 """Factories of healthy cases; every call makes fresh state."""
-
-OF_EACH_KIND = (
-    "attention_decoding",
-    "batch_norm_train",
-    "dropout",
-    "gru_rnn",
-    "linear",
-    "remat_inside",
-    "scan_over_layers",
-    "shared_weights",
-)
-"""One model of each kind: a cache, statistics, random numbers, a loop, no state that changes, a remat, stacked layers, aliases."""
-
-
-def models(names: Iterable[str] = HEALTHY) -> list[Any]:
-    """Names for ``parametrize``: one model of each kind in every run, the others in that of ``full`` alone."""
-    return [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.full) for name in sorted(names)]

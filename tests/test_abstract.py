@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, text
+from checking import broken, call, models, text
 from flax import nnx
-from healthy import FLAX, HEALTHY, assign, models, numbers
+from healthy import FLAX, HEALTHY, assign, numbers
 from leaky import LEAKY
 from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from checking import FURTHER_SINGLES, call, text
-from healthy import HEALTHY, models
+from checking import FURTHER_SINGLES, call, models, text
+from healthy import HEALTHY
 
 from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.nesting import FURTHER, TRANSFORMS, Layer, Nesting, impossible

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from healthy import FLAX, HEALTHY, models
+from checking import models
+from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import check
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import broken, call, models, text
 from flax import nnx
-from healthy import FLAX, HEALTHY, WIDTH, Case, assign, models, node_dict, numbers
+from healthy import FLAX, HEALTHY, WIDTH, Case, assign, node_dict, numbers
 
 from pytest_nnxcheck import ParityLost, assert_invariants, check, reference, transforms
 from pytest_nnxcheck.call import Session
