@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
+from healthy import HEALTHY
 
 from pytest_nnxcheck.call import Call, Session, check_call
 from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, styles_of
@@ -54,3 +57,21 @@ def text(found: Call) -> str:
     rows = [f"{label} {row}" for violation in found.outcome.violations for label, row in violation.details]
     heads = [f"{violation.summary} {violation.hint}" for violation in found.outcome.violations]
     return "\n".join([*heads, *rows, *found.outcome.notes, found.outcome.reason])
+
+
+OF_EACH_KIND = (
+    "attention_decoding",
+    "batch_norm_train",
+    "dropout",
+    "gru_rnn",
+    "linear",
+    "remat_inside",
+    "scan_over_layers",
+    "shared_weights",
+)
+"""One model of each kind: a cache, statistics, random numbers, a loop, no state that changes, a remat, stacked layers, aliases."""
+
+
+def models(names: Iterable[str] = HEALTHY) -> list[Any]:
+    """Names for ``parametrize``: one model of each kind in every run, the others in that of ``full`` alone."""
+    return [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.full) for name in sorted(names)]

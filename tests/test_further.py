@@ -248,7 +248,8 @@ def test_a_gradient_that_leaves_tracers_behind_is_found_and_put_back():
 
 
 def test_a_subject_without_parameters_is_checked_under_the_rest():
-    made = check(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), numbers((4, 3)), transforms=("jit", "grad"), styles="argument")
+    settings = {"transforms": ("jit", "remat", "grad"), "styles": "argument"}
+    made = check(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), numbers((4, 3)), **settings)
     assert made.ok, str(made)
     assert made.notes == ("grad left out: the state holds no floating point nnx.Param to differentiate by",)
     reasons = {str(outcome.nesting): outcome.reason for outcome in made.outcomes if outcome.unfit}

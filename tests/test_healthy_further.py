@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from checking import FURTHER_SINGLES, call, text
+from checking import FURTHER_SINGLES, call, models, text
 from healthy import HEALTHY
 
 from pytest_nnxcheck.call import Session
@@ -37,7 +37,7 @@ def nestings(name):
     yield from (Nesting((Layer("jit"), *pair)) for pair in shares)
 
 
-@pytest.mark.parametrize("name", sorted(HEALTHY))
+@pytest.mark.parametrize("name", models())
 def test_a_healthy_model_holds_under_the_further_transforms(name):
     session, verdicts = Session(), []
     for nesting in nestings(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from checking import models
 from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import check
@@ -13,7 +14,7 @@ REJECTED = {"shared_weights": {"tree": "does not support Variable aliasing"}}
 """What flax says of the models that it does not take in a mode; it takes all others."""
 
 
-@pytest.mark.parametrize("name", sorted(HEALTHY))
+@pytest.mark.parametrize("name", models())
 def test_a_healthy_model_holds_in_every_mode_or_flax_says_why_not(name):
     case = HEALTHY[name]()
     settings = {"styles": "argument", "sweep": "singles", "max_examples": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import broken, call, models, text
 from flax import nnx
 from healthy import FLAX, HEALTHY, WIDTH, Case, assign, node_dict, numbers
 
@@ -600,7 +600,7 @@ def test_on_the_command_line(pytester, inner_args):
 FEW = ["un-nested", "jit", "scan[functional]", "vmap", "jit > while_loop", "vmap > scan"]
 
 
-@pytest.mark.parametrize("name", sorted(HEALTHY))
+@pytest.mark.parametrize("name", models())
 def test_a_healthy_model_holds(name):
     case: Case = HEALTHY[name]()
     session = Session()

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.call import Session
 
 DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
@@ -30,7 +31,7 @@ def test_this_file_passes_on_eight_devices():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nnx-devices", str(DEVICES), __file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"(19 passed, 1|18 passed, 2) skipped", done.stdout)
+    assert re.search(r"(20 passed, 1|19 passed, 2) skipped", done.stdout)
 
 
 class MLP(nnx.Module):
@@ -164,6 +165,17 @@ def test_an_array_that_lies_elsewhere_is_copied_where_it_lies(mesh, mlp, x):
     found = call(lambda table, mlp, x: mlp(x), table, mlp, x)
     assert found.outcome.verdict == "held"
     assert value_of(table).devices() == {jax.devices()[3]}
+
+
+@on_eight_devices
+def test_equal_programs_on_different_devices_run_where_their_state_lies():
+    model, x, session = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), Session()
+    for device in jax.devices()[:2]:
+        placed = nnx.merge(nnx.graphdef(model), jax.device_put(nnx.state(model), device))
+        for nesting in ("jit", "jit > scan"):
+            found = call(placed, jax.device_put(x, device), nesting=nesting, session=session)
+            assert found.outcome.verdict == "held", found.outcome.reason
+            assert found.output.devices() == {device}
 
 
 @on_eight_devices

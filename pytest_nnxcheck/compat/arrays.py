@@ -15,9 +15,9 @@ def _copies_by_transfer() -> bool:
     Public, but jax 0.4.33 has no such argument, and jax 0.5.3 pays no heed to it without a sharding; jax 0.6.2, 0.10 and 0.12 do.
     """
     import jax
-    import jax.numpy as jnp
+    import numpy as np
 
-    array = jnp.ones(16)
+    array = jax.device_put(np.ones(16), jax.local_devices()[0])  # under jax.set_mesh, jnp.ones lies on all devices
     try:
         copy = jax.device_put(array, may_alias=False)
     except TypeError:
@@ -26,7 +26,7 @@ def _copies_by_transfer() -> bool:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether NumPy holds all that there is to know of an array: it lies on one device, and is neither a key nor weakly typed."""
+    """Whether NumPy holds all that there is to know of an array: it is bound to no device, and neither a key nor weakly typed."""
     import jax
     import jax.numpy as jnp
 
@@ -35,8 +35,9 @@ def _is_plain(array: Any) -> bool:
         and not isinstance(array, jax.core.Tracer)
         and not jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         and not array.aval.weak_type
-        and len(array.sharding.device_set) == 1
         and _copies_by_transfer()
+        and not array.committed
+        and array.devices() == jax.device_put(0).devices()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,26 @@ def canonical(text: str) -> str:
     text = _NAMES.sub("", text)
     numbers = {name: str(number) for number, name in enumerate(dict.fromkeys(_FUNCTION.findall(text)))}
     return re.sub(r"@([\w.$-]+)", lambda match: f"@{numbers.get(match[1], match[1])}", text)
+
+
+def beside_text(lowered: Any) -> Hashable | None:
+    """What tells programs of the same text apart: devices, weak types, the kinds of keys. `None` for a program that calls Python code.
+
+    The text names a callback by its primitive, from jax 0.6 on without an address. No public way: ``in_avals`` and ``out_info`` lack the
+    devices, ``out_info`` the weak types as well. Tried on all versions.
+    """
+    try:
+        known = lowered._lowering.compile_args
+        if known["keepalive"] or known["host_callbacks"]:
+            return None
+        types = (
+            tuple(known[name]) for name in ("global_in_avals", "global_out_avals", "in_shardings", "out_shardings")
+        )
+        beside = (*types, known.get("device_assignment"))
+        hash(beside)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +66,19 @@ class Compiled:
 
 @dataclass(slots=True)
 class SharedPrograms:
-    """The compiled programs of one test, by their text. All versions: what ``as_text`` prints has no locations."""
+    """The compiled programs of one test, by their text and what it leaves out. All versions: what ``as_text`` prints has no locations."""
 
-    known: dict[str, Compiled] = field(default_factory=dict)
+    known: dict[tuple[str, Hashable], Compiled] = field(default_factory=dict)
     on: bool = True
 
     def compiled(self, lowered: Any, *, alone: bool = False) -> Compiled:
         """The compiled program of a lowered one; ``alone`` compiles it anew. Raises what XLA raises."""
-        if alone or not self.on:
+        beside = None if alone or not self.on else beside_text(lowered)
+        if beside is None:
             return Compiled(lowered.compile(compiler_options=compiler_options()), shared=False, lowered=lowered)
-        text = canonical(lowered.as_text())
-        if text in self.known:
-            known = self.known[text]
+        key = (canonical(lowered.as_text()), beside)
+        if key in self.known:
+            known = self.known[key]
             return Compiled(known.program, shared=True, lowered=lowered, read=known.read)
-        self.known[text] = self.compiled(lowered, alone=True)
-        return self.known[text]
+        self.known[key] = self.compiled(lowered, alone=True)
+        return self.known[key]

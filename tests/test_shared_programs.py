@@ -1,0 +1,67 @@
+"""Programs of the same text are compiled once, and only where the text says all: not of callbacks, devices, weak types or keys."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from checking import call
+
+from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.compat import SharedPrograms
+
+X = jnp.ones((2, 4))
+
+
+def lowered(f, *args):
+    return jax.jit(f, keep_unused=True).trace(*args).lower()
+
+
+def of_both(first, second):
+    """Two lowered programs compiled one after the other; what the second one gave, and whether it was taken of the first."""
+    programs = SharedPrograms()
+    programs.compiled(lowered(*first))
+    compiled = programs.compiled(lowered(*second))
+    return compiled(*second[1:]), compiled.shared
+
+
+def test_a_program_of_the_same_text_and_another_shape_of_its_output_is_shared():
+    output, shared = of_both((lambda x: {"y": x * 2 + 1}, X), (lambda x: [x * 2 + 1], X))
+    assert shared
+    assert np.array_equal(output[0], X * 2 + 1)
+
+
+def test_other_constants_are_another_program():
+    tables = [jnp.arange(2000.0), jnp.arange(2000.0) + 1]
+    output, shared = of_both(*((lambda x, table=table: x + table, jnp.zeros(2000)) for table in tables))
+    assert not shared
+    assert np.array_equal(output, tables[1])
+
+
+def plus(number):
+    """A call of Python code: from jax 0.6 on the text of the program does not say of which."""
+    return lambda x: jax.pure_callback(lambda value: np.asarray(value) + np.float32(number), x, x)
+
+
+def test_other_callbacks_are_another_program():
+    output, _ = of_both((plus(1), X), (plus(2), X))
+    assert np.array_equal(output, X + 2)
+
+
+def test_two_subjects_of_one_test_call_back_to_their_own_python_code():
+    session = Session()
+    outputs = [call(plus(number), X, nesting="jit", session=session).output for number in (1, 2)]
+    assert [np.asarray(output)[0, 0] for output in outputs] == [2, 3]
+
+
+def test_weakly_typed_outputs_are_another_program():
+    output, _ = of_both((lambda x: jnp.float32(2), X), (lambda x: 2.0, X))
+    assert output.weak_type
+    assert (output + jnp.bfloat16(1)).dtype == jnp.bfloat16
+
+
+def test_keys_and_their_data_are_other_programs():
+    key = jax.random.key(0)
+    data = jax.random.key_data(key)
+    output, _ = of_both((lambda key: key, data), (lambda key: key, key))
+    assert output.dtype == key.dtype
