@@ -20,6 +20,7 @@ from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.profile import UNKNOWN
 from pytest_nnxcheck.program import factor, output_shapes, primal, stack_inputs, un_nest
 from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.traced import Values
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
@@ -60,10 +61,13 @@ class Counts(nnx.Module):
         "while_loop[functional] > grad > jit",
     ],
 )
-def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting):
+@pytest.mark.parametrize("shortcuts", ["on", "off"])
+def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting, shortcuts):
     model, x = Counts(), numbers((2, 3))
     want = Counts()(x)
-    found = call(model, x, nesting=nesting)
+    # With shortcuts, the values of the traced program: compiled as a whole, as for a test that reads them.
+    session = Session(values=Values(needed=True))
+    found = call(model, x, nesting=nesting, session=session, shortcuts=shortcuts)
     assert found.outcome.verdict == "held", text(found)
     assert found.output["name"] == "counts"
     assert found.output["y"].shape == (2, 3)
