@@ -25,7 +25,7 @@ LAYER = 218_112_000
 """Parameters of one layer of Mistral 7B."""
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.full) for form in FORMS[1:])])
 def test_decoding_gives_the_logits_of_the_whole_text(form):
     config = replace(TINY, form=form)
     logits = nnx.jit(Decoder.__call__)(Decoder(config, rngs=nnx.Rngs(0)), TOKENS)
@@ -43,6 +43,7 @@ def test_no_token_sees_a_later_one():
     assert not jnp.array_equal(one[:, -1], other[:, -1])
 
 
+@pytest.mark.full
 def test_training_lowers_the_loss_and_the_forms_agree():
     losses = []
     for form in FORMS:

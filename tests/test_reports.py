@@ -112,7 +112,14 @@ def test_a_scan_over_remat_copies_the_stack_for_every_further_call(nesting):
 
 
 @pytest.mark.parametrize("how", reports.cures())
-@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > call_first", "jit > scan", "jit > vmap"])
+@pytest.mark.parametrize(
+    "nesting",
+    [
+        "jit",
+        "jit > call_first",
+        *(pytest.param(other, marks=pytest.mark.full) for other in ("jit[functional]", "jit > scan", "jit > vmap")),
+    ],
+)
 def test_a_cured_scan_holds(nesting, how):
     found = call(
         reports.call_twice, reports.ScanOverRemat(rngs(), how), *reports.inputs_scan_over_remat(), nesting=nesting

@@ -307,7 +307,11 @@ def test_abstract(nnx_wrap):
 
 
 @pytest.mark.parametrize(
-    "nesting", ["jit", "un-nested", "jit[functional] > scan > while_loop", "vmap > remat[functional]"]
+    "nesting",
+    [
+        "jit[functional] > scan > while_loop",
+        *(pytest.param(other, marks=pytest.mark.full) for other in ("jit", "un-nested", "vmap > remat[functional]")),
+    ],
 )
 def test_the_program_of_a_healthy_twin_ends_well(inner, pytester, monkeypatch, nesting):
     monkeypatch.setattr(Programs, "end", lambda self, outcomes: None)  # which removes them

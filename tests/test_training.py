@@ -49,7 +49,7 @@ def assert_healthy(subject, args, nesting, **settings):
 
 
 @pytest.mark.parametrize("nesting", [*ROOTS, "jit > remat"])
-@pytest.mark.parametrize("name", ["mlp_and_adam", "attention_and_adam"])
+@pytest.mark.parametrize("name", ["mlp_and_adam", pytest.param("attention_and_adam", marks=pytest.mark.full)])
 def test_every_leaf_of_a_training_step_keeps_its_pointer(name, nesting):
     case = TRAINING[name]()
     subject = bind(case.subject, case.args, {})

@@ -43,7 +43,18 @@ def run(case, nesting, session, **more):
     return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, session=session)
 
 
-@pytest.mark.parametrize("name", sorted(set(HERE) - {"dict_with_keys_of_several_types"}))
+SUBJECTS = sorted(set(HERE) - {"dict_with_keys_of_several_types"})
+SHARE = 4
+"""One subject in so many runs with every suite, all of them in the full run."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if number % SHARE == 0 else pytest.param(name, marks=pytest.mark.full)
+        for number, name in enumerate(SUBJECTS)
+    ],
+)
 def test_it_holds_or_is_rejected_with_a_reason(name):
     case, session = HERE[name](), Session()
     number = sorted(HERE).index(name)
