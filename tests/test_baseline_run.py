@@ -295,12 +295,12 @@ def test_a_partial_update_keeps_the_rest(run, peaks):
     run(BOTH, UPDATE)
     changed = BOTH.replace("Model()", "Model(percent=120)")
     result = run(changed, UPDATE, "-k", "other")
-    assert section(result) == ["peaks.txt is written, 22 entries: 11 changed"]
+    assert section(result) == ["peaks.txt is written, 36 entries: 18 changed"]
     assert "test_new | jit | 2000 B" in peaks.read_text()
     result = run(changed, UPDATE, "--nnx-nesting=jit", "-k", "new")
-    assert section(result) == ["peaks.txt is written, 22 entries: 1 changed"]
+    assert section(result) == ["peaks.txt is written, 36 entries: 1 changed"]
     assert "test_new | jit | 2400 B" in peaks.read_text()
-    assert "test_new | jit > scan | 3000 B" in peaks.read_text()
+    assert "test_new | jit > call_first | 3000 B" in peaks.read_text()
 
 
 FAILS = {
@@ -514,11 +514,12 @@ def test_with_arguments_of_the_users_only_the_sweep_is_kept(run, peaks):
     # The sweep runs with the simplest arguments; what hypothesis draws afterwards is larger.
     assert {nesting: entry.peak for (_, nesting), entry in entries.items()} == {
         **{f"jit{style}": 2000 for style in ("", "[functional]", "[closure]", "[jax_closure]")},
-        **{f"jit > {inner}": 3000 for inner in ("jit", "scan", "call_first")},
+        "jit > call_first": 3000,
+        "jit > scan > scan": 4000,
     }
     result = run(GIVEN, "--hypothesis-seed=5")
     assert result.ret == 0
-    assert section(result) == ["peaks.txt: 7 nestings compared"]
+    assert section(result) == ["peaks.txt: 6 nestings compared"]
     run(GIVEN.replace("100, 900", "107, 900")).assert_outcomes(failed=1)
 
 
@@ -550,7 +551,7 @@ def test_hostile_ids_round_trip(run, peaks, escaped):
     assert len(peaks.read_text(encoding="utf-8").splitlines()) == 18
     result = run(HOSTILE, *args)
     assert result.ret == 0
-    assert section(result) == ["peaks.txt: 18 nestings compared"]
+    assert section(result) == ["peaks.txt: 11 nestings compared"]
 
 
 def test_paths_with_spaces_and_accents(run_inner, pytester):
