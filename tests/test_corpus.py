@@ -59,6 +59,7 @@ def bytes_of(state: Any) -> int:
 # Healthy
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("factory", HEALTHY.values(), ids=HEALTHY)
 @pytest.mark.parametrize("run", [Case.__call__, run_jitted], ids=["eager", "jit"])
 def test_healthy_case_runs_twice_and_keeps_no_tracer(factory: Callable[[], Case], run: Callable[[Case], Any]) -> None:

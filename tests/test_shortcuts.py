@@ -129,16 +129,7 @@ CORPUS: dict[str, Callable[[], Any]] = {
     **{f"wild {name}": make for name, make in HERE.items()},
     **OWN,
 }
-FEW = (
-    "healthy batch_norm_train",
-    "healthy scan_over_layers",
-    "leaky none_attribute",
-    "leaky variable_metadata",
-    "report step_other_dtype",
-    "mixed",
-    "retyped",
-    "branches_on_values",
-)
+FEW = ("healthy scan_over_layers", "leaky variable_metadata", "report step_other_dtype", "mixed", "branches_on_values")
 """One of each kind: these run with every suite, all of them in ``nox -s calibrate``."""
 
 
@@ -184,9 +175,7 @@ def test_every_model_says_the_same_without_values(name):
     same_with_and_without(make, sweep="chains")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ("leaky variable_metadata", "leaky none_attribute") if name in CORPUS]
-)
+@pytest.mark.parametrize("name", [name for name in ("leaky variable_metadata",) if name in CORPUS])
 def test_a_nesting_says_the_same_alone(name):
     make = CORPUS[name]
     together = outcomes(make, sweep="singles", max_examples=0)
@@ -213,5 +202,5 @@ def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
 
 def test_programs_that_are_taken_for_equal_are_seen(monkeypatch):
     monkeypatch.setattr("pytest_nnxcheck.compat.shared_programs.canonical", lambda text: "")
-    make, chosen = CORPUS["healthy batch_norm_train"], {"styles": "argument", "transforms": "jit,scan"}
+    make, chosen = CORPUS["healthy batch_norm_train"], {"styles": "argument", "transforms": "jit,while_loop"}
     assert differing(outcomes(make, **chosen), outcomes(make, **chosen, shortcuts="off"))
