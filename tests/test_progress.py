@@ -199,9 +199,9 @@ def settled(screen):
 
 @pytest.mark.parametrize("args", [(), ("--capture=sys",), ("--nnx-max-depth=2", "--tb=short")], ids=" ".join)
 def test_one_line_is_rewritten_and_taken_away(on_terminal, args):
-    text = on_terminal(SLOW + "def test_bad(): assert 0\n", *args)
-    screen = Screen(text, 100)
-    unattended = Screen(on_terminal(SLOW + "def test_bad(): assert 0\n", *args, CI="true"), 100)
+    text = on_terminal(SLOW + "def test_bad(): assert 0\n", *args, columns=140)
+    screen = Screen(text, 140)
+    unattended = Screen(on_terminal(SLOW + "def test_bad(): assert 0\n", *args, columns=140, CI="true"), 140)
     assert settled(screen) == settled(unattended)
     assert any(line.startswith("test_inner.py ..F") for line in screen.lines)
     shown = [line for line in screen.seen if line.startswith("test_slow  ")]
