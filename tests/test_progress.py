@@ -163,7 +163,7 @@ def on_terminal(run_inner, pytester, inner_args, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
-    def start(source, *args, columns=100, **environment):
+    def start(source, *args, columns=140, **environment):
         run_inner(source, "--collect-only", "-q")
         command = [sys.executable, "-m", "pytest", *inner_args, "-p", "no:cacheprovider", "--color=no", *args]
         master, slave = pty.openpty()
@@ -241,7 +241,7 @@ def test_what_a_test_prints_itself_stays(on_terminal):
 
 def test_the_first_nesting_may_be_the_long_one(on_terminal):
     source = SLOW.replace("time.sleep(0.05)", "time.sleep(0 if RUNS else 1.5)")
-    screen = Screen(on_terminal(source), 100)
+    screen = Screen(on_terminal(source), 140)
     assert [line for line in screen.seen if line.startswith("test_slow  un-nested  0 of ")]
 
 
