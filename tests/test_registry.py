@@ -117,7 +117,7 @@ def test_state_that_it_drops_is_found_by_parity():
 def test_check_draws_it_only_where_it_is_named():
     register_transform("scan_layers")(scan_layers)
     case = HEALTHY["linear"]()
-    made = check(case.subject, *case.args, transforms="jit, scan_layers", styles="argument", max_examples=4)
+    made = check(case.subject, *case.args, transforms="jit, scan_layers", styles="argument", sweep="pairs")
     assert made.ok, str(made)
     ran = {str(outcome.nesting) for outcome in made.outcomes}
     assert {"scan_layers", "jit > scan_layers", "scan_layers > jit", "scan_layers > scan_layers"} <= ran
