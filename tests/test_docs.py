@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from healthy import FLAX
 
+from pytest_nnxcheck.nesting import REGISTERED
 from pytest_nnxcheck.outlets import outlets_table_markdown
 from pytest_nnxcheck.settings import settings_table_markdown
 
@@ -54,7 +55,12 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
     if tuple(map(int, snippet.since.split("."))) > FLAX:
         pytest.skip(f"written for flax {snippet.since}")
     if "def test_" not in snippet.code:
-        exec(compile(snippet.code, snippet.place, "exec"), {"__name__": "__main__"})
+        registered = dict(REGISTERED)
+        try:
+            exec(compile(snippet.code, snippet.place, "exec"), {"__name__": "__main__"})
+        finally:
+            REGISTERED.clear()
+            REGISTERED.update(registered)
         return
     shutil.copy(ROOT / "examples" / "model.py", pytester.path)
     pytester.syspathinsert()

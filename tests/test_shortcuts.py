@@ -186,7 +186,7 @@ def test_a_nesting_says_the_same_alone(name):
 
 # Each shortcut broken on purpose is seen.
 
-LEAK = "leaky plain_list"
+LEAK = "leaky class_attribute"
 SINGLES = {"sweep": "singles", "max_examples": 0, "styles": "argument"}
 
 
