@@ -2,11 +2,14 @@
 
 import pytest
 from fake_engine import NEVER, Model, has
+from healthy import FLAX
 
 from pytest_nnxcheck import check, report
 from pytest_nnxcheck.nesting import TRANSFORMS, Nesting
 from pytest_nnxcheck.report import NOT_RUN
 from pytest_nnxcheck.settings import DEFAULTS, EFFORTS, merge
+
+several_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
 
 SWEEP = 1 + 24 + 1 + 13
 """Nestings of the default sweep: un-nested, six transforms in four styles, ``jit > call_first``, and the chains."""
@@ -187,6 +190,7 @@ class TestSmallest:
         assert [text for text in ran(on) if text.count(" > ") == 1] == pairs
         assert len(on.broken) > len(once.broken)
 
+    @several_modes
     def test_in_the_mode_that_broke(self):
         found = check(Model(tracers=lambda n: n.mode == "tree" and has("jit", "scan")(n)), 1, modes="graph,tree")
         assert str(found.broken[0].nesting) == "tree: jit > scan"
@@ -218,6 +222,7 @@ class TestNotRun:
         assert stopped.not_run == len({*ran(whole)} - {*ran(stopped)})
         assert (stopped.not_run > 0) == (not stopped.ok) == (not whole.ok)
 
+    @several_modes
     def test_of_every_mode(self):
         found = check(Model(tracers=lambda n: n.mode == "graph" and has("jit")(n)), 1, modes="graph,tree")
         assert found.not_run == SWEEP - 4
