@@ -126,9 +126,8 @@ def _switch(name: str) -> Callable[[object], str]:
     """``on`` or ``off``, as a marker also writes it: `True` or `False`."""
 
     def parse(value: object) -> str:
-        return _choice(name, ("on", "off"))(
-            {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
-        )
+        word = ("on" if value else "off") if isinstance(value, bool) else value
+        return _choice(name, ("on", "off"))(word)
 
     return parse
 
