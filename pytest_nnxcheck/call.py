@@ -29,6 +29,7 @@ from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
 from pytest_nnxcheck.transforms import LENGTH
+from pytest_nnxcheck.uncomputed import Values
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
 from pytest_nnxcheck.walk import walk
 
@@ -80,7 +81,7 @@ class Session:
     references: References = field(default_factory=References)
     programs: Announced | None = None
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
-    values: traced.Values = field(default_factory=traced.Values)
+    values: Values = field(default_factory=Values)
 
     def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
         """Tell of a nesting that is about to run; without a profile, of a call that is about to be traced for the first time."""

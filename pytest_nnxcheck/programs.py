@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from pytest_nnxcheck import compat, report, settings, usage
 from pytest_nnxcheck.compat import fixtures
 from pytest_nnxcheck.nesting import REGISTERED
-from pytest_nnxcheck.profile import UNKNOWN
-from pytest_nnxcheck.reproducer import Facts, Spec, compose, facts_of
 from pytest_nnxcheck.usage import Origin, Usage, one_line
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.nesting import Nesting
     from pytest_nnxcheck.profile import Profile
+    from pytest_nnxcheck.reproducer import Facts, Spec
     from pytest_nnxcheck.settings import Settings
     from pytest_nnxcheck.subject import Subject
     from pytest_nnxcheck.verdicts import Outcome
@@ -75,6 +74,9 @@ class Programs:
     def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
         """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
         with self._harmless():
+            from pytest_nnxcheck.profile import UNKNOWN
+            from pytest_nnxcheck.reproducer import compose, facts_of
+
             known = self._specs.get(nesting)
             calls = () if known is None else known.calls
             call = facts_of(subject, profile or UNKNOWN, nesting, chosen)
@@ -92,6 +94,8 @@ class Programs:
                 self._write(nesting, compose(spec, self._usage()))
 
     def _spec(self, nesting: Nesting, chosen: Settings, calls: tuple[Facts, ...]) -> Spec:
+        from pytest_nnxcheck.reproducer import Spec
+
         return Spec(
             nesting=nesting,
             settings=chosen,
@@ -108,6 +112,8 @@ class Programs:
         if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
             return outcome
         with self._harmless():
+            from pytest_nnxcheck.reproducer import compose
+
             assert spec is not None, self._problem
             told = replace(spec, outcome=outcome)
             self._told.add(outcome.nesting)

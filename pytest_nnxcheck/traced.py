@@ -6,7 +6,7 @@ the call changes are then stand-ins, or, where the test reads values, what the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,30 +20,10 @@ from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.uncomputed import Values
 from pytest_nnxcheck.walk import holds_beside, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-
-@dataclass(slots=True)
-class Values:
-    """Whether the test needs the values of nestings that are only traced.
-
-    ``stand_ins`` are the arrays without values that the present example was handed, by their identity.
-    """
-
-    needed: bool = False
-    stand_ins: dict[int, Any] = field(default_factory=dict)
-
-    def computed(self, array: Any) -> bool:
-        """Whether an array is none of the stand-ins."""
-        return id(array) not in self.stand_ins
-
-    def require(self, subject: Subject) -> None:
-        """What the call is handed must have values. Raises `uncomputed.ValuesNeeded`."""
-        arrays = [*subject.inputs, *(value for _, value in compat.raw_leaves(subject.state))] if self.stand_ins else []
-        if not all(map(self.computed, arrays)):
-            raise uncomputed.ValuesNeeded
 
 
 def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:

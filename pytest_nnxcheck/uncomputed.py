@@ -2,6 +2,7 @@
 
 A nesting that was only traced has no values to hand out. A deleted array has shape, dtype and sharding, passes through tree functions, and
 raises whenever its value is asked for; `Watch` sees that also where a test body swallows the exception.
+At load this imports the standard library only.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from pytest_nnxcheck import compat
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -43,6 +46,10 @@ def stand_in(wanted: Any, alike: Iterable[Any]) -> Any:
 
     Raises `NoStandIn` for keys of a kind that is not there.
     """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
     if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
         array = _keys(wanted, alike)
     elif wanted.weak_type:
@@ -55,6 +62,9 @@ def stand_in(wanted: Any, alike: Iterable[Any]) -> Any:
 
 
 def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
+    import jax
+    import jax.numpy as jnp
+
     for known in alike:
         if isinstance(known, jax.Array) and known.dtype == wanted.dtype:
             implementation = jax.random.key_impl(known)
@@ -63,6 +73,27 @@ def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
             data = jnp.zeros((*wanted.shape, *words.shape), words.dtype)
             return jax.random.wrap_key_data(data, impl=implementation)
     raise NoStandIn(f"no key of {wanted.dtype}")
+
+
+@dataclass(slots=True)
+class Values:
+    """Whether a test needs the values of nestings that are only traced.
+
+    ``stand_ins`` are the arrays without values that the present example was handed, by their identity.
+    """
+
+    needed: bool = False
+    stand_ins: dict[int, Any] = field(default_factory=dict)
+
+    def computed(self, array: Any) -> bool:
+        """Whether an array is none of the stand-ins."""
+        return id(array) not in self.stand_ins
+
+    def require(self, subject: Subject) -> None:
+        """What the call is handed must have values. Raises `ValuesNeeded`."""
+        arrays = [*subject.inputs, *(value for _, value in compat.raw_leaves(subject.state))] if self.stand_ins else []
+        if not all(map(self.computed, arrays)):
+            raise ValuesNeeded
 
 
 def is_read(error: BaseException) -> bool:

@@ -5,9 +5,9 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_nnxcheck import traced
 from pytest_nnxcheck.evidence import Evidence, Held, Split
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.uncomputed import Values
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Violation
 
 NEVER = lambda nesting: False  # noqa: E731
@@ -51,7 +51,7 @@ class Session:
         self.added: list[str] = []
         self.begun = self.ended = 0
         self.programs = None
-        self.values = traced.Values()
+        self.values = Values()
 
     def begin_example(self) -> None:
         self.begun += 1

@@ -20,7 +20,7 @@ from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.profile import UNKNOWN
 from pytest_nnxcheck.program import factor, output_shapes, primal, stack_inputs, un_nest
 from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.traced import Values
+from pytest_nnxcheck.uncomputed import Values
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
