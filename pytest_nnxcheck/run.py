@@ -13,7 +13,7 @@ import hypothesis
 
 from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies, sweep, uncomputed
 from pytest_nnxcheck.active import RUNNING, Active, engine
-from pytest_nnxcheck.collector import Collector
+from pytest_nnxcheck.collector import held_back
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
 from pytest_nnxcheck.footprint import OF_PROCESS
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
@@ -82,7 +82,6 @@ class Run:
         self._raised: dict[int, Nesting] = {}
         self._bodies: dict[Nesting, Callable[[], object]] = {}
         self.watch = uncomputed.Watch()
-        self.collector = Collector()
 
     def report(self) -> report.Report:
         """What is known so far, as data."""
@@ -165,7 +164,7 @@ class Run:
         if self.programs is not None:
             self.programs.begin(body)
         try:
-            with self.collector.held_back():
+            with held_back():
                 return self._attempt(nesting, body)
         finally:
             if self.programs is not None:

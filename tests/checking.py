@@ -72,6 +72,11 @@ OF_EACH_KIND = (
 """One model of each kind: a cache, statistics, random numbers, a loop, no state that changes, a remat, stacked layers, aliases."""
 
 
-def models(names: Iterable[str] = HEALTHY) -> list[Any]:
-    """Names for ``parametrize``: one model of each kind in every run, the others in that of ``full`` alone."""
-    return [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.full) for name in sorted(names)]
+LONG = ("attention_decoding", "gru_rnn")
+"""The dearest of them, which test_healthy.py runs."""
+
+
+def models(*, without: Iterable[str] = LONG) -> list[Any]:
+    """Names for ``parametrize``: one model of each kind in every run, the others in that of ``full`` alone, and those ``without`` as well."""
+    every_run = {*OF_EACH_KIND}.difference(without)
+    return [name if name in every_run else pytest.param(name, marks=pytest.mark.full) for name in sorted(HEALTHY)]

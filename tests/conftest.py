@@ -3,8 +3,24 @@
 A second import of jax aborts the interpreter, one of hypothesis leaves two of each of its classes.
 """
 
+import atexit
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
+
+# Models are built, and called for comparison, again and again: jax compiles each of these programs once for all workers, and quickly.
+# What the plugin judges is compiled anew all the same: see `judged_compiles` of compat/compile_cache.py.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.mkdtemp(prefix="nnxcheck-tests-")
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": COMPILED,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
 
 import flax.nnx  # noqa: F401
 import hypothesis.strategies  # noqa: F401

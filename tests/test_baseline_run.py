@@ -189,14 +189,14 @@ STALE = [
 def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
     run(OK, UPDATE)
     before = peaks.read_bytes()
-    for extra in ([], [NEW_ONLY], ["-n2"]):
-        result = run(RENAMED, *extra, subprocess="-n2" in extra)
+    for extra in ([], [NEW_ONLY]):
+        result = run(RENAMED, *extra)
         result.assert_outcomes(passed=1)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         assert [line for line in section(result) if line in STALE] == STALE
         assert peaks.read_bytes() == before
     assert section(run(RENAMED, NEW_ONLY))[-1] == "peaks.txt is not written: the run failed (exit status 1)"
-    result = run(RENAMED, "-n2", UPDATE, subprocess=True)
+    result = run(RENAMED, UPDATE)
     assert result.ret == 0
     assert section(result) == ["peaks.txt is written, 18 entries: 18 new, 18 removed"]
     assert run(RENAMED).ret == 0
@@ -330,6 +330,7 @@ def test_a_run_that_another_plugin_fails_writes_nothing(run, peaks):
     assert not peaks.exists()
 
 
+@pytest.mark.full
 def test_a_worker_that_crashed_writes_nothing(run, peaks):
     result = run(OK + "def test_bad():\n    import os\n    os._exit(3)\n", UPDATE, "-n2", subprocess=True)
     assert section(result) == ["peaks.txt is not written: 1 test failed"]
@@ -377,7 +378,7 @@ import os
 @pytest.mark.parametrize("case", ["a | b", "日本", "two\\nlines", "x"])
 @pytest.mark.xdist_group("ab")
 def test_x(nnx_wrap, case): nnx_wrap(Model(percent=int(os.environ.get("PERCENT", "100")) + len(case)))(1)
-@marked(max_examples=6)
+@marked(max_examples=2, sweep="singles")
 def test_y(nnx_wrap): nnx_wrap(Model(percent=int(os.environ.get("PERCENT", "100"))))(1)
 """
 

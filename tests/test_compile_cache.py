@@ -27,6 +27,17 @@ jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event.rp
 OURS = {compile_cache.DIRECTORY, *compile_cache.OPTIONS}
 
 
+@pytest.fixture(autouse=True)
+def _no_folder_of_the_user(monkeypatch):
+    """The tests have one, see conftest.py: options and environment as jax has them, for a while."""
+    usual = {"min_compile_time_secs": "1", "min_entry_size_bytes": "0"}
+    for name, value in usual.items():
+        monkeypatch.setenv(f"JAX_PERSISTENT_CACHE_{name.upper()}", value)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    with compile_cache._set({compile_cache.DIRECTORY: None}):
+        yield
+
+
 class Net(nnx.Module):
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -230,6 +241,39 @@ def test_jax_is_put_back(raises, tmp_path):
     assert entries(tmp_path / "kept") == kept
 
 
+SCALES = """
+import jax.numpy as jnp
+{}
+def scales(model, x):
+    big = jnp.cumsum(jnp.outer(x, x), axis=0)
+    return jnp.sort(big @ big, axis=1).sum() + model.kernel.sum(), model.kernel[...] * 2
+"""
+
+
+@pytest.mark.parametrize("donate", ["state", "none"])
+def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path, donate):
+    """jax finds programs there whose lines have moved; up to 0.5.3 they tell no aliased bytes."""
+    told = []
+    with compile_cache._set(
+        {
+            compile_cache.DIRECTORY: str(tmp_path),
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+            "jax_persistent_cache_min_entry_size_bytes": -1,
+        }
+    ):
+        for lines in ("", "# moved" + 5 * "\n"):
+            namespace: dict[str, object] = {}
+            exec(compile(SCALES.format(lines), "scales.py", "exec"), namespace)
+            jax.clear_caches()
+            found = call(namespace["scales"], Net().inside, jnp.ones(64), nesting="jit", donate=donate)
+            assert found.outcome.evidence is not None
+            told.append((found.outcome.evidence.split, {place.line for place in found.outcome.evidence.places}))
+    (first, lines), (second, moved) = told
+    assert first == second
+    assert "scales.py:6" in lines
+    assert "scales.py:11" in moved - lines
+
+
 USERS = """
 import sys
 import jax, jax.numpy as jnp
@@ -360,6 +404,7 @@ def test_the_second_run_takes_what_the_first_one_left(suite):
 
 
 @works
+@pytest.mark.full
 def test_workers_write_at_the_same_time(suite):
     left, told = suite("-n", "2")
     assert left

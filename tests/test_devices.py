@@ -120,7 +120,7 @@ def test_eight(nnx_wrap, mesh):
 """
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n1"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n1", marks=pytest.mark.full)])
 def test_devices_are_simulated(run_inner, monkeypatch, workers):
     monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=2 --xla_cpu_enable_fast_math=false")
     # A conftest that starts jax comes after the plugin has asked for the devices.

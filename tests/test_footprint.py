@@ -1,5 +1,6 @@
 """The process stays as large as it was: what jax keeps of earlier tests goes, where it has become much, and nothing of the user's."""
 
+import contextlib
 import functools
 import gc
 import subprocess
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from pytest_nnxcheck import check, footprint
+from pytest_nnxcheck.collector import held_back
 from pytest_nnxcheck.footprint import GROWTH, LEAST, Footprint
 
 linux = pytest.mark.skipif(
@@ -122,9 +124,22 @@ def test_a_users_caches_stay(monkeypatch):
     assert jitted(array).tolist() == compiled(array).tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_held_back_and_is_as_it_was_afterwards(on):
+    (gc.enable if on else gc.disable)()
+    try:
+        with contextlib.suppress(KeyError), held_back():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is on
+    finally:
+        gc.enable()
+
+
 GROWS = """
 import jax, jax.numpy as jnp
 from pytest_nnxcheck import footprint
+from pytest_nnxcheck.collector import held_back
 from pytest_nnxcheck.footprint import Footprint, resident
 
 footprint.LEAST = 24 * 2**20

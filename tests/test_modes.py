@@ -237,7 +237,7 @@ def test_breaks(nnx_wrap):
 
 
 @has_modes
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 def test_which_modes_a_model_survives_is_one_command(run_inner, pytester, workers):
     pytest.importorskip("xdist")
     result = run_inner(TWINS, "--nnx-modes", "graph,tree", "--junitxml=out.xml", workers, subprocess=workers != "-n0")

@@ -211,12 +211,12 @@ def test_results_reach_junit(run_inner, pytester):
     "args",
     [
         ("-n2",),
-        ("-n0",),
-        ("-p", "no:cacheprovider"),
         ("-p", "no:hypothesispytest"),
-        ("--import-mode=importlib",),
         ("--strict-markers", "-W", "error"),
-        ("--assert=plain",),
+        *(
+            pytest.param(args, marks=pytest.mark.full)
+            for args in (("-n0",), ("-p", "no:cacheprovider"), ("--import-mode=importlib",), ("--assert=plain",))
+        ),
     ],
     ids=" ".join,
 )

@@ -182,7 +182,7 @@ class TestX:
     run_inner(source).assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "option, message",
     [

@@ -197,7 +197,7 @@ def settled(screen):
     return [re.sub(r" in \d.*s( =+)?|\d+\.\d+ s$", "", line).rstrip(" =") for line in screen.lines]
 
 
-@pytest.mark.parametrize("args", [(), ("--capture=sys",), ("--nnx-max-depth=2", "--tb=short")], ids=" ".join)
+@pytest.mark.parametrize("args", [(), pytest.param(("--capture=sys",), marks=pytest.mark.full)])
 def test_one_line_is_rewritten_and_taken_away(on_terminal, args):
     text = on_terminal(SLOW + "def test_bad(): assert 0\n", *args, columns=140)
     screen = Screen(text, 140)
@@ -252,7 +252,7 @@ def test_where_nobody_wants_it_there_is_nothing(on_terminal, args, environment):
     assert not re.search(r"test_slow  .* of \d+,", text)
 
 
-@pytest.mark.parametrize("args", [(), ("-v",), ("-n2", "-v")], ids=" ".join)
+@pytest.mark.parametrize("args", [pytest.param((), marks=pytest.mark.full), ("-v",), ("-n2", "-v")])
 def test_in_a_pipe_there_is_nothing(run_inner, args):
     result = run_inner(SLOW, *args, subprocess=True)
     result.assert_outcomes(passed=2)

@@ -323,7 +323,9 @@ def test_raises(nnx_wrap, name):
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["one process", "xdist"])
+@pytest.mark.parametrize(
+    "workers", [pytest.param([], id="one process"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.full)]
+)
 def test_hostile_names_and_messages_lose_nothing(run_inner, pytester, workers):
     asked = [f"--nnx-report=schöner Bericht.{kind}" for kind in ("json", "html", "md")]
     few = ["--nnx-sweep=singles", "--nnx-max-examples=0"]

@@ -92,6 +92,7 @@ def test_mistral_7b_holds_a_second_copy_of_its_layers():
     assert result.resident < 1e9
 
 
+@pytest.mark.full
 def test_what_fails_by_design_is_not_collected_unless_it_is_named():
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", "examples"]
     collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-pytestmark = pytest.mark.nnx_invariants(sweep="singles", max_examples=6, styles="argument,functional")
+pytestmark = pytest.mark.nnx_invariants(sweep="singles", max_examples=3, styles="argument", transforms="jit,scan,vmap")
 
 
 class Net(nnx.Module):

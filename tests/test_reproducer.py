@@ -264,10 +264,15 @@ def test_nested(nnx_wrap):
     "nesting",
     [
         "scan",
-        "jit > vmap[functional] > remat",
-        "jit[functional] > while_loop > call_first",
         "jit > grad > scan",
-        "cond[functional] > fori_loop",
+        *(
+            pytest.param(other, marks=pytest.mark.full)
+            for other in (
+                "jit > vmap[functional] > remat",
+                "jit[functional] > while_loop > call_first",
+                "cond[functional] > fori_loop",
+            )
+        ),
     ],
 )
 def test_other_nestings_fail_in_the_same_way(inner, pytester, nesting):
@@ -309,8 +314,11 @@ def test_abstract(nnx_wrap):
 @pytest.mark.parametrize(
     "nesting",
     [
-        "jit[functional] > scan > while_loop",
-        *(pytest.param(other, marks=pytest.mark.full) for other in ("jit", "un-nested", "vmap > remat[functional]")),
+        "vmap > remat[functional]",
+        *(
+            pytest.param(other, marks=pytest.mark.full)
+            for other in ("jit", "un-nested", "jit[functional] > scan > while_loop")
+        ),
     ],
 )
 def test_the_program_of_a_healthy_twin_ends_well(inner, pytester, monkeypatch, nesting):
@@ -492,8 +500,14 @@ def test_kill_when_it_runs(nnx_wrap):
 """
 
 
-@pytest.mark.parametrize("test", ["test_kill", "test_kill_when_it_runs"])
-@pytest.mark.parametrize("how, code", [("os._exit(9)", 9), ("os.kill(os.getpid(), signal.SIGKILL)", -9)])
+@pytest.mark.parametrize("test", ["test_kill", pytest.param("test_kill_when_it_runs", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "how, code",
+    [
+        ("os._exit(9)", 9),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", -9, marks=pytest.mark.full),
+    ],
+)
 def test_a_nesting_that_kills_the_process_leaves_its_program(inner, pytester, how, code, test):
     result = inner(KILLED.replace("{how}", how), "-k", test + " and not " + test + "_", subprocess=True)
     assert result.ret == code

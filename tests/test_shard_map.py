@@ -19,11 +19,14 @@ on_four_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs 
 
 
 @pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has four devices")
-def test_this_file_passes_on_four_devices():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nnx-devices", str(DEVICES), __file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("which", ["not full", pytest.param("full", marks=pytest.mark.full)])
+def test_this_file_passes_on_four_devices(which):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which]
+    done = subprocess.run(
+        [*command, "--nnx-devices", str(DEVICES), __file__], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
-    assert "29 passed, 1 skipped" in done.stdout
+    assert f"{15 if which == 'not full' else 14} passed, 1 skipped" in done.stdout
 
 
 def leaves(model):
@@ -31,7 +34,14 @@ def leaves(model):
 
 
 @on_four_devices
-@pytest.mark.parametrize("name", ["linear", "batch_norm_train", "dropout", "attention_decoding"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear",
+        "batch_norm_train",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("dropout", "attention_decoding")),
+    ],
+)
 @pytest.mark.parametrize(
     "nesting",
     [

@@ -129,7 +129,7 @@ CORPUS: dict[str, Callable[[], Any]] = {
     **{f"wild {name}": make for name, make in HERE.items()},
     **OWN,
 }
-FEW = ("healthy scan_over_layers", "leaky variable_metadata", "report step_other_dtype", "mixed", "branches_on_values")
+FEW = ("healthy batch_norm_train", "leaky variable_metadata", "report step_other_dtype", "branches_on_values")
 """One of each kind: these run with every suite, all of them in ``nox -s calibrate``."""
 
 
@@ -175,6 +175,7 @@ def test_every_model_says_the_same_without_values(name):
     same_with_and_without(make, sweep="chains")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in ("leaky variable_metadata",) if name in CORPUS])
 def test_a_nesting_says_the_same_alone(name):
     make = CORPUS[name]

@@ -136,7 +136,7 @@ ENTRY = (
 )
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 def test_what_matches_nothing_is_a_warning_at_its_line(run_known, workers):
     result = run_known(GONE, BREAKS, workers, subprocess=True)
     result.assert_outcomes(passed=1, warnings=2)
@@ -147,7 +147,7 @@ def test_what_matches_nothing_is_a_warning_at_its_line(run_known, workers):
     )
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 @pytest.mark.parametrize("how", ["-Werror", "-Werror::pytest_nnxcheck.ExpectedFailuresWarning"])
 def test_where_warnings_are_errors_the_run_fails(run_known, workers, how):
     result = run_known(GONE, BREAKS, workers, how, subprocess=True)
@@ -203,7 +203,7 @@ def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known
         )
 
 
-@pytest.mark.parametrize("group", ["load", "loadgroup"])
+@pytest.mark.parametrize("group", [pytest.param("load", marks=pytest.mark.full), "loadgroup"])
 def test_results_of_several_workers_add_up(run_known, group):
     source = "".join(
         f"@pytest.mark.xdist_group('{name}')\n" + BREAKS.replace("test_x", name)
@@ -258,7 +258,7 @@ def test_a_bad_file_stops_the_run_before_it_starts(run_known, text, message):
     assert "Traceback" not in result.stderr.str()
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 def test_a_file_that_is_not_there(run_inner, workers):
     result = run_inner(HOLDS, "--override-ini=nnx_expected_failures=no.toml", workers, subprocess=True)
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -8,7 +8,7 @@ jax 0.4.33 and 0.5.3 with flax 0.10.2, jax 0.6.2 with flax 0.10.7, jax 0.10.2 wi
 from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import copied, first, stacked
-from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, no_compile_cache
+from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, judged_compiles, no_compile_cache
 from pytest_nnxcheck.compat.meshes import active_mesh, annotated, on_devices
 from pytest_nnxcheck.compat.modes import (
     flax_mode,
@@ -101,6 +101,7 @@ __all__ = [
     "is_tracer",
     "is_tracer_error",
     "iter_graph",
+    "judged_compiles",
     "kind_of",
     "loops_that_compare",
     "mode_flags",

@@ -69,23 +69,45 @@ def cached_compiles() -> Iterator[None]:
     Where `no_compile_cache` gives a reason, nothing is touched. Programs with callbacks are safe: jax leaves them out, or (0.12) gives
     them the callbacks of this process. The key has the features of the processor. All versions.
     """
-    import jax
-
     folder = _folder.get()
     if folder is None or no_compile_cache():
         yield
         return
-    chosen = {**OPTIONS, DIRECTORY: str(folder)}
-    before = {name: jax.config.values[name] for name in chosen}
+    with _set({**OPTIONS, DIRECTORY: str(folder)}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_WARNING)
+        yield
+
+
+@contextlib.contextmanager
+def judged_compiles() -> Iterator[None]:
+    """Compile for a while without the folder that the user himself keeps compiled programs in.
+
+    jax leaves lines out of its keys unless it is told otherwise, so that a program out of his folder may name lines that have moved; before
+    `EQUAL_FROM` it also tells that nothing is aliased. All versions.
+    """
+    import jax
+
+    folder = jax.config.values.get(DIRECTORY)
+    if not folder or folder == str(_folder.get()):
+        yield
+        return
+    with _set({DIRECTORY: None}):
+        yield
+
+
+@contextlib.contextmanager
+def _set(options: dict[str, Any]) -> Iterator[None]:
+    """Options of jax for a while, with the folder that it has opened closed; then all is put back as it was."""
+    import jax
+
+    before = {name: jax.config.values[name] for name in options}
     module = _module()
-    opened = {name: getattr(module, name) for name in _OPENED}
+    opened = {name: getattr(module, name) for name in _OPENED if hasattr(module, name)}
     try:
-        for name, value in chosen.items():
+        for name, value in options.items():
             jax.config.update(name, value)
         module.reset_cache()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_WARNING)
-            yield
+        yield
     finally:
         for name, value in before.items():
             jax.config.update(name, value)

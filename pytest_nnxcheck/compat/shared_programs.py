@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.programs import compiler_options
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -75,7 +76,9 @@ class SharedPrograms:
         """The compiled program of a lowered one; ``alone`` compiles it anew. Raises what XLA raises."""
         beside = None if alone or not self.on else beside_text(lowered)
         if beside is None:
-            return Compiled(lowered.compile(compiler_options=compiler_options()), shared=False, lowered=lowered)
+            with judged_compiles():
+                program = lowered.compile(compiler_options=compiler_options())
+            return Compiled(program, shared=False, lowered=lowered)
         key = (canonical(lowered.as_text()), beside)
         if key in self.known:
             known = self.known[key]
