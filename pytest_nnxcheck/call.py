@@ -23,8 +23,8 @@ from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, measure, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
-from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, profile
-from pytest_nnxcheck.program import LOOPS, baseline_for, unfit
+from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, nbytes, profile, restored
+from pytest_nnxcheck.program import LOOPS, baseline_for, maps_written, unfit
 from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
@@ -74,6 +74,7 @@ class Session:
     adds_state: bool = False
     added: list[str] = field(default_factory=list)
     profiles: dict[Any, Profile] = field(default_factory=dict)
+    restoring: set[Any] = field(default_factory=set)
     gradients: dict[Any, str] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
@@ -107,6 +108,18 @@ class Session:
         self.adds_state = self.adds_state or bool(found.added)
         self.added += [path for path in map(subject.path, found.added) if path not in self.added]
         return found
+
+    def restores(self, subject: Subject) -> Profile:
+        """The profile of the call, with the leaves that it writes and restores."""
+        key = signature(subject)
+        if key not in self.restoring:
+            known = self.profile_of(subject)
+            with gradient.restored(subject):
+                paths = restored(subject, known.changed)
+            size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(subject.state) if path in paths)
+            self.restoring.add(key)
+            self.profiles[key] = replace(known, restored=paths, restored_bytes=size)
+        return self.profiles[key]
 
     def baseline_of(self, subject: Subject, donate: str, nesting: Nesting) -> Memory | None:
         """Memory of the un-nested jit, of the gradient where the nesting takes one; None where that does not run."""
@@ -202,6 +215,10 @@ def check_call(
     wanted = session.references.of(bound_subject, meaning_of(nesting)) if parity else None
     session.announce(bound_subject, facts, nesting, settings)
     found = observed(bound_subject, facts, nesting, settings, session)
+    if found.error is not None and maps_written(nesting) and (mapped := session.restores(bound_subject)).restored:
+        facts = mapped
+        session.announce(bound_subject, facts, nesting, settings)
+        found = observed(bound_subject, facts, nesting, settings, session)
     if isinstance(found.error, CheckError):
         raise found.error
     rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
@@ -381,7 +398,8 @@ def conclude(
             return Call(None, Outcome(found.nesting, "rejected", reason=reason, unfit=True))
         if refused(found):
             return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
-        return failed(subject, found.nesting, found.error, found)
+        call = failed(subject, found.nesting, found.error, found)
+        return replace(call, outcome=replace(call.outcome, notes=(*call.outcome.notes, *mapped(subject, facts, found))))
     outcome = Outcome(
         nesting=found.nesting,
         verdict="violated" if violations else "held",
@@ -414,6 +432,14 @@ def notes(facts: Profile, found: Observation) -> tuple[str, ...]:
             f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
         )
     return (*texts, *donation_notes(found))
+
+
+def mapped(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
+    """What a ``vmap`` that raised was handed with an axis."""
+    if not maps_written(found.nesting) or isinstance(found.error, CheckError):
+        return ()
+    names = [*map(subject.path, sorted(facts.changed | facts.restored, key=str)), *subject.input_names]
+    return (f"{Layer('vmap')} maps {', '.join(names[:5])}{', ...' * (len(names) > 5)}, and broadcasts the rest",)
 
 
 def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observation | None) -> Call:

@@ -32,7 +32,8 @@ class Profile:
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
     A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
-    ``calls_back`` runs Python code, or raises, while the program runs.
+    ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are the leaves of `restored`,
+    asked for where a ``vmap`` failed.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -59,6 +60,8 @@ class Profile:
     promoted: tuple[tuple[Path, str], ...] = ()
     origins: tuple[frozenset[int], ...] = ()
     calls_back: bool = False
+    restored: frozenset[Path] = frozenset()
+    restored_bytes: int = 0
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -134,6 +137,53 @@ def profile(subject: Subject) -> Profile:
         calls_back=dataflow.calls_back(closed),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),
     )
+
+
+def restored(subject: Subject, changed: frozenset[Path]) -> frozenset[Path]:
+    """The leaves that the call writes and gives their value back, where they come out of a `jax.vmap` with an axis that they did not go in with.
+
+    A spectral norm that writes the normalized kernel and puts the old one back: the update of a mapped value is mapped. The call is
+    made a few times, halving the leaves; none where the call cannot be mapped at all.
+    """
+    graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
+    keys = [key for key, _ in numbered(before)]
+    leaves, treedef = jax.tree.flatten(before)
+
+    def maps(mapped: frozenset[Path], handed_on: list[Path]) -> bool:
+        """Whether the call can be mapped over these leaves and its inputs, and hands the others on without an axis."""
+
+        def call(leaves: list[Any], *inputs: Any) -> list[Any]:
+            module = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+            subject.program(module, *inputs)
+            after = dict(numbered(compat.state(module)))
+            return [after.get(key) for key in keys if key[0] in handed_on]
+
+        axes = [0 if path in mapped else None for path, _ in keys]
+        handed = [with_axis(leaf) if axis == 0 else leaf for leaf, axis in zip(leaves, axes, strict=True)]
+        mapped_call = jax.vmap(call, in_axes=(axes, *(0 for _ in subject.inputs)), out_axes=None)
+        arguments = (handed, *map(with_axis, subject.inputs))
+        try:
+            # Inside a trace jax may give an update of a mapped value no axis, as it does outside of one.
+            jax.eval_shape(mapped_call, *arguments) if subject.abstract else mapped_call(*arguments)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and raises it again where it is nested
+            return False
+        return True
+
+    def batched(paths: list[Path]) -> list[Path]:
+        if maps(changed, paths):
+            return []
+        half = len(paths) // 2
+        return batched(paths[:half]) + batched(paths[half:]) if half else paths
+
+    rest = [path for path in dict.fromkeys(path for path, _ in keys) if path not in changed]
+    return frozenset(batched(rest)) if maps(changed, []) else frozenset()
+
+
+def with_axis(leaf: Any) -> Any:
+    """Two of an array, abstract where it is."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype)
+    return compat.stacked(leaf, 2)
 
 
 def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:

@@ -154,6 +154,11 @@ def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
     return ""
 
 
+def maps_written(nesting: Nesting) -> bool:
+    """Whether a layer maps what the call writes and restores."""
+    return Layer("vmap") in nesting.layers
+
+
 def doing(layer: Layer) -> str:
     return (
         f"{layer} hands on the state where it skips the call"
@@ -202,6 +207,7 @@ def make_plan(
 
     return Plan(
         changed=lambda path, _: tuple(path) in profile.changed,
+        written=lambda path, _: tuple(path) in profile.changed | profile.restored,
         subject=subject.program,
         element=element,
         shapes=None if profile is UNKNOWN else shapes,

@@ -21,7 +21,7 @@ from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
 from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, Layer, Nesting
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import STACKED, baseline_for, kept, output_shapes
+from pytest_nnxcheck.program import STACKED, baseline_for, kept, maps_written, output_shapes
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
 from pytest_nnxcheck.returned import successors
@@ -79,6 +79,8 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
     parts = []
     if profile.changed:
         parts.append(f"changed={paths(profile.changed)}")
+    if profile.restored and maps_written(nesting):
+        parts.append(f"restored={paths(profile.restored)}")
     if profile.parameters and any(layer.transform == "grad" for layer in nesting.layers):
         parts.append(f"parameters={paths(profile.parameters)}")
     shapes = {

@@ -33,12 +33,13 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one call: paths of the state that it changes, and of what a gradient is taken by; by layer the shapes of
+    """What is known of one call: paths of the state that it changes, of what it writes and restores, and of what a gradient is taken by; by layer the shapes of
     what is inside it; the numbers of the donated inputs, and with them those of the outputs that are their new values; leaves of an
     optimizer that must change; whether random numbers differ in a batch.
     """
 
     changed: frozenset[Any] = frozenset()
+    restored: frozenset[Any] = frozenset()
     parameters: frozenset[Any] = frozenset()
     shapes: Any = ()
     donated: tuple[int, ...] = ()
@@ -384,6 +385,7 @@ def make_plan(ran: Ran, number: int, jit: Callable[..., Program]) -> Plan:
     facts = ran.facts
     return Plan(
         changed=lambda path, _: tuple(path) in facts.changed,
+        written=lambda path, _: tuple(path) in facts.changed | facts.restored,
         subject=ran.call.program,
         element=lambda leaf: leaf[(0,) * ran.setup.inside[number]],
         shapes=None,

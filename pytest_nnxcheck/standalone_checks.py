@@ -162,7 +162,8 @@ def expected_peaks(ran: Ran, un_nested: Setup, axes: int, kept: int) -> tuple[in
     if base.error is not None:
         raise base.error
     used = used_by(base.compiled[0])
-    changed = [value for path, value in compat.raw_leaves(ran.call.state) if tuple(path) in ran.facts.changed]
+    written = ran.facts.changed | ran.facts.restored
+    changed = [value for path, value in compat.raw_leaves(ran.call.state) if tuple(path) in written]
     moved = sum(map(nbytes, ran.call.inputs)) + sum(map(nbytes, jax.tree.leaves(base.output)))
     resident = used.arguments + used.outputs - used.aliased + used.constants
     call = used.temporaries + moved + sum(map(nbytes, changed))

@@ -35,6 +35,8 @@ class Plan:
 
     changed: Callable[[Any, Any], bool]
     """Filter for `nnx.split`: the leaves that the un-nested call changes."""
+    written: Callable[[Any, Any], bool]
+    """Filter for `nnx.split`: those, and the leaves that it writes and restores where `nnx.vmap` cannot broadcast them."""
     subject: Program
     """The un-nested subject, for ``call_first``."""
     element: Callable[[Any], Any]
@@ -74,8 +76,8 @@ def functional(f: Program, graphdef: Any, plan: Plan) -> Callable[..., Any]:
 
 
 def axes(module: Any, plan: Plan) -> Any:
-    """The leaves that the call changes mapped, the rest broadcast: a prefix where flax's mode refuses `nnx.StateAxes`."""
-    filters: Any = {plan.changed: 0, ...: None}
+    """The leaves that the call writes mapped, the rest broadcast: a prefix where flax's mode refuses `nnx.StateAxes`."""
+    filters: Any = {plan.written: 0, ...: None}
     return nnx.StateAxes(filters) if plan.graph_updates else nnx.prefix(module, filters)
 
 
@@ -202,10 +204,9 @@ def scan_jax_closure(f: Program, plan: Plan) -> Program:
 
 def vmap_argument(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        module = nnx.merge(graphdef, stack(changed, plan.length), rest)
-        out = nnx.vmap(f, in_axes=(axes(module, plan), *(0 for _ in inputs)))(module, *inputs)
-        nnx.update(state, first(nnx.state(module, plan.changed)))
+        nnx.update(state, stack(nnx.state(state, plan.written), plan.length))
+        out = nnx.vmap(f, in_axes=(axes(state, plan), *(0 for _ in inputs)))(state, *inputs)
+        nnx.update(state, first(nnx.state(state, plan.written)))
         return out
 
     return layer

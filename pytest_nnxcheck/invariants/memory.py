@@ -9,7 +9,7 @@ from pytest_nnxcheck.buffers import Buffer, Memory, state_copies
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.profile import Profile, nbytes
-from pytest_nnxcheck.program import factor, kept
+from pytest_nnxcheck.program import factor, kept, maps_written
 from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.settings import Budget
 from pytest_nnxcheck.verdicts import Violation
@@ -40,7 +40,8 @@ def expected_peak(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
     """``R + (s-1)(i+o) + s(T+i+o+c)``: the un-nested program, and for each element of the axes one more call.
 
     R is resident (arguments + outputs - aliased) and T temporary bytes of the un-nested jit, i and o its input and output
-    bytes, c the bytes of state that the call changes, s the product of the axes. Calibrated on 48 healthy models.
+    bytes, c the bytes of state that the call changes, s the product of the axes. Calibrated on 48 healthy models. Under ``vmap`` c counts
+    what the call writes and restores too, where it has to be mapped.
 
     Under ``grad`` the un-nested program is that of the gradient, o counts the gradients, and the steps of a differentiated loop
     multiply the second s: each leaves behind what the backward pass needs of it.
@@ -60,7 +61,8 @@ def peak_of(profile: Profile, baseline: Memory, nesting: Nesting, elements: int,
     if profile.devices > 1:
         output = max(baseline.outputs - profile.changed_bytes, 0)
     call = profile.input_bytes + output
-    return resident + (elements - 1) * call + calls * (baseline.temporaries + call + profile.changed_bytes)
+    written = profile.changed_bytes + profile.restored_bytes * maps_written(nesting)
+    return resident + (elements - 1) * call + calls * (baseline.temporaries + call + written)
 
 
 def gradient_bytes(nesting: Nesting, profile: Profile) -> int:
