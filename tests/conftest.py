@@ -8,18 +8,20 @@ import os
 import shutil
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
-# Models are built, and called for comparison, again and again: jax compiles each of these programs once for all workers, and quickly.
+# Models are built, and called for comparison, again and again: jax compiles these programs quickly, and each once for all workers.
 # What the plugin judges is compiled anew all the same: see `judged_compiles` of compat/compile_cache.py.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# On jax 0.5.3 a program out of the folder computed other numbers: a remat in a while_loop that was compiled before.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ and not version("jax").startswith(("0.4.", "0.5.")):
     COMPILED = tempfile.mkdtemp(prefix="nnxcheck-tests-")
     atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
     os.environ |= {
         "JAX_COMPILATION_CACHE_DIR": COMPILED,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
 
 import flax.nnx  # noqa: F401

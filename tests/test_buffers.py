@@ -25,7 +25,8 @@ X = jnp.ones((128,))
 
 
 def compile_(function, *args, donate=(), options=None):
-    return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*args).compile(compiler_options=options)
+    with compat.judged_compiles():
+        return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*args).compile(compiler_options=options)
 
 
 def memory_of(function, *args, donate=()):
@@ -297,7 +298,8 @@ def test_the_cures_of_a_scan_over_remat_copy_nothing(how):
 def test_the_report_4871_holds_its_stack_twice(call_first, times):
     model = reports.report_4871(nnx.Rngs(0))
     state = nnx.state(model)
-    memory = read(reports.run_4871(model, call_first, loops=2).lower(state, 0.0).compile())
+    with compat.judged_compiles():
+        memory = read(reports.run_4871(model, call_first, loops=2).lower(state, 0.0).compile())
     assert round(memory.temporaries / nbytes(state), 1) == times
     copies = state_copies(memory, {0})
     assert [copy.shape for copy in copies] == ["float32[50,200,200]"] * round(times)
@@ -310,7 +312,8 @@ def test_nnx_jit_without_donation_returns_a_copy_of_all_state():
     def plain(state, x):
         return nnx.merge(nnx.split(model)[0], state)(x), state
 
-    memory = read(plain.lower(nnx.state(model), jnp.ones((4, 64))).compile())
+    with compat.judged_compiles():
+        memory = read(plain.lower(nnx.state(model), jnp.ones((4, 64))).compile())
     assert sum(copy.bytes for copy in state_copies(memory, {0, 1})) == nbytes(nnx.state(model))
 
 
