@@ -19,6 +19,7 @@ from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned
 from pytest_nnxcheck.invariants.donation import notes as donation_notes
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
+from pytest_nnxcheck.invariants.tracers import pinned
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, measure, observe
 from pytest_nnxcheck.places import Places
@@ -47,10 +48,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Originals:
-    """Facts of the user's own arrays, found before they are copied: the copies share nothing and have no views."""
+    """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written.
+
+    ``pinned`` are Variables, path and type, that were made in a trace that has ended.
+    """
 
     shared: tuple[tuple[str, str], ...]
     views: tuple[tuple[str, str], ...]
+    pinned: tuple[tuple[str, str], ...]
 
 
 class Announced(Protocol):
@@ -200,7 +205,7 @@ def check_call(
     originals = look_at_originals(bound_subject, session)
     bound_subject.refuse_what_flax_cannot_split()
     if not nesting.layers:
-        return un_nested(bound_subject, nesting, settings, session)
+        return un_nested(bound_subject, nesting, settings, session, originals)
     session.announce(bound_subject, None, nesting, settings)
     try:
         facts = session.profile_of(bound_subject)
@@ -279,10 +284,15 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
         (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
     ]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
-    return Originals(shared, foreign_views(leaves, views))
+    pinned = [
+        (subject.path(path), f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")
+        for path, variable in compat.variables(subject.state)
+        if compat.is_pinned(variable)
+    ]
+    return Originals(shared, foreign_views(leaves, views), tuple(pinned))
 
 
-def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Call:
+def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session, originals: Originals) -> Call:
     """The call as the user made it, on a copy of the state."""
     session.announce(subject, UNKNOWN, nesting, settings)
     session.values.require(subject)
@@ -290,7 +300,9 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings, session)
     rebuild = subject.outbox.rebuild
-    violations = leaves_tracers(subject, found) if "tracers" in settings.invariants and found.leaks else ()
+    violations: tuple[Violation, ...] = ()
+    if "tracers" in settings.invariants:
+        violations = leaves_tracers(subject, found) if found.leaks else was_pinned(originals)
     # Python control flow on values raises here, say: the call holds as it is, and the nestings will tell.
     session.announce(subject, None, replace(nesting, layers=(Layer("jit"),)), settings)
     with contextlib.suppress(Exception):
@@ -308,6 +320,10 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
         evidence=left(found) if violations else None,
     )
     return Call(rebuild(found.output), verdict)
+
+
+def was_pinned(originals: Originals) -> tuple[Violation, ...]:
+    return (pinned(originals.pinned),) if originals.pinned else ()
 
 
 def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...]:
@@ -354,7 +370,7 @@ def judge(
     violations: tuple[Violation, ...] = ()
     limit = None
     if "tracers" in settings.invariants:
-        violations += tracers(found)
+        violations += tracers(found) or was_pinned(originals)
     if found.memory is not None and found.error is None:
         baseline = session.baseline_of(subject, settings.donate, found.nesting)
         if baseline is not None:
@@ -406,7 +422,7 @@ def conclude(
         violations=violations,
         peak=found.memory.peak if found.memory else None,
         budget=limit.budget if limit else None,
-        notes=(*notes(facts, found), *saved_state(found, facts), *told),
+        notes=(*notes(subject, facts, found), *saved_state(found, facts), *told),
         evidence=known,
     )
     if found.error is not None or found.leaks:
@@ -421,7 +437,7 @@ def refused(found: Observation) -> bool:
     return captures and compat.is_refusal(found.error) and not found.leaks
 
 
-def notes(facts: Profile, found: Observation) -> tuple[str, ...]:
+def notes(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
     """Facts worth telling that are not judged."""
     texts = []
     if found.dropped and found.error is None:
@@ -430,6 +446,11 @@ def notes(facts: Profile, found: Observation) -> tuple[str, ...]:
     if facts.inner_donations and any(layer.transform == "jit" for layer in found.nesting.layers):
         texts.append(
             f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
+        )
+    if found.still:
+        paths = [subject.path(path) for path in found.still]
+        texts.append(
+            f"{', '.join(paths[:3])}{', ...' * (len(paths) > 3)} did not move under {found.nesting}: the un-nested call changes it"
         )
     return (*texts, *donation_notes(found))
 

@@ -16,6 +16,7 @@ TABLE = {
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
     "outlives": "do not keep arrays made under a transform in {holder}: it outlives the trace",
+    "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
     "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
     "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",

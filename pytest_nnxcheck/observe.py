@@ -58,7 +58,8 @@ class Observation:
 
     ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
     program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract. A ``shared`` program was
-    compiled for another one of the same text, whose lines its buffers name.
+    compiled for another one of the same text, whose lines its buffers name. ``still`` are the leaves that the un-nested call changes,
+    and that came back as the very arrays that went in.
     """
 
     nesting: Nesting
@@ -76,6 +77,7 @@ class Observation:
     reused: frozenset[int] = frozenset()
     abstract: bool = False
     shared: bool = False
+    still: tuple[Path, ...] = ()
 
 
 def observe(
@@ -97,6 +99,7 @@ def observe(
     state, inputs = root.handed(state, LENGTH)
     donated = root.donated(state, inputs)
     before = [read_leaf(*leaf) for leaf in donated]
+    went_in = dict(compat.raw_leaves(state))
     places = walk(subject.roots(state)).places
     if subject.abstract and not root.compiles:
         output, error, found = traced(program, subject, guards, state, inputs)
@@ -138,7 +141,15 @@ def observe(
         reused=reused,
         abstract=subject.abstract,
         shared=any(root.shared),
+        still=unmoved(profile, went_in, state) if good and not subject.abstract else (),
     )
+
+
+def unmoved(profile: Profile, went_in: dict[Path, Any], state: Any) -> tuple[Path, ...]:
+    """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
+    came_out = dict(compat.raw_leaves(state))
+    same = (path for path in profile.changed if path in went_in and went_in[path] is came_out.get(path))
+    return tuple(sorted(same, key=str))
 
 
 def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:

@@ -14,7 +14,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat, dataflow, uncomputed
 from pytest_nnxcheck.nesting import CALL_FIRST, Nesting
-from pytest_nnxcheck.observe import Observation
+from pytest_nnxcheck.observe import Observation, unmoved
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest
@@ -83,7 +83,8 @@ def observe(
     except Exception:  # noqa: BLE001 - what a program without values cannot tell, a run does
         return None
     state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
-    return Observation(nesting, state, output=tuple(results[: trace.outputs]))
+    still = unmoved(facts, dict(compat.raw_leaves(subject.state)), state)
+    return Observation(nesting, state, output=tuple(results[: trace.outputs]), still=still)
 
 
 def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) -> Trace:

@@ -76,6 +76,15 @@ def variable_kind(variable: Any) -> str:
     return str((described or type(variable)).__name__)
 
 
+def is_pinned(variable: Any) -> bool:
+    """Whether flax refuses every write to a Variable here: it was made in another trace, which has ended where there is none now.
+
+    No public way on flax before 0.12, whose Variables tell it by a write that raises. All versions.
+    """
+    trace = _read(variable, "_trace_state")
+    return trace is not None and not trace.is_valid()
+
+
 def set_variable_value(variable: Any, raw: Any) -> None:
     """Put a raw value back, past the hooks and the check of the trace level, which no public setter leaves out. All versions."""
     for name in ("_raw_value", "raw_value", "value"):

@@ -46,6 +46,18 @@ def residue(leaks: tuple[Leak, ...]) -> Violation:
     )
 
 
+def pinned(paths: tuple[tuple[str, str], ...]) -> Violation:
+    """Variables, (path, type), that were made in a trace that has ended. They hold no tracer any more, and flax refuses to write them."""
+    rows = tuple(("pinned", f"{path}   {kind}") for path, kind in paths[:SHOWN])
+    more = (("", f"and {len(paths) - SHOWN} more"),) if len(paths) > SHOWN else ()
+    return Violation(
+        "tracers",
+        f"{paths[0][0]} was made in a trace that has ended: flax refuses every write to it",
+        (*rows, *more),
+        hints.hint("pinned"),
+    )
+
+
 def touched(mutated: tuple[tuple[Layer, str], ...]) -> Violation:
     """eval_shape only asks for shapes: whatever it changes in the state was not meant."""
     rows = tuple(("changed", path) for _, path in mutated[:SHOWN])
