@@ -19,6 +19,7 @@ from pytest_nnxcheck import compat, dataflow
 from pytest_nnxcheck.captures import captured
 from pytest_nnxcheck.evidence import Captured
 from pytest_nnxcheck.graft import statics
+from pytest_nnxcheck.signatures import in_users_words
 from pytest_nnxcheck.subject import Path, Subject
 from pytest_nnxcheck.walk import holds_beside, walk
 
@@ -85,7 +86,7 @@ def profile(subject: Subject) -> Profile:
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
         return out, state
 
-    closed, (out, after) = jax.make_jaxpr(pure, return_shape=True)(before, *subject.inputs)
+    closed, (out, after) = jax.make_jaxpr(in_users_words(pure, subject), return_shape=True)(before, *subject.inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()

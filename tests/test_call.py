@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.signatures import identifiers
 from pytest_nnxcheck.verdicts import CheckError
 
 X = jnp.ones((2, 4))
@@ -52,6 +55,38 @@ def test_control_flow_on_values_fails_under_every_trace_and_holds_un_nested():
     found = call(branches, model, X, nesting="jit")
     assert found.outcome.verdict == "failed"
     assert isinstance(found.error, jax.errors.TracerBoolConversionError)
+
+
+@pytest.mark.parametrize("kind", ["function", "module", "method", "partial"])
+def test_what_jax_says_of_the_call_names_the_users_function_and_arguments(kind):
+    class Branches(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(()))
+
+        def __call__(self, x):
+            return x * 2 if jnp.asarray(self.w) > 0 else x
+
+        method = __call__
+
+    def step(model, batch):
+        return model(batch["x"]) if batch["x"].sum() > 0 else batch["x"]
+
+    module = Branches()
+    subject, args, where = {
+        "function": (step, (module, {"x": X}), "function step at"),
+        "module": (module, (X,), "function __call__ at"),
+        "method": (module.method, (X,), "function __call__ at"),
+        "partial": (functools.partial(step, module), ({"x": X},), "function step at"),
+    }[kind]
+    said = str(call(subject, *args, nesting="jit").error)
+    assert f"while tracing the {where} {__file__}" in said
+    assert re.search(r"argument (batch_x|model\['w'\]\.(raw_)?value)", said)
+    assert "pytest_nnxcheck" not in said
+
+
+def test_every_argument_has_a_name_of_its_own():
+    labels = ("model", "batch['x']", "batch.x", "1", "größe", "")
+    assert list(identifiers(labels)) == ["model", "batch_x", "batch_x_2", "_1", "größe", "argument"]
 
 
 @pytest.mark.skipif(FLAX < (0, 10, 7), reason="flax 0.10.2 leaks in silence")
