@@ -14,6 +14,7 @@ from pytest_nnxcheck.invariants.parity import (
     Difference,
     compare,
     differences,
+    scalars,
     violation,
 )
 from pytest_nnxcheck.nesting import Nesting
@@ -52,7 +53,8 @@ def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judge
         nudged = evaluate(subject, meaning, nudged=True)
         if nudged.error is None:
             different = differences(wanted, got, before, nudged, drawn=bool(drawn))
-    return ((violation(different, advice(different, nesting)),) if different else ()), notes
+    told = (*notes, *scalars(got.after, before))
+    return ((violation(different, advice(different, nesting)),) if different else ()), told
 
 
 def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:

@@ -5,7 +5,7 @@ Arrays are kept by reference (those of jax never change); plain Python values ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,24 @@ def read(subject: Subject, state: Any) -> Facts:
             leaves[name] = Leaf(value, compat.variable_kind(variable))
     attributes = {}
     for path, value in compat.attributes(state):
-        if is_array(value):
-            leaves[subject.path(path)] = Leaf(value, "attribute")
-        else:
-            attributes[subject.path(path)] = frozen(value)
+        name = subject.path(path)
+        leaves |= {name + place: Leaf(array, "attribute") for place, array in arrays_in(value)}
+        if not is_array(value):
+            attributes[name] = frozen(value)
     return Facts(leaves, attributes)
+
+
+def arrays_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of a plain value, with their places in lists, tuples and dicts: ``[0]['a']``."""
+    if is_array(value):
+        yield "", value
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif isinstance(value, dict):
+        items = value.items()
+    for key, item in items:
+        yield from ((f"[{key!r}]{place}", array) for place, array in arrays_in(item))
 
 
 def is_array(value: Any) -> bool:
@@ -97,7 +110,9 @@ def is_array(value: Any) -> bool:
 
 
 def frozen(value: Any) -> Any:
-    """A plain Python value as one that compares and does not change; of anything else the type."""
+    """A plain Python value as one that compares and does not change; of anything else the type, of arrays that they are ones."""
+    if is_array(value):
+        return (OTHER, "array")
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return (type(value).__name__, repr(value))
     if isinstance(value, list | tuple):

@@ -124,6 +124,7 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kin
         return Difference(
             path, "deleted", f"{kind} {describe(want)} was donated, and no new value took its place", kind
         )
+    want, have = comparable(want, kind), comparable(have, kind)
     if describe(want) != describe(have):
         return Difference(path, "differs", f"{describe(want)} expected, {describe(have)} after", kind)
     heading = f"{kind} {describe(want)}".strip()
@@ -142,6 +143,28 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kin
     text = f"{heading}   largest difference {np.max(off):.3g} ({allowed:.2g} allowed), {wrong} of {a.size} elements"
     finite = bool(np.all(np.isfinite(off)))
     return Difference(path, label_of(b, old), text, kind, rounding=finite)
+
+
+def comparable(value: Any, kind: str) -> Any:
+    """A Python scalar, and an array of NumPy that is a plain attribute, as the array that jax makes of it: it carries no other."""
+    if not is_scalar(value) and not (kind == "attribute" and isinstance(value, np.ndarray | np.generic)):
+        return value
+    array = np.asarray(value)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def is_scalar(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
+
+
+def scalars(got: Facts, before: Facts) -> tuple[str, ...]:
+    """A note on Variables that hold a Python scalar in place of an array: an eager `jax.checkpoint` of jax 0.11 and 0.12 hands out a constant so."""
+    paths = [
+        f"{path} is a Python {type(leaf.value).__name__} now, no array"
+        for path, leaf in got.leaves.items()
+        if is_scalar(leaf.value) and path in before.leaves and not is_scalar(before.leaves[path].value)
+    ]
+    return tuple(f"{text}: jax.checkpoint outside of a jit hands a constant out as it is" for text in paths[:SHOWN])
 
 
 def label_of(have: Any, old: Any) -> str:
