@@ -18,6 +18,7 @@ import reports
 import test_parity
 import test_sharded
 import test_training
+import test_writes
 from checking import call, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
@@ -438,6 +439,7 @@ ELSEWHERE = {
     "dropped": test_training.test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf,
     "sharding": test_sharded.test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs,
     "broadcast": test_parity.test_with_what_the_hint_says_the_call_holds,
+    "pinned": test_writes.test_one_that_a_transform_handed_out_is_as_good_as_new,
     "attribute dropped": test_parity.test_a_count_in_a_variable_holds,
 }
 """What is followed where the twins are anyway."""
