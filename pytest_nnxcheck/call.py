@@ -32,7 +32,7 @@ from pytest_nnxcheck.subject import Subject, bind
 from pytest_nnxcheck.transforms import LENGTH
 from pytest_nnxcheck.uncomputed import Values
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
-from pytest_nnxcheck.walk import walk
+from pytest_nnxcheck.walk import MOST_OBJECTS, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -78,6 +78,7 @@ class Session:
 
     adds_state: bool = False
     added: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     profiles: dict[Any, Profile] = field(default_factory=dict)
     restoring: set[Any] = field(default_factory=set)
     gradients: dict[Any, str] = field(default_factory=dict)
@@ -101,7 +102,13 @@ class Session:
 
     def end_example(self) -> None:
         while self.places:
-            self.places.pop().restore()
+            for place in self.places.pop().restore():
+                self.note(f"{place} could not be put back: what a nesting left there is met by the next")
+
+    def note(self, text: str) -> None:
+        """Keep what the report of the test should say, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def profile_of(self, subject: Subject) -> Profile:
         """The profile of the call, from the memo where the same call was made before."""
@@ -269,6 +276,10 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
         raise CheckError(
             f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there, or the call is "
             "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
+        )
+    if not seen.complete:
+        session.note(
+            f"tracers looked for in part: {subject.name} reaches more than {MOST_OBJECTS:,} objects, or one that cannot be read"
         )
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
     computed = session.values.computed

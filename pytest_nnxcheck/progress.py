@@ -1,4 +1,4 @@
-"""Progress on long runs: with a terminal, one line that is rewritten; with -v, a line a nesting; in a pipe, nothing.
+"""Progress on long runs: with a terminal, one line that is rewritten; with -v, a line a nesting; in a log, lines of a long test.
 
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 1.0
 """Seconds before a test shows anything: a short one shows nothing."""
+LONG, OFTEN = 60.0, 10.0
+"""In a log: seconds before a test shows anything, and between two lines of it."""
 
 _UP, _ERASE = "\x1b[A", "\r\x1b[K"
 _terminal = pytest.StashKey["Terminal | None"]()
@@ -124,11 +126,12 @@ def width(text: str) -> int:
 class Terminal:
     """The terminal that pytest writes to, under whatever captures the output of a test.
 
-    ``quiet_tests`` says that what a test prints does not get to it: then the cursor is where pytest left it.
+    ``quiet_tests`` says that what a test prints does not get to it: then the cursor is where pytest left it. A ``log`` is none: a pipe, a
+    file, or a terminal that nobody attends, where nothing is rewritten.
     """
 
-    def __init__(self, stream: IO[str], column: Callable[[], int], *, quiet_tests: bool) -> None:
-        self.stream, self.column, self.quiet_tests = stream, column, quiet_tests
+    def __init__(self, stream: IO[str], column: Callable[[], int], *, quiet_tests: bool, log: bool = False) -> None:
+        self.stream, self.column, self.quiet_tests, self.log = stream, column, quiet_tests, log
 
     @property
     def columns(self) -> int:
@@ -145,12 +148,12 @@ class Terminal:
 
 
 def find_terminal(config: pytest.Config) -> None:
-    """Look for a terminal, while nothing captures the output: none in a pipe, in a worker of xdist, unattended, and with -q."""
+    """Look for a terminal, while nothing captures the output: none in a worker of xdist, and with -q."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     unattended = any(os.environ.get(name) for name in ("CI", "BUILD_NUMBER")) or os.environ.get("TERM") == "dumb"
     worker = hasattr(config, "workerinput")
     config.stash[_terminal] = None
-    if reporter is None or worker or unattended or config.get_verbosity() < 0 or not sys.stdout.isatty():
+    if reporter is None or worker or config.get_verbosity() < 0:
         return
     try:
         # A descriptor of our own: that of stdout is somebody else's file while a test runs.
@@ -160,7 +163,12 @@ def find_terminal(config: pytest.Config) -> None:
     config.add_cleanup(stream.close)
     writer = config.get_terminal_writer()
     captured = config.getoption("capture", "no") in {"fd", "sys"}
-    config.stash[_terminal] = Terminal(stream, lambda: int(writer.width_of_current_line), quiet_tests=captured)
+    config.stash[_terminal] = Terminal(
+        stream,
+        lambda: int(writer.width_of_current_line),
+        quiet_tests=captured,
+        log=unattended or not sys.stdout.isatty(),
+    )
 
 
 # --- a test --------------------------------------------------------------------------------------------------------------
@@ -244,6 +252,45 @@ class Progress:
                 self.terminal.write(f"{_UP}\x1b[{right}C" if right else _UP)
 
 
+class Log:
+    """The lines of one test where nothing can be rewritten: one a nesting with -v, one every ten seconds for a test of over a minute without."""
+
+    def __init__(self, terminal: Terminal, name: str, settings: Settings, *, lines: bool) -> None:
+        self.terminal, self.name, self.lines = terminal, name, lines
+        self.count = Count(settings)
+        self.started = time.perf_counter()
+        self.due = self.started + LONG
+        self.nesting_started = 0.0
+        self.below = self.closed = False
+
+    def begin(self, run: Run, nesting: Nesting) -> None:
+        """Say what is under way, where the last line is old."""
+        if self.closed:
+            return
+        self.count.begin(nesting, sweeping=run.sweeping)
+        self.nesting_started = now = time.perf_counter()
+        if not self.lines and now >= self.due:
+            self.due = now + OFTEN
+            self._line(f"{self.name}  {nesting}  {self.count}")
+
+    def end(self, run: Run, nesting: Nesting) -> None:
+        """Count it, and with -v say what came of it."""
+        if self.closed:
+            return
+        seconds = time.perf_counter() - self.nesting_started
+        self.count.end(seconds)
+        if self.lines:
+            self._line(ended(nesting, run.outcomes.get(nesting), seconds))
+
+    def _line(self, text: str) -> None:
+        self.terminal.write(f"{'' if self.below else chr(10)}{text}\n")
+        self.below = True
+
+    def close(self) -> None:
+        """What explains a failure runs nestings too."""
+        self.closed = True
+
+
 @contextlib.contextmanager
 def shown(item: pytest.Item, run: Run) -> Iterator[Any]:
     """Show how far the run of a test is, where there is a terminal to show it."""
@@ -251,7 +298,8 @@ def shown(item: pytest.Item, run: Run) -> Iterator[Any]:
     if terminal is None:
         yield
         return
-    progress = Progress(terminal, item.name, run.settings, lines=item.config.get_verbosity() > 0)
+    kind = Log if terminal.log else Progress
+    progress = kind(terminal, item.name, run.settings, lines=item.config.get_verbosity() > 0)
     run.listeners.append(progress)
     try:
         yield

@@ -87,7 +87,7 @@ class Run:
         """What is known so far, as data."""
         test_id, options = self._identity
         outcomes = tuple(self.outcomes.values())
-        notes = (*self.notes, *report.left_out(outcomes))
+        notes = (*self.notes, *self.session.notes, *report.left_out(outcomes))
         texts = {} if self.programs is None else self.programs.texts
         return report.Report(outcomes, self.settings, notes, test_id, options, texts, self.not_run)
 

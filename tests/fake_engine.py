@@ -49,6 +49,7 @@ class Session:
     def __init__(self) -> None:
         self.adds_state = False
         self.added: list[str] = []
+        self.notes: list[str] = []
         self.begun = self.ended = 0
         self.programs = None
         self.values = Values()

@@ -252,13 +252,32 @@ def test_where_nobody_wants_it_there_is_nothing(on_terminal, args, environment):
     assert not re.search(r"test_slow  .* of \d+,", text)
 
 
-@pytest.mark.parametrize("args", [pytest.param((), marks=pytest.mark.full), ("-v",), ("-n2", "-v")])
-def test_in_a_pipe_there_is_nothing(run_inner, args):
+@pytest.mark.parametrize("args", [(), ("-n2", "-v")])
+def test_in_a_pipe_a_short_test_shows_nothing(run_inner, args):
     result = run_inner(SLOW, *args, subprocess=True)
     result.assert_outcomes(passed=2)
     text = result.stdout.str() + result.stderr.str()
     assert "\x1b" not in text
     assert not re.search(r"\d+ of \d+|\d+\.\d\d s$", text, re.MULTILINE)
+
+
+def test_in_a_pipe_there_is_a_line_a_nesting_with_v(run_inner):
+    result = run_inner(SLOW, "-v", subprocess=True)
+    result.assert_outcomes(passed=2)
+    assert "\x1b" not in result.stdout.str()
+    done = [line for line in result.outlines if re.fullmatch(r"  \S.* held +([\d.]+ KiB +)?\d+\.\d\d s", line)]
+    assert len(done) >= 2 * 39 + 4
+    first = result.outlines.index(done[0])
+    assert result.outlines[first - 1].startswith("test_inner.py::test_slow")
+
+
+def test_in_a_pipe_a_long_test_shows_a_line_now_and_then(run_inner):
+    conftest = "from pytest_nnxcheck import progress\nprogress.LONG, progress.OFTEN = 0.5, 0.3\n"
+    result = run_inner(SLOW, subprocess=True, conftest=conftest)
+    result.assert_outcomes(passed=2)
+    lines = [line for line in result.outlines if re.match(r"test_slow  .+  \d+ of \d+, about \d+ s left$", line)]
+    assert 2 <= len(lines) <= 12
+    assert not [line for line in result.outlines if line.startswith("test_quick  ")]
 
 
 # --- what can go wrong ---------------------------------------------------------------------------------------------------
