@@ -22,7 +22,7 @@ def test_training_forward(nnx_wrap: Wrap) -> None:
     assert model(TOKENS).shape == (2, 6, 32)
 
 
-@pytest.mark.nnx_invariants(memory_budget="1MiB", sweep="singles", max_examples=0)
+@pytest.mark.nnx_invariants(memory_budget="1MiB", styles="argument,functional", sweep="singles", max_examples=0)
 def test_evaluation_forward(nnx_wrap: Wrap) -> None:
     """The body reads values, so that every nesting computes them."""
     decoder = Decoder(rngs=nnx.Rngs(0))
@@ -40,9 +40,9 @@ def test_decoding(nnx_wrap: Wrap) -> None:
     assert logits.shape == (2, 32)
 
 
-@pytest.mark.nnx_invariants(effort="quick")
+@pytest.mark.nnx_invariants(effort="quick", styles="argument")
 def test_train_step(nnx_wrap: Wrap) -> None:
-    """A function of a module: each parameter is donated and must keep its buffer. The quick effort, as each program holds a gradient."""
+    """A function of a module: each parameter is donated and must keep its buffer. The quick effort in one style, as each program holds a gradient."""
     decoder = Decoder(rngs=nnx.Rngs(0))
     loss = nnx_wrap(train_step)(decoder, TOKENS)
     assert loss.shape == ()
