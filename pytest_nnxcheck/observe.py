@@ -20,7 +20,16 @@ from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.origins import marked
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import Guards, compose, own_output, plain_jit, stack_inputs, un_nest, unfit
+from pytest_nnxcheck.program import (
+    Guards,
+    compose,
+    donated_inputs,
+    own_output,
+    plain_jit,
+    stack_inputs,
+    un_nest,
+    unfit,
+)
 from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.subject import Path, Subject
 from pytest_nnxcheck.transforms import LENGTH
@@ -252,7 +261,7 @@ class Root:
     def jit(self, wrapper: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
         state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
         donated: tuple[int, ...] = (0,) if state_arguments and self.donate != "none" else ()
-        donated += tuple(state_arguments + number for number in self.subject.donated(self.donate))
+        donated += tuple(state_arguments + number for number in donated_inputs(self.subject, self.nesting, self.donate))
         options = {"donate_argnums": donated} if donated else {}
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
@@ -304,7 +313,10 @@ class Root:
             leaves = [
                 (self.subject.path(path), value) for path, value in compat.raw_leaves(state) if every or path in changed
             ]
-        leaves += [(self.subject.input_names[number], inputs[number]) for number in self.subject.donated(self.donate)]
+        leaves += [
+            (self.subject.input_names[number], inputs[number])
+            for number in donated_inputs(self.subject, self.nesting, self.donate)
+        ]
         return leaves
 
     def parameters(self) -> tuple[str, ...]:
@@ -332,7 +344,8 @@ def new_values(root: Root, output: Any) -> dict[str, Leaf]:
     """The outputs that are the new values of donated inputs, by the names of those."""
     subject = root.subject
     own = jax.tree.leaves(own_output(root.nesting, output))
-    pairs = successors(subject, root.profile, root.donate).items()
+    given = donated_inputs(subject, root.nesting, root.donate)
+    pairs = [pair for pair in successors(subject, root.profile, root.donate).items() if pair[0] in given]
     names = {number: subject.input_names[number] for number, _ in pairs}
     outputs = [root.leaf(f"output{name}", leaf) for name, leaf in zip(root.profile.out_names, own, strict=False)]
     return {names[number]: outputs[place] for number, place in pairs if place < len(outputs)}

@@ -154,6 +154,15 @@ def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
     return ""
 
 
+def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int, ...]:
+    """The numbers of the inputs that the jit at the root donates.
+
+    None with ``call_first``: it takes two calls' inputs out of one array and returns their outputs apart, so that no buffer can be kept.
+    """
+    apart = any(layer.transform == CALL_FIRST for layer in nesting.layers)
+    return () if apart else subject.donated(donate)
+
+
 def maps_written(nesting: Nesting) -> bool:
     """Whether a layer maps what the call writes and restores."""
     return Layer("vmap") in nesting.layers

@@ -21,7 +21,7 @@ from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
 from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, Layer, Nesting
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import STACKED, baseline_for, kept, maps_written, output_shapes
+from pytest_nnxcheck.program import STACKED, baseline_for, donated_inputs, kept, maps_written, output_shapes
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
 from pytest_nnxcheck.returned import successors
@@ -90,7 +90,7 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
     }
     if shapes:
         parts.append(f"shapes={{{', '.join(f'{number}: {text}' for number, text in shapes.items())}}}")
-    if donated := subject.donated(settings.donate):
+    if donated := donated_inputs(subject, nesting, settings.donate):
         parts.append(f"donated={donated!r}")
         if returned := successors(subject, profile, settings.donate):
             parts.append(f"returned={tuple(returned.items())!r}")

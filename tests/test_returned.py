@@ -19,6 +19,7 @@ from healthy import rngs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pytest_nnxcheck import check
 from pytest_nnxcheck.pointers import Leaf, without_successor
 from pytest_nnxcheck.profile import describe
 from pytest_nnxcheck.returned import likeness, new_values
@@ -254,3 +255,33 @@ def test_what_goes_into_an_output_tells_more_than_its_name():
 )
 def test_how_alike_types_are(one, other, alike):
     assert likeness(one, other) == alike
+
+
+def decodes(model, token, cache):
+    key = model(token)
+    cache = [cache[0].at[:, 0].set(key), cache[1] + key.sum()]
+    return cache[0].mean(1), cache
+
+
+def forgets(model, token, cache):
+    logits, cache = decodes(model, token, cache)
+    return logits, cache[1:]
+
+
+@pytest.mark.parametrize("step, ok", [(decodes, True), (forgets, False)])
+def test_a_decoding_step_under_the_quick_effort(step, ok):
+    """``call_first`` among its nestings, which takes the donated inputs of two calls out of one array."""
+    cache = [jnp.zeros((2, 4, 8)), jnp.zeros(())]
+    report = check(
+        step,
+        nnx.Linear(8, 8, rngs=nnx.Rngs(0)),
+        jnp.ones((2, 8)),
+        cache,
+        donate="state,cache",
+        effort="quick",
+        styles="argument",
+    )
+    assert report.ok is ok, str(report)
+    assert ok or "cache[0]" in str(report)
+    if ok:
+        assert "jit > call_first" in {str(outcome.nesting) for outcome in report.outcomes}
