@@ -47,14 +47,14 @@ def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judge
     meaning = meaning_of(nesting)
     before, got = read(subject, subject.state), effect_of(subject, found, names_of(meaning, wanted.structure.names))
     drawn = other_draws(subject, nesting)
-    notes = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
+    notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
     if any(each.rounding for each in different):
         nudged = evaluate(subject, meaning, nudged=True)
         if nudged.error is None:
             different = differences(wanted, got, before, nudged, drawn=bool(drawn))
-    told = (*notes, *scalars(got.after, before))
-    return ((violation(different, advice(different, nesting)),) if different else ()), told
+    notes += scalars(got.after, before)
+    return ((violation(different, advice(different, nesting)),) if different else ()), notes
 
 
 def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:

@@ -24,7 +24,7 @@ from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.observe import Observation, measure, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
-from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, nbytes, profile, restored
+from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, nbytes, profile, restored_leaves
 from pytest_nnxcheck.program import LOOPS, baseline_for, maps_written, unfit
 from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
@@ -127,7 +127,7 @@ class Session:
         if key not in self.restoring:
             known = self.profile_of(subject)
             with gradient.restored(subject):
-                paths = restored(subject, known.changed)
+                paths = restored_leaves(subject, known.changed)
             size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(subject.state) if path in paths)
             self.restoring.add(key)
             self.profiles[key] = replace(known, restored=paths, restored_bytes=size)
@@ -227,10 +227,8 @@ def check_call(
     wanted = session.references.of(bound_subject, meaning_of(nesting)) if parity else None
     session.announce(bound_subject, facts, nesting, settings)
     found = observed(bound_subject, facts, nesting, settings, session)
-    if found.error is not None and maps_written(nesting) and (mapped := session.restores(bound_subject)).restored:
-        facts = mapped
-        session.announce(bound_subject, facts, nesting, settings)
-        found = observed(bound_subject, facts, nesting, settings, session)
+    if found.error is not None and maps_written(nesting):
+        facts, found = remapped(bound_subject, found, settings, session)
     if isinstance(found.error, CheckError):
         raise found.error
     rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
@@ -257,6 +255,15 @@ def observed(subject: Subject, facts: Profile, nesting: Nesting, settings: Setti
             return found
     session.values.require(subject)
     return observe(subject, facts, nesting, settings.donate, session.shared_programs)
+
+
+def remapped(subject: Subject, found: Observation, settings: Settings, session: Session) -> tuple[Profile, Observation]:
+    """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped."""
+    facts = session.restores(subject)
+    if not facts.restored:
+        return facts, found
+    session.announce(subject, facts, found.nesting, settings)
+    return facts, observed(subject, facts, found.nesting, settings, session)
 
 
 def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violation, ...]:
@@ -426,7 +433,9 @@ def conclude(
         if refused(found):
             return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
         call = failed(subject, found.nesting, found.error, found)
-        return replace(call, outcome=replace(call.outcome, notes=(*call.outcome.notes, *mapped(subject, facts, found))))
+        return replace(
+            call, outcome=replace(call.outcome, notes=(*call.outcome.notes, *mapping_note(subject, facts, found)))
+        )
     outcome = Outcome(
         nesting=found.nesting,
         verdict="violated" if violations else "held",
@@ -466,7 +475,7 @@ def notes(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ..
     return (*texts, *donation_notes(found))
 
 
-def mapped(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
+def mapping_note(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
     """What a ``vmap`` that raised was handed with an axis."""
     if not maps_written(found.nesting) or isinstance(found.error, CheckError):
         return ()

@@ -33,7 +33,7 @@ class Profile:
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
     A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
-    ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are the leaves of `restored`,
+    ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed.
     """
 
@@ -140,7 +140,7 @@ def profile(subject: Subject) -> Profile:
     )
 
 
-def restored(subject: Subject, changed: frozenset[Path]) -> frozenset[Path]:
+def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Path]:
     """The leaves that the call writes and gives their value back, where they come out of a `jax.vmap` with an axis that they did not go in with.
 
     A spectral norm that writes the normalized kernel and puts the old one back: the update of a mapped value is mapped. The call is

@@ -283,7 +283,8 @@ class Log:
             self._line(ended(nesting, run.outcomes.get(nesting), seconds))
 
     def _line(self, text: str) -> None:
-        self.terminal.write(f"{'' if self.below else chr(10)}{text}\n")
+        start = "" if self.below else "\n"  # the line of pytest itself stays as it is
+        self.terminal.write(f"{start}{text}\n")
         self.below = True
 
     def close(self) -> None:

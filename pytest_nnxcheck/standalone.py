@@ -33,8 +33,8 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one call: paths of the state that it changes, of what it writes and restores, and of what a gradient is taken by; by layer the shapes of
-    what is inside it; the numbers of the donated inputs, and with them those of the outputs that are their new values; leaves of an
+    """What is known of one call: paths of the state that it changes, of what it writes and restores, and of what a gradient is taken by;
+    by layer the shapes of what is inside it; the numbers of the donated inputs, and with them those of the outputs that are their new values; leaves of an
     optimizer that must change; whether random numbers differ in a batch.
     """
 

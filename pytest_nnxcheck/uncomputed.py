@@ -2,7 +2,7 @@
 
 A nesting that was only traced has no values to hand out. A deleted array has shape, dtype and sharding, passes through tree functions, and
 raises whenever its value is asked for; `Watch` sees that also where a test body swallows the exception.
-At load this imports the standard library only.
+At load this imports neither jax nor flax.
 """
 
 from __future__ import annotations

@@ -56,11 +56,12 @@ class Block(nnx.Module):
         return x + self.drop(self.norm(self.linear(x)))
 
 
-def test_a_module_of_200_gigabytes_is_checked_and_nothing_is_allocated():
+@pytest.mark.parametrize("effort", [{"effort": "quick"}, pytest.param({"max_examples": 5}, marks=pytest.mark.full)])
+def test_a_module_of_200_gigabytes_is_checked_and_nothing_is_allocated(effort):
     width = 220_000
     block = nnx.eval_shape(lambda: Block(width, nnx.Rngs(0)))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    report = check(block, jax.ShapeDtypeStruct((1, width), jnp.float32), styles="argument,functional", effort="quick")
+    report = check(block, jax.ShapeDtypeStruct((1, width), jnp.float32), styles="argument,functional", **effort)
     assert report.ok, str(report)
     peaks = {str(outcome.nesting): outcome.peak for outcome in report.outcomes}
     assert peaks["jit[functional]"] == pytest.approx(4 * width * width, rel=0.01)

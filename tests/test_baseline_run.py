@@ -186,17 +186,18 @@ STALE = [
 ]
 
 
-def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.full)])
+def test_a_renamed_test_leaves_a_stale_entry(run, peaks, workers):
     run(OK, UPDATE)
     before = peaks.read_bytes()
-    for extra in ([], [NEW_ONLY]):
-        result = run(RENAMED, *extra)
+    for extra in (workers, [NEW_ONLY, *workers]):
+        result = run(RENAMED, *extra, subprocess=bool(workers))
         result.assert_outcomes(passed=1)
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         assert [line for line in section(result) if line in STALE] == STALE
         assert peaks.read_bytes() == before
     assert section(run(RENAMED, NEW_ONLY))[-1] == "peaks.txt is not written: the run failed (exit status 1)"
-    result = run(RENAMED, UPDATE)
+    result = run(RENAMED, *workers, UPDATE, subprocess=bool(workers))
     assert result.ret == 0
     assert section(result) == ["peaks.txt is written, 18 entries: 18 new, 18 removed"]
     assert run(RENAMED).ret == 0

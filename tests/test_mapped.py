@@ -10,7 +10,7 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.profile import restored
+from pytest_nnxcheck.profile import restored_leaves
 from pytest_nnxcheck.subject import bind
 
 X = numbers((3, 8))
@@ -76,9 +76,9 @@ def test_what_is_written_and_restored_may_be_mapped(make, nesting):
 @in_place
 def test_only_what_cannot_be_broadcast_is_mapped():
     module = InPlace()
-    assert restored(bind(module, (X,), {}), frozenset({("u",)})) <= {("layer", "kernel")}
+    assert restored_leaves(bind(module, (X,), {}), frozenset({("u",)})) <= {("layer", "kernel")}
     norm = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
-    assert restored(bind(norm, (X,), {}), frozenset({("mean",), ("var",)})) == frozenset()
+    assert restored_leaves(bind(norm, (X,), {}), frozenset({("mean",), ("var",)})) == frozenset()
 
 
 @in_place
@@ -117,4 +117,6 @@ def test_one_that_a_functional_vmap_drops_is_told():
 
 def test_keys_are_mapped_as_they_are():
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
-    assert restored(bind(dropout, (jax.random.normal(jax.random.key(0), (3, 8)),), {}), frozenset()) == frozenset()
+    assert (
+        restored_leaves(bind(dropout, (jax.random.normal(jax.random.key(0), (3, 8)),), {}), frozenset()) == frozenset()
+    )

@@ -197,7 +197,16 @@ def settled(screen):
     return [re.sub(r" in \d.*s( =+)?|\d+\.\d+ s$", "", line).rstrip(" =") for line in screen.lines]
 
 
-@pytest.mark.parametrize("args", [(), pytest.param(("--capture=sys",), marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        *(
+            pytest.param(args, marks=pytest.mark.full)
+            for args in (("--capture=sys",), ("--nnx-max-depth=2", "--tb=short"))
+        ),
+    ],
+)
 def test_one_line_is_rewritten_and_taken_away(on_terminal, args):
     text = on_terminal(SLOW + "def test_bad(): assert 0\n", *args, columns=140)
     screen = Screen(text, 140)

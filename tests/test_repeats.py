@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 SUITE = """
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-pytestmark = pytest.mark.nnx_invariants(sweep="singles", max_examples=3, styles="argument", transforms="jit,scan,vmap")
+pytestmark = pytest.mark.nnx_invariants(sweep="singles", SETTINGS)
 
 
 class Net(nnx.Module):
@@ -40,8 +42,15 @@ def test_leaky(nnx_wrap):
 """
 
 
-def test_verdicts_repeat(pytester, inner_args):
-    pytester.makepyfile(test_models=SUITE)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        'max_examples=3, styles="argument", transforms="jit,scan,vmap"',
+        pytest.param('max_examples=6, styles="argument,functional"', marks=pytest.mark.full),
+    ],
+)
+def test_verdicts_repeat(pytester, inner_args, settings):
+    pytester.makepyfile(test_models=SUITE.replace("SETTINGS", settings))
     runs = {}
     for options in ["-n0", "-n2", "-n0 -p no:cacheprovider -W error --strict-markers"]:
         result = pytester.runpytest_subprocess(*inner_args, "-p", "xdist", *options.split())
