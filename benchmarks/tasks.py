@@ -95,11 +95,12 @@ def import_all() -> Path:
     """Import every module of the package, wherever it is, and start jax. Return the folder that holds it."""
     import hypothesis
     import jax
+    import numpy.random  # hypothesis imports it in its first test
     import pytest
 
     import pytest_nnxcheck
 
-    del hypothesis, pytest
+    del hypothesis, numpy, pytest
     for module in pkgutil.walk_packages(pytest_nnxcheck.__path__, f"{pytest_nnxcheck.__name__}."):
         importlib.import_module(module.name)
     jax.block_until_ready(jax.numpy.ones(3))

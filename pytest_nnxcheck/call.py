@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -311,20 +310,18 @@ def look_at_originals(subject: Subject, session: Session) -> Originals:
 
 
 def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session, originals: Originals) -> Call:
-    """The call as the user made it, on a copy of the state."""
+    """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
+    found = traced_un_nested(subject, nesting, settings, session)
     session.announce(subject, UNKNOWN, nesting, settings)
-    session.values.require(subject)
-    found = observe(subject, UNKNOWN, nesting, settings.donate)
+    if found is None:
+        session.values.require(subject)
+        found = observe(subject, UNKNOWN, nesting, settings.donate)
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings, session)
     rebuild = subject.outbox.rebuild
     violations: tuple[Violation, ...] = ()
     if "tracers" in settings.invariants:
         violations = leaves_tracers(subject, found) if found.leaks else was_pinned(originals)
-    # Python control flow on values raises here, say: the call holds as it is, and the nestings will tell.
-    session.announce(subject, None, replace(nesting, layers=(Layer("jit"),)), settings)
-    with contextlib.suppress(Exception):
-        session.profile_of(subject)
     told: tuple[str, ...] = ()
     if "parity" in settings.invariants and not found.leaks:
         violations, told = agrees_inside(subject, found)
@@ -338,6 +335,18 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
         evidence=left(found) if violations else None,
     )
     return Call(rebuild(found.output), verdict)
+
+
+def traced_un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Observation | None:
+    """The facts of the call, traced; `None` where it must be run. Its profile is asked for either way, for the nestings."""
+    session.announce(subject, None, replace(nesting, layers=(Layer("jit"),)), settings)
+    try:
+        facts = session.profile_of(subject)
+    except Exception:  # noqa: BLE001 - Python control flow on values, say: the call may hold as it is, and the nestings will tell
+        return None
+    if session.values.needed or not traced.tells(subject, facts, nesting, settings):
+        return None
+    return traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
 
 
 def was_pinned(originals: Originals) -> tuple[Violation, ...]:

@@ -195,7 +195,7 @@ class Run:
     def _watched(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         values = self.session.values
         jitted = bool(nesting.layers) and nesting.layers[0].transform == "jit"
-        if values.needed or jitted or not nesting.layers or self.settings.shortcuts == "off":
+        if values.needed or jitted or self.settings.shortcuts == "off":
             return self._once(nesting, body)
         with self.watch:
             values.needed = not self.watch.can_see

@@ -28,7 +28,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:
     """Whether a trace of the nesting can tell that it holds: not where values, the runtime, or donation inside the call may break it."""
-    outermost = nesting.layers[0].transform if nesting.layers else "jit"
+    outermost = nesting.layers[0].transform if nesting.layers else ""
     runs = "parity" in settings.invariants or settings.nesting is not None or settings.shortcuts == "off"
     return not (
         runs
@@ -40,7 +40,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or facts.devices > 1
         or any(layer.transform == "shard_map" for layer in nesting.layers)
         or compat.checks_values()
-        or all(layer.transform == CALL_FIRST for layer in nesting.layers)
+        or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
 
 
@@ -76,7 +76,8 @@ def observe(
     if spoiled or trace.dead or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    if trace.staged is None or trace.dead or guards.reports or guards.mutated:
+    # What the call puts into an object of the user's would hold a value, had it been run.
+    if trace.staged is None or spoiled or trace.dead or guards.reports or guards.mutated:
         return None
     try:
         results = compute(trace, programs) if values.needed else hand_out(trace, values)

@@ -246,6 +246,46 @@ def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
     assert len(drawn) == 4
 
 
+class Keeps:
+    """A plain object that keeps an average, as trainers do."""
+
+    def __init__(self):
+        self.average = jnp.zeros(4)
+
+    def update(self, x):
+        self.average = self.average * 0.9 + x.mean(0) * 0.1
+        return x * 2
+
+
+@pytest.mark.parametrize("shortcuts", ["on", "off"])
+def test_the_un_nested_call_is_traced_too_where_no_value_is_read(shortcuts):
+    eager = itertools.count()
+
+    def model(linear, x):
+        if not isinstance(x, jax.core.Tracer):
+            next(eager)
+        return linear(x)
+
+    few = {"transforms": "jit", "styles": "argument", "sweep": "singles", "max_examples": 0, "shortcuts": shortcuts}
+    made, error = run(lambda: wrap(model)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), numbers((2, 4))), **few)
+    assert error is None
+    assert [str(nesting) for nesting in made.outcomes] == ["un-nested", "jit"]
+    assert next(eager) == (shortcuts == "off")
+
+
+def test_what_the_un_nested_call_puts_into_a_plain_object_is_there_also_where_it_is_only_looked_at():
+    seen = []
+
+    def body():
+        keeps = Keeps()
+        wrap(keeps.update)(numbers((2, 4)))
+        # No exception tells that a value is asked for: the array is the user's own, and not the one handed out.
+        seen.append(bool(keeps.average.any()))
+
+    run(body, transforms="jit", styles="argument", sweep="singles", max_examples=0)
+    assert seen[0]
+
+
 def test_a_callback_runs_under_every_nesting():
     # A list would be put back after every nesting, as all that the call's code holds.
     calls = itertools.count()

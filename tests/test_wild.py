@@ -23,6 +23,7 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.call import Session, check_call
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck.uncomputed import Values
 from pytest_nnxcheck.verdicts import CheckError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -91,10 +92,9 @@ def is_node(value):
 
 
 def held(subject, *args, session=None, nesting="jit", **kwargs):
-    settings = merge({})
-    found = check_call(
-        subject, args, kwargs, nesting=Nesting.parse(nesting), settings=settings, session=session or Session()
-    )
+    """The output of a call whose values are read."""
+    session = session or Session(values=Values(needed=True))
+    found = check_call(subject, args, kwargs, nesting=Nesting.parse(nesting), settings=merge({}), session=session)
     assert found.outcome.verdict == "held", (text(found), found.error)
     return found.output
 
