@@ -16,10 +16,10 @@ from pytest_nnxcheck.evidence import Evidence, Growth, Split
 from pytest_nnxcheck.findings import evidence, growth, left, split
 from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned
-from pytest_nnxcheck.invariants.donation import notes as donation_notes
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
 from pytest_nnxcheck.invariants.tracers import pinned
 from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.notes import of_failure, of_holding
 from pytest_nnxcheck.observe import Observation, measure, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
@@ -443,7 +443,7 @@ def conclude(
             return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
         call = failed(subject, found.nesting, found.error, found)
         return replace(
-            call, outcome=replace(call.outcome, notes=(*call.outcome.notes, *mapping_note(subject, facts, found)))
+            call, outcome=replace(call.outcome, notes=(*call.outcome.notes, *of_failure(subject, facts, found)))
         )
     outcome = Outcome(
         nesting=found.nesting,
@@ -451,7 +451,7 @@ def conclude(
         violations=violations,
         peak=found.memory.peak if found.memory else None,
         budget=limit.budget if limit else None,
-        notes=(*notes(subject, facts, found), *saved_state(found, facts), *told),
+        notes=(*of_holding(subject, facts, found), *saved_state(found, facts), *told),
         evidence=known,
     )
     if found.error is not None or found.leaks:
@@ -464,32 +464,6 @@ def refused(found: Observation) -> bool:
     """Whether flax refused a closure layer and left everything clean; without one the exception is the module's own."""
     captures = any(layer.captures for layer in found.nesting.layers)
     return captures and compat.is_refusal(found.error) and not found.leaks
-
-
-def notes(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
-    """Facts worth telling that are not judged."""
-    texts = []
-    if found.dropped and found.error is None:
-        leak = found.dropped[0]
-        texts.append(f"{leak.layer} left tracers in {leak.path} of the module merged inside; they died with it")
-    if facts.inner_donations and any(layer.transform == "jit" for layer in found.nesting.layers):
-        texts.append(
-            f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
-        )
-    if found.still:
-        paths = [subject.path(path) for path in found.still]
-        texts.append(
-            f"{', '.join(paths[:3])}{', ...' * (len(paths) > 3)} did not move under {found.nesting}: the un-nested call changes it"
-        )
-    return (*texts, *donation_notes(found))
-
-
-def mapping_note(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
-    """What a ``vmap`` that raised was handed with an axis."""
-    if not maps_written(found.nesting) or isinstance(found.error, CheckError):
-        return ()
-    names = [*map(subject.path, sorted(facts.changed | facts.restored, key=str)), *subject.input_names]
-    return (f"{Layer('vmap')} maps {', '.join(names[:5])}{', ...' * (len(names) > 5)}, and broadcasts the rest",)
 
 
 def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observation | None) -> Call:

@@ -20,11 +20,17 @@ CALL_FIRST = "call_first"
 MODES = ("current", "graph", "graph_no_updates", "tree")
 """The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
 
-FURTHER = ("fori_loop", "cond", "switch", "grad", "custom_vjp", "shard_map")
+ITERATING = ("iterate_scan", "iterate_while_loop", "iterate_fori_loop")
+"""Loops whose step takes the output of the one before it for its first inputs, ``h = block(h)``, and that keep the output of every step."""
+
+FURTHER = ("fori_loop", *ITERATING, "cond", "switch", "grad", "custom_vjp", "shard_map")
 """Transforms that are in a nesting only where ``transforms`` names them."""
 
-STATE_BOUND = ("scan", "vmap", "while_loop", "fori_loop", "cond", "switch", "custom_vjp")
+STATE_BOUND = ("scan", "vmap", "while_loop", "fori_loop", *ITERATING, "cond", "switch", "custom_vjp")
 """The transforms that, as argument layers, cannot take a call that adds state."""
+
+UNCOUNTED = ("while_loop", "iterate_while_loop")
+"""Loops that jax cannot differentiate."""
 
 IN_ITSELF = {
     "grad": "grad inside grad differentiates twice, which is not what this layer is for",
@@ -155,10 +161,12 @@ def impossible(nesting: Nesting) -> str:
     """Why jax cannot run the nesting, whatever the subject; empty if it can."""
     outer: list[str] = []
     for layer in nesting.layers:
-        if layer.transform == "while_loop" and "grad" in outer:
+        if layer.transform in UNCOUNTED and "grad" in outer:
             return "grad cannot go backwards through a while_loop: its number of steps is not known beforehand"
         if layer.transform in ("grad", "shard_map") and layer.transform in outer:
             return IN_ITSELF[layer.transform]
+        if layer.transform in (CALL_FIRST, "grad", *ITERATING) and (iterate := set(outer).intersection(ITERATING)):
+            return f"{min(iterate)} feeds back what the call returns, and {layer.transform} inside it returns more"
         outer.append(layer.transform)
     return ""
 

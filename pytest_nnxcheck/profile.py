@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Profile:
     A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
-    asked for where a ``vmap`` failed.
+    asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -63,6 +63,7 @@ class Profile:
     calls_back: bool = False
     restored: frozenset[Path] = frozenset()
     restored_bytes: int = 0
+    widened: tuple[tuple[int, str], ...] = ()
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -135,6 +136,7 @@ def profile(subject: Subject) -> Profile:
             if path in parameters
         ),
         promoted=promoted(jaxpr, len(out), before, after),
+        widened=tuple(widened(jaxpr, out, subject.inputs)),
         calls_back=dataflow.calls_back(closed),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),
     )
@@ -205,6 +207,14 @@ def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[P
             eqn = dataflow.retyped_at(jaxpr, number, dtypes[key])
             found.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
     return tuple(found)
+
+
+def widened(jaxpr: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> Iterator[tuple[int, str]]:
+    """Number of each output that has the shape of the input in its place and another dtype, and the line at which it gets it."""
+    for number, (out, given) in enumerate(zip(outputs, inputs, strict=False)):
+        if out.shape == given.shape and out.dtype != given.dtype:
+            eqn = dataflow.retyped_at(jaxpr, number, given.dtype)
+            yield number, compat.equation_line(eqn) if eqn is not None else ""
 
 
 def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:

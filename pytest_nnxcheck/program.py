@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pytest_nnxcheck import compat, further, transforms
-from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, STATE_BOUND, Layer, Nesting, impossible
-from pytest_nnxcheck.profile import UNKNOWN, Profile
+from pytest_nnxcheck import compat, feedback, further, transforms
+from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, ITERATING, REGISTERED, STATE_BOUND, Layer, Nesting, impossible
+from pytest_nnxcheck.profile import UNKNOWN, Profile, describe
 from pytest_nnxcheck.registry import made_by
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH, Plan, Program
@@ -125,7 +126,7 @@ def compose(
     return program
 
 
-CARRYING = frozenset({"scan", "while_loop", "fori_loop"})
+CARRYING = frozenset({"scan", "while_loop", "fori_loop", *ITERATING})
 """Layers that carry the state from one step to the next."""
 
 SKIPPING = frozenset({"cond", "switch"})
@@ -137,6 +138,8 @@ def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
     if reason := impossible(nesting):
         return reason
     for layer in nesting.layers:
+        if layer.transform in ITERATING and (reason := cannot_feed_back(layer, subject, profile)):
+            return reason
         if layer.transform in CARRYING | SKIPPING and not layer.captures and profile.retyped:
             path, before, after = profile.retyped[0]
             keeps = "a carry keeps its types" if layer.transform in CARRYING else "its branches return the same types"
@@ -154,12 +157,28 @@ def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
     return ""
 
 
+def cannot_feed_back(layer: Layer, subject: Subject, profile: Profile) -> str:
+    """Why the output of the call cannot be its first inputs; empty where it can, or where a dtype alone differs: jax tells that."""
+    if not profile.out:
+        return f"{layer} feeds the output back, and the call returns no array"
+    if len(profile.out) > len(subject.inputs):
+        counts = f"{len(profile.out)} arrays, and takes {len(subject.inputs)}"
+        return f"{layer} feeds the output back, and the call returns {counts}"
+    for name, given, out_name, out in zip(
+        subject.input_names, subject.inputs, profile.out_names, profile.out, strict=False
+    ):
+        if given.shape != out.shape:
+            return f"{layer} feeds the output back, and output{out_name} is {describe(out)}, where {name} is {describe(given)}"
+    return ""
+
+
 def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int, ...]:
     """The numbers of the inputs that the jit at the root donates.
 
-    None with ``call_first``: it takes two calls' inputs out of one array and returns their outputs apart, so that no buffer can be kept.
+    None with ``call_first``, which takes two calls' inputs out of one array and returns their outputs apart, and none with an iterate,
+    which returns the outputs of all steps: no buffer of an input can be kept.
     """
-    apart = any(layer.transform == CALL_FIRST for layer in nesting.layers)
+    apart = any(layer.transform in (CALL_FIRST, *ITERATING) for layer in nesting.layers)
     return () if apart else subject.donated(donate)
 
 
@@ -190,8 +209,15 @@ def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:
     if (registered := REGISTERED.get((layer.transform, layer.style))) is not None:
         return made_by(layer.transform, registered)
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    function: Callable[[Program, Plan], Program] = getattr(further if layer.transform in FURTHER else transforms, name)
+    function: Callable[[Program, Plan], Program] = getattr(home(layer), name)
     return function
+
+
+def home(layer: Layer) -> ModuleType:
+    """The module that a layer of ours is written in."""
+    if layer.transform in ITERATING:
+        return feedback
+    return further if layer.transform in FURTHER else transforms
 
 
 def plain_jit(wrapper: Callable[..., Any], f: Program) -> Program:
@@ -232,7 +258,7 @@ def make_plan(
 def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...], length: int = LENGTH) -> Any:
     """The abstract output of a program.
 
-    Every scan and vmap adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
+    Every scan, vmap and iterate adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
     """
     shapes: Any = profile.out
     axes: tuple[int, ...] = ()
@@ -241,7 +267,7 @@ def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any
             shapes = (profile.out, shapes)
         elif layer.transform == "grad":
             shapes = (shapes, gradients(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
-        elif layer.transform in STACKED:
+        elif layer.transform in STACKED or layer.transform in ITERATING:
             shapes = jax.tree.map(lambda leaf: stacked(leaf, length), shapes)
         if layer.transform in STACKED:
             axes = (length_of(layer, length), *axes)
@@ -304,7 +330,7 @@ def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = N
             out = out[1]
         elif layer.transform == "grad":
             out = out[0]
-        elif layer.transform in STACKED:
+        elif layer.transform in STACKED or layer.transform in ITERATING:
             out = jax.tree.map(element or first, out)
     return out
 
@@ -324,17 +350,18 @@ def factor(nesting: Nesting) -> int:
 def kept(nesting: Nesting) -> int:
     """How many calls keep their temporaries at once: one for each element of the axes, and for each step of a differentiated loop.
 
-    A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway.
+    A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway. An iterate keeps the
+    outputs of all its steps beside what it carries.
     """
     names = [layer.transform for layer in nesting.layers]
     inside = names[names.index("grad") :] if "grad" in names else []
-    return int(factor(nesting) * LENGTH ** inside.count("fori_loop"))
+    return int(factor(nesting) * LENGTH ** (inside.count("fori_loop") + sum(name in ITERATING for name in names)))
 
 
 BASELINE = Nesting((Layer("jit", "functional"),))
 """The un-nested jit: a jit over split and merge returns no state but what the call changes."""
 
-LOOPS = frozenset({"scan", "while_loop", "fori_loop", "vmap"})
+LOOPS = frozenset({"scan", "while_loop", "fori_loop", "vmap", *ITERATING})
 """Layers that can be made longer: `LENGTH` is their number of steps, or of elements."""
 
 

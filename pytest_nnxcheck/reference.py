@@ -19,7 +19,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, changed, is_array, read, structure
-from pytest_nnxcheck.nesting import CALL_FIRST, Nesting
+from pytest_nnxcheck.nesting import CALL_FIRST, ITERATING, Nesting
 from pytest_nnxcheck.observe import run
 from pytest_nnxcheck.profile import describe
 from pytest_nnxcheck.subject import Subject, copy_leaf
@@ -61,6 +61,17 @@ def repeated(f: Program, subject: Program, axes: int) -> Program:
     return layer
 
 
+def iterated(f: Program, subject: Program, axes: int) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        outs = []
+        for _ in range(LENGTH):
+            outs.append(f(state, *inputs))
+            inputs = (*outs[-1], *inputs[len(outs[-1]) :])
+        return stacked(outs)
+
+    return layer
+
+
 def called_first(f: Program, subject: Program, axes: int) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         before = subject(state, *(leaf[(0, *(0,) * axes)] for leaf in inputs))
@@ -74,6 +85,7 @@ MEANINGS: dict[str, Callable[[Program, Program, int], Program]] = {
     "vmap": mapped,
     "while_loop": repeated,
     "fori_loop": repeated,
+    **dict.fromkeys(ITERATING, iterated),
     CALL_FIRST: called_first,
 }
 STACKED = frozenset({"scan", "vmap", CALL_FIRST})
@@ -146,7 +158,7 @@ def un_nested(meaning: Meaning, out: Any) -> Any:
     for name in meaning:
         if name == CALL_FIRST:
             out = out[1]
-        elif name in STACKED:
+        elif name in STACKED or name in ITERATING:
             out = jax.tree.map(lambda leaf: leaf[0], out)
     return out
 

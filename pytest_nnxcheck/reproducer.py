@@ -19,9 +19,9 @@ import jaxlib
 from pytest_nnxcheck.agreement import other_draws
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
-from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, REGISTERED, Layer, Nesting
+from pytest_nnxcheck.nesting import CALL_FIRST, ITERATING, REGISTERED, Layer, Nesting
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import STACKED, baseline_for, donated_inputs, kept, maps_written, output_shapes
+from pytest_nnxcheck.program import STACKED, baseline_for, donated_inputs, home, kept, maps_written, output_shapes
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
 from pytest_nnxcheck.returned import successors
@@ -43,7 +43,7 @@ USUAL = {
     "jax_numpy_rank_promotion": "allow",
 }
 
-HOLDING = frozenset({"while_loop", "fori_loop", "cond", "switch"})
+HOLDING = frozenset({"while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"})
 """Layers that start from zeros of the output of what is inside them."""
 
 
@@ -237,7 +237,7 @@ def is_registered(layer: Layer) -> bool:
 def layer_name(layer: Layer) -> tuple[str, str]:
     """Room and name of the function of a layer."""
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    return ("further" if layer.transform in FURTHER else "transforms"), name
+    return home(layer).__name__.rpartition(".")[2], name
 
 
 def own_name(layer: Layer) -> str:
@@ -291,7 +291,7 @@ def un_nested(nesting: Nesting) -> str:
             text += "[1]"
         elif layer.transform == "grad":
             text += "[0]"
-        elif layer.transform in STACKED:
+        elif layer.transform in STACKED or layer.transform in ITERATING:
             text = f"first_of({text})"
     return text
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck.nesting import (
     CALL_FIRST,
     FURTHER,
+    ITERATING,
     MODES,
     TRANSFORMS,
     Layer,
@@ -99,11 +100,17 @@ def test_taking_a_layer_away_is_plainer(nesting, data):
 
 
 def test_the_words_come_plainest_first():
-    assert layer_names()[:13] == (*TRANSFORMS, CALL_FIRST, *FURTHER)
+    assert layer_names()[:16] == (*TRANSFORMS, CALL_FIRST, *FURTHER)
 
 
 @given(any_nesting)
 def test_what_jax_cannot_run_stays_so_whatever_is_around_it(nesting):
     names = [layer.transform for layer in nesting.layers]
     under = names[names.index("grad") + 1 :] if "grad" in names else []
-    assert bool(impossible(nesting)) == ("while_loop" in under or "grad" in under or names.count("shard_map") > 1)
+    first = next((number for number, name in enumerate(names) if name in ITERATING), len(names))
+    fed = {*names[first + 1 :]}
+    assert bool(impossible(nesting)) == (
+        not {"while_loop", "iterate_while_loop", "grad"}.isdisjoint(under)
+        or names.count("shard_map") > 1
+        or not {CALL_FIRST, "grad", *ITERATING}.isdisjoint(fed)
+    )

@@ -254,7 +254,7 @@ class Counts(nnx.Module):
         Counts.seen.append(y)
         return y
 
-@marked(transforms="jit,remat,scan,vmap,while_loop,eval_shape,fori_loop,cond,grad,call_first", sweep="singles")
+@marked(transforms="jit,remat,scan,vmap,while_loop,eval_shape,fori_loop,cond,grad,call_first,iterate_while_loop", sweep="singles")
 def test_nested(nnx_wrap):
     nnx_wrap(Counts(nnx.Rngs(0)))(jnp.ones((2, 4)))
 """
@@ -271,6 +271,7 @@ def test_nested(nnx_wrap):
                 "jit > vmap[functional] > remat",
                 "jit[functional] > while_loop > call_first",
                 "cond[functional] > fori_loop",
+                "jit > iterate_while_loop > remat",
             )
         ),
     ],

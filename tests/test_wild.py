@@ -141,12 +141,11 @@ def test_arrays_of_a_plain_object_are_inputs_and_a_new_one_that_it_keeps_is_a_le
 
 
 def test_nodes_of_the_state_come_back_as_the_users_own():
-    model, norm = Mlp(rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
-
     def step(model, norm, x):
         return {"model": model, "norm": norm}, model.layers[0].kernel, model(norm(x))
 
     for nesting in ("un-nested", "jit", "jit[functional] > scan"):
+        model, norm = Mlp(rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
         nodes, kernel, _ = held(step, model, norm, numbers(X), nesting=nesting)
         assert (nodes["model"], nodes["norm"]) == (model, norm)
         assert kernel is model.layers[0].kernel

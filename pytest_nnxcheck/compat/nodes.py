@@ -160,8 +160,9 @@ def loops_that_compare() -> frozenset[str]:
     """
     import flax
 
-    always = frozenset(("while_loop", "fori_loop", "cond", "switch"))
-    return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | {"scan"}
+    always = frozenset(("while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"))
+    scans = frozenset(("scan", "iterate_scan"))
+    return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | scans
 
 
 def remat_updates_can_be_off() -> bool:

@@ -121,7 +121,9 @@ def saves_steps(nesting: Nesting) -> bool:
     That is how jax differentiates a generated loop, whatever the module. The peak is judged, its copies are not.
     """
     names = [layer.transform for layer in nesting.layers]
-    return "grad" in names and not {"scan", "fori_loop"}.isdisjoint(names[names.index("grad") :])
+    return "grad" in names and not {"scan", "fori_loop", "iterate_scan", "iterate_fori_loop"}.isdisjoint(
+        names[names.index("grad") :]
+    )
 
 
 def saved_state(observation: Observation, profile: Profile) -> tuple[str, ...]:
