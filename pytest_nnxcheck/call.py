@@ -18,13 +18,14 @@ from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
 from pytest_nnxcheck.invariants.tracers import pinned
+from pytest_nnxcheck.misfits import Misfit, unfit
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.notes import of_failure, of_holding
 from pytest_nnxcheck.observe import Observation, measure, observe
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, nbytes, profile, restored_leaves
-from pytest_nnxcheck.program import LOOPS, baseline_for, maps_written, unfit
+from pytest_nnxcheck.program import LOOPS, baseline_for, maps_written
 from pytest_nnxcheck.reference import References, meaning_of
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
@@ -151,6 +152,11 @@ class Session:
             self.longer[key] = measure(subject, self.profile_of(subject), nesting, donate, 2 * LENGTH)
         return growth(str(loops[0]), LENGTH, known, split(self.longer[key]))
 
+    def misfit(self, subject: Subject, facts: Profile, nesting: Nesting) -> Misfit | None:
+        """Why a layer of the nesting cannot take the call."""
+        reason = "" if (known := unfit(subject, facts, nesting)) else self.no_gradient(subject, nesting)
+        return Misfit("", reason) if reason else known
+
     def no_gradient(self, subject: Subject, nesting: Nesting) -> str:
         """Why a ``grad`` of the nesting cannot differentiate the call; empty if it can, or there is none."""
         for layer in nesting.layers:
@@ -219,8 +225,8 @@ def check_call(
         return Call(None, Outcome(nesting, "rejected", reason=str(error), unfit=True))
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(bound_subject, nesting, error, settings, session)
-    if reason := unfit(bound_subject, facts, nesting) or session.no_gradient(bound_subject, nesting):
-        return Call(None, Outcome(nesting, "rejected", reason=reason, unfit=True))
+    if misfit := session.misfit(bound_subject, facts, nesting):
+        return Call(None, Outcome(nesting, "rejected", reason=str(misfit), unfit=True, misfit=misfit.reason))
     parity = "parity" in settings.invariants
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
     wanted = session.references.of(bound_subject, meaning_of(nesting)) if parity else None

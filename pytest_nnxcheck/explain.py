@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ from pytest_nnxcheck.walk import walk
 
 CALLED = (*TRANSFORMS, "fori_loop", "cond", "switch", "grad", "value_and_grad", "checkpoint")
 SHOWN = 4
+_LINK = re.compile(r"\s*\(https?://[^\s()]+\)")
+"""What flax puts at the end of its messages, longer than they are."""
 
 
 def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table."""
-    text = str(error).strip().partition("\n")[0]
+    text = _LINK.sub("", str(error).strip().partition("\n")[0])
     name = type(error).__name__
     return f"{name}: {text[:160]}" if text else name
 

@@ -16,6 +16,7 @@ from pytest_nnxcheck.abstract import Addresses, trace
 from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.compat import Compiled, SharedPrograms
 from pytest_nnxcheck.further import on_mesh
+from pytest_nnxcheck.misfits import unfit
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.origins import marked
 from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
@@ -28,7 +29,6 @@ from pytest_nnxcheck.program import (
     plain_jit,
     stack_inputs,
     un_nest,
-    unfit,
 )
 from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.subject import Path, Subject
@@ -100,8 +100,8 @@ def observe(
 ) -> Observation:
     """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``."""
     state = subject.fresh()
-    if reason := unfit(subject, profile, nesting):
-        return Observation(nesting, state, error=Unfit(reason))
+    if misfit := unfit(subject, profile, nesting):
+        return Observation(nesting, state, error=Unfit(str(misfit)))
     guards = Guards(subject)
     root = Root(subject, profile, nesting, donate, programs=programs or SharedPrograms(on=False), alone=alone)
     program = compose(subject, profile, nesting, guards, root.jit)

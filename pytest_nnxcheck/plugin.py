@@ -324,7 +324,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     written = shlex.join(
         part
         for name, value in options.typed(item.config.option).items()
-        if name != "nesting"
+        if not OPTIONS[name].selects
         for part in (table.flag(name), *([] if OPTIONS[name].flag else [value]))
     )
 
@@ -426,5 +426,6 @@ def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:
     if (known := found.get("nnx_expected_failures")) and config.get_verbosity() > 0:
         text += f"\n    expected to fail: {known}"
     if notes := found.get("nnx_notes"):
-        text += f"\n    {notes}" if config.get_verbosity() > 0 else "; see -v for what was left out"
+        width = config.get_terminal_writer().fullwidth
+        text += report.wrapped(notes, width) if config.get_verbosity() > 0 else "; see -v for what was left out"
     return text

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from pytest_nnxcheck import compat, feedback, further, transforms
-from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, ITERATING, REGISTERED, STATE_BOUND, Layer, Nesting, impossible
-from pytest_nnxcheck.profile import UNKNOWN, Profile, describe
+from pytest_nnxcheck.nesting import CALL_FIRST, FURTHER, ITERATING, REGISTERED, Layer, Nesting
+from pytest_nnxcheck.profile import UNKNOWN, Profile
 from pytest_nnxcheck.registry import made_by
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH, Plan, Program
@@ -126,52 +126,6 @@ def compose(
     return program
 
 
-CARRYING = frozenset({"scan", "while_loop", "fori_loop", *ITERATING})
-"""Layers that carry the state from one step to the next."""
-
-SKIPPING = frozenset({"cond", "switch"})
-"""Layers whose other branch hands the state on as it is."""
-
-
-def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> str:
-    """Why a layer of the nesting cannot take the subject, whatever its code does; empty if all can."""
-    if reason := impossible(nesting):
-        return reason
-    for layer in nesting.layers:
-        if layer.transform in ITERATING and (reason := cannot_feed_back(layer, subject, profile)):
-            return reason
-        if layer.transform in CARRYING | SKIPPING and not layer.captures and profile.retyped:
-            path, before, after = profile.retyped[0]
-            keeps = "a carry keeps its types" if layer.transform in CARRYING else "its branches return the same types"
-            return f"{doing(layer)}, and {keeps}: the call makes {subject.path(path)}, which is {before}, a {after}"
-        if layer.style == "argument" and layer.transform in STATE_BOUND and profile.added:
-            return f"{doing(layer)}, and the call adds {subject.path(profile.added[0])} to it"
-        if layer.style == "argument" and layer.transform in CARRYING and profile.removed:
-            return f"{doing(layer)}, and the call takes {subject.path(profile.removed[0])} out of it"
-        if profile.restructured and str(layer) in compat.loops_that_compare():
-            return (
-                f"{layer} compares the modules before and after a step, and the call sets attributes that are no arrays"
-            )
-        if layer.transform == "shard_map" and (parted := spread(subject)):
-            return f"{layer} puts the state whole on each device, and {parted} is sharded over several"
-    return ""
-
-
-def cannot_feed_back(layer: Layer, subject: Subject, profile: Profile) -> str:
-    """Why the output of the call cannot be its first inputs; empty where it can, or where a dtype alone differs: jax tells that."""
-    if not profile.out:
-        return f"{layer} feeds the output back, and the call returns no array"
-    if len(profile.out) > len(subject.inputs):
-        counts = f"{len(profile.out)} arrays, and takes {len(subject.inputs)}"
-        return f"{layer} feeds the output back, and the call returns {counts}"
-    for name, given, out_name, out in zip(
-        subject.input_names, subject.inputs, profile.out_names, profile.out, strict=False
-    ):
-        if given.shape != out.shape:
-            return f"{layer} feeds the output back, and output{out_name} is {describe(out)}, where {name} is {describe(given)}"
-    return ""
-
-
 def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int, ...]:
     """The numbers of the inputs that the jit at the root donates.
 
@@ -185,24 +139,6 @@ def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int
 def maps_written(nesting: Nesting) -> bool:
     """Whether a layer maps what the call writes and restores."""
     return Layer("vmap") in nesting.layers
-
-
-def doing(layer: Layer) -> str:
-    return (
-        f"{layer} hands on the state where it skips the call"
-        if layer.transform in SKIPPING
-        else f"{layer} carries the state"
-    )
-
-
-def spread(subject: Subject) -> str:
-    """The path of an array that lies on several devices in parts; empty if there is none."""
-    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
-    for path, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:
-            return path
-    return ""
 
 
 def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:

@@ -5,7 +5,9 @@ The text is an interface: it is tested. Nothing here imports pytest, hypothesis,
 
 from __future__ import annotations
 
+import functools
 import shlex
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +28,7 @@ VERDICTS = {
     "failed": "failed",
     "held": "held",
     "expected": "expected to fail",
-    "rejected": "rejected by flax",
+    "rejected": "not supported by flax",
     "unfit": "left out",
 }
 """Kinds of verdicts as people read them, the worst first."""
@@ -274,15 +276,33 @@ def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
 
 def left_out(outcomes: Iterable[Outcome]) -> list[str]:
     """One note for each reason for which layers, or nestings of several, cannot take the call."""
-    reasons: dict[str, list[Nesting]] = {}
+    reasons: dict[str, list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.nesting.plainness):
         if outcome.unfit and not outcome.reason.startswith(NOT_RUN):
-            reasons.setdefault(outcome.reason, []).append(outcome.nesting)
-    notes = []
-    for reason, nestings in reasons.items():
-        shown = [nesting for nesting in nestings if len(nesting) == 1] or nestings[:1]
-        notes.append(f"{', '.join(map(str, shown))} left out: {reason}")
-    return notes
+            reasons.setdefault(outcome.misfit or outcome.reason, []).append(outcome)
+    return [_left_out(reason, those) for reason, those in reasons.items()]
+
+
+def _left_out(reason: str, outcomes: list[Outcome]) -> str:
+    """``scan, while_loop left out: each carries the state, ...``."""
+    shown = [outcome for outcome in outcomes if len(outcome.nesting) == 1] or outcomes[:1]
+    if reason == shown[0].reason or len(shown[0].nesting) != 1:
+        sentence = shown[0].reason
+    else:
+        sentence = f"{'each' if len(shown) > 1 else 'it'} {reason}"
+    return f"{', '.join(str(outcome.nesting) for outcome in shown)} left out: {sentence}"
+
+
+def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """One note for each reason for which flax refused styles: by style the outcome of its probe."""
+    reasons: dict[str, list[str]] = {}
+    for style, outcome in outcomes.items():
+        reasons.setdefault(outcome.reason, []).append(style)
+    return [
+        f"{', '.join(styles)} refused by this flax, as for every module whose state changes in the call: {outcomes[styles[0]].nesting} raises"
+        f" {reason}; drawn no more"
+        for reason, styles in reasons.items()
+    ]
 
 
 IDLE = 0.99
@@ -331,6 +351,12 @@ def format_bytes(size: int) -> str:
     return f"{value:.1f} {unit}"
 
 
+def wrapped(notes: str, width: int) -> str:
+    """Notes, one a line, below the line of their test: as wide as the terminal."""
+    fill = functools.partial(textwrap.fill, width=max(width, 40), break_long_words=False, break_on_hyphens=False)
+    return "".join("\n" + fill(note, initial_indent="    ", subsequent_indent="      ") for note in notes.splitlines())
+
+
 def properties(report: Report) -> list[tuple[str, str | int]]:
     """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
     verdicts = kinds(report.outcomes)
@@ -350,7 +376,7 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):
         pairs.append(("nnx_modes", ", ".join(f"{mode} {verdict}" for mode, verdict in report.modes.items())))
-    return pairs + ([("nnx_notes", "; ".join(report.notes))] if report.notes else [])
+    return pairs + ([("nnx_notes", "\n".join(report.notes))] if report.notes else [])
 
 
 def _expectations(report: Report) -> list[str]:

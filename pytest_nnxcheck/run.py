@@ -71,6 +71,7 @@ class Run:
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
         self.notes: list[str] = []
+        self.refusals: dict[str, Outcome] = {}
         self.not_run = 0
         self.problem = ""
         self.listeners: list[Listener] = []
@@ -87,7 +88,7 @@ class Run:
         """What is known so far, as data."""
         test_id, options = self._identity
         outcomes = tuple(self.outcomes.values())
-        notes = (*self.notes, *self.session.notes, *report.left_out(outcomes))
+        notes = (*self.notes, *self.session.notes, *report.refused(self.refusals), *report.left_out(outcomes))
         texts = {} if self.programs is None else self.programs.texts
         return report.Report(outcomes, self.settings, notes, test_id, options, texts, self.not_run)
 
@@ -368,7 +369,7 @@ class Run:
         probed = replace(nesting, mode=MODES[0]) in set(strategies.probes(self.settings))
         if probed and style.endswith("closure") and style not in known.refused:
             self._exclude(nesting.mode, refused=known.refused | {style})
-            self.notes.append(f"{style} refused by flax ({nesting}: {outcome.reason}), drawn no more")
+            self.refusals[style] = outcome
 
     def _look_for_unfit(self, nesting: Nesting) -> None:
         """A layer that alone cannot take the call is in no other nesting."""

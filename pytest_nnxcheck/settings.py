@@ -167,7 +167,7 @@ class Option:
     """How one setting is read and shown; ``kind`` is what an ini file may hold natively.
 
     Of a ``file``, command line and ini file give the path, and `suite` reads it. A ``flag`` stands on the command line without a value, and
-    means ``on``.
+    means ``on``. What ``selects`` the nestings that are run says nothing of one that is replayed.
     """
 
     parse: Callable[[object], Any]
@@ -177,6 +177,7 @@ class Option:
     everywhere: bool = True
     file: bool = False
     flag: bool = False
+    selects: bool = False
 
 
 def _option(default: Any, parse: Callable[[object], Any], metavar: str, text: str, kind: str, **more: Any) -> Any:
@@ -201,9 +202,15 @@ class Settings:
         f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; only where they are named also"
         f" {', '.join(FURTHER)}, call_first, and those that register_transform was given",
         "list",
+        selects=True,
     )
     styles: tuple[str, ...] = _option(
-        STYLES, _words("style", lambda: STYLES), "LIST", f"how a layer gets the module: {', '.join(STYLES)}", "list"
+        STYLES,
+        _words("style", lambda: STYLES),
+        "LIST",
+        f"how a layer gets the module: {', '.join(STYLES)}",
+        "list",
+        selects=True,
     )
     modes: tuple[str, ...] = _option(
         MODES[:1],
@@ -219,6 +226,7 @@ class Settings:
         "N",
         "layers of the deepest nesting that is drawn, and of a chain inside its jit; 1 or more",
         "number",
+        selects=True,
     )
     effort: str = _option(
         "default",
@@ -227,6 +235,7 @@ class Settings:
         "how much is run, where sweep and max_examples do not say it: quick (every layer once, every transform under jit), default"
         " (every pair of layers under jit) or thorough (pairs without a jit as well, and 20 draws)",
         "text",
+        selects=True,
     )
     max_examples: int = _option(
         EFFORTS["default"]["max_examples"],
@@ -234,6 +243,7 @@ class Settings:
         "N",
         "nestings that hypothesis draws after the sweep; 0 runs the sweep alone",
         "number",
+        selects=True,
     )
     sweep: str = _option(
         EFFORTS["default"]["sweep"],
@@ -243,6 +253,7 @@ class Settings:
         " chains in which all pairs of argument layers stand side by side), short (every single layer, and jits over chains in which each"
         " argument layer stands once), singles (every single layer) or probes (the un-nested call and one try of each closure style)",
         "text",
+        selects=True,
     )
     shortcuts: str = _option(
         "on",
@@ -250,6 +261,7 @@ class Settings:
         "ON_OR_OFF",
         "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
         "text",
+        selects=True,
     )
     all: str = _option(
         "off",
@@ -258,6 +270,7 @@ class Settings:
         "run all of the sweep, also after a nesting broke that the message will name",
         "text",
         flag=True,
+        selects=True,
     )
     memory_budget: Budget | None = _option(  # noqa: RUF009 - it makes a field
         None,
@@ -312,6 +325,7 @@ class Settings:
         "run this nesting and no other: 'jit > scan[closure]'",
         "text",
         everywhere=False,
+        selects=True,
     )
 
 

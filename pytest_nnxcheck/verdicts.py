@@ -37,7 +37,8 @@ class Outcome:
     """What one nesting did: the verdict, its violations, and the peak against its budget (bytes a device).
 
     ``reason`` says why a nesting was rejected or failed, or was expected to, ``by_mode`` that flax rejected it for what its mode cannot
-    do, ``unfit`` that it was rejected because a layer cannot take the call, not by flax; ``notes`` are facts that are reported but not
+    do, ``unfit`` that it was rejected because a layer cannot take the call, not by flax; ``misfit`` is
+    then the reason without the layer that it is about. ``notes`` are facts that are reported but not
     judged. ``expected`` are the keys of the expected failures that came true in it.
 
     ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
@@ -54,6 +55,7 @@ class Outcome:
     expected: tuple[str, ...] = ()
     by_mode: bool = False
     unfit: bool = False
+    misfit: str = ""
     evidence: Evidence | None = None
     program: str = ""
     explained: tuple[tuple[str, str], ...] = ()

@@ -129,7 +129,8 @@ def test_a_refused_closure_style_is_probed_once_and_drawn_no_more():
     assert sum(outcome.verdict == "rejected" for outcome in report.outcomes) == 6
     assert any("[jax_closure]" in text for text in RUNS[25:])
     assert report.notes == (
-        "closure refused by flax (eval_shape[closure]: TraceContextError: other trace level), drawn no more",
+        "closure refused by this flax, as for every module whose state changes in the call: eval_shape[closure] raises"
+        " TraceContextError: other trace level; drawn no more",
     )
     assert report.ok
 

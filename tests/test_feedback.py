@@ -129,7 +129,7 @@ def two(model, x):
 
 
 @pytest.mark.parametrize(
-    ("subject", "reason"),
+    "subject, reason",
     [
         (shorter, "iterate_scan feeds the output back, and output is float32[2,8], where x is float32[3,8]"),
         (two, "iterate_scan feeds the output back, and the call returns 2 arrays, and takes 1"),

@@ -77,7 +77,7 @@ def test_code_says_the_name_itself(name):
 def test_a_run_reads_well():
     assert markdown.render(documents.mixed()).partition("<details>")[0] == (
         "## ✗ nnx invariants: 1 of 2 tests failed\n\n"
-        "10 nestings of 2 tests: 1 violated, 1 failed, 5 held, 1 expected to fail, 1 rejected by flax, 1 left out  \n"
+        "10 nestings of 2 tests: 1 violated, 1 failed, 5 held, 1 expected to fail, 1 not supported by flax, 1 left out  \n"
         "jax 0.12.0, flax 0.12.12\n\n"
         "| test | broken | smallest nesting | peak | budget |\n"
         "|---|---|---|---:|---:|\n"

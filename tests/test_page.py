@@ -86,7 +86,7 @@ def test_every_nesting_has_a_cell_that_leads_to_its_cause():
         "jit > scan: violated, memory",
         "jit > vmap: expected to fail",
         "remat > scan: left out",
-        "scan[closure]: rejected by flax",
+        "scan[closure]: not supported by flax",
         "vmap: failed",
         "un-nested: held",
         "jit: held",

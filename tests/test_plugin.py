@@ -68,10 +68,20 @@ def test_replay_of_a_nesting_that_holds_runs_it_alone(run_inner):
 
 
 def test_the_replay_line_repeats_the_options_of_the_run(run_inner):
-    result = run_inner(PAIR, "--nnx-memory-budget=2x", "--nnx-styles", "argument,functional")
+    """Those that say how a nesting is judged; what says which nestings are run is of no use to one."""
+    judged = ("--nnx-memory-budget=2x", "--nnx-invariants", "tracers,memory")
+    chosen = ("--nnx-styles", "argument,functional", "--nnx-sweep=pairs", "--nnx-max-examples=1", "--nnx-max-depth=2")
+    result = run_inner(PAIR, *judged, *chosen, "--nnx-shortcuts=off", "--nnx-transforms=jit,scan", "--nnx-all")
     result.stdout.fnmatch_lines(
-        ["*replay *test_pair --nnx-styles argument,functional --nnx-memory-budget 2x --nnx-nesting 'jit > scan'"]
+        ["*replay *test_pair --nnx-invariants tracers,memory --nnx-memory-budget 2x --nnx-nesting 'jit > scan'"]
     )
+
+
+def test_a_replay_needs_none_of_the_transforms_that_the_run_named(run_inner):
+    source = "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(tracers=has('cond')))(3)\n"
+    result = run_inner(source, "--nnx-transforms=jit,cond")
+    (option,) = {re.search(r"test_x --nnx-nesting (\S+)", line)[1] for line in result.outlines if " replay " in line}
+    run_inner(source, "--nnx-nesting", option).assert_outcomes(failed=1)
 
 
 def test_the_users_own_failure_is_his_own(run_inner):
@@ -193,9 +203,14 @@ def test_what_was_left_out_is_said_once(run_inner):
     result = run_inner(source, "-v")
     result.stdout.fnmatch_lines(
         [
-            "test_inner.py::test_x  * nestings: * held, 6 rejected by flax; worst peak *",
-            "    the call adds model.hidden, *: argument scan, vmap, while_loop left out; closure refused by flax (eval_shape[[]closure]: TraceContext*), drawn no more",
-        ]
+            "test_inner.py::test_x  * nestings: * held, 6 not supported by flax; worst peak *",
+            "    the call adds model.hidden, which no loop can carry: argument scan, vmap,",
+            "      while_loop left out",
+            "    closure refused by this flax, as for every module whose state changes in the",
+            "      call: eval_shape[[]closure] raises TraceContextError: other trace level;",
+            "      drawn no more",
+        ],
+        consecutive=True,
     )
     assert "see -v for what was left out" in run_inner(source).stdout.str()
 

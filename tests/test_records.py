@@ -107,7 +107,13 @@ def test_a_nesting_has_all_that_was_measured():
 @pytest.mark.parametrize("kind", [Evidence, Outcome])
 def test_nothing_that_is_measured_is_left_out(kind):
     renamed = {"expected": {Evidence: "expected_peak", Outcome: "expected_failures"}[kind]}
-    told_by = {"by_mode": "reason", "unfit": "word", "evidence": "split", "un_nested_buffers": "places"}
+    told_by = {
+        "by_mode": "reason",
+        "unfit": "word",
+        "misfit": "reason",
+        "evidence": "split",
+        "un_nested_buffers": "places",
+    }
     names = {renamed.get(each.name, told_by.get(each.name, each.name)) for each in fields(kind)}
     assert names <= records.OfNesting.__annotations__.keys() == documents.mixed()["nestings"][0].keys()
 

@@ -272,13 +272,13 @@ def test_the_terminal_says_what_was_not_run(run_inner):
     )
 
 
-def test_all_takes_no_value_and_stays_in_the_replay_line(run_inner):
+def test_all_takes_no_value_and_is_of_no_use_to_a_replay(run_inner):
     result = run_inner(BROKEN, "--nnx-all", "--nnx-donate=none")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
             f"E * nesting     jit * smallest of {SWEEP} tried; *",
-            "E * replay      pytest test_inner.py::test_x --nnx-all --nnx-donate none --nnx-nesting jit",
+            "E * replay      pytest test_inner.py::test_x --nnx-donate none --nnx-nesting jit",
         ]
     )
     assert "not run" not in result.stdout.str()

@@ -297,6 +297,11 @@ def test_a_carry_that_would_change_its_type_is_rejected_and_a_jit_is_not():
             "a carry keeps its types: the call makes model.total, which is bfloat16[8], a float32[8]" in outcome.reason
         )
     assert check(Promotes(), numbers(X), nesting="jit > vmap", donate="none").ok
+    few = {"donate": "none", "styles": "argument", "sweep": "singles", "max_examples": 0}
+    assert check(Promotes(), numbers(X), **few).notes == (
+        "scan, while_loop left out: each carries the state, and a carry keeps its types: the call makes model.total, which is"
+        " bfloat16[8], a float32[8]",
+    )
 
 
 def test_names_in_messages_are_the_users():
