@@ -298,9 +298,10 @@ def test_a_carry_that_would_change_its_type_is_rejected_and_a_jit_is_not():
         )
     assert check(Promotes(), numbers(X), nesting="jit > vmap", donate="none").ok
     few = {"donate": "none", "styles": "argument", "sweep": "singles", "max_examples": 0}
-    assert check(Promotes(), numbers(X), **few).notes == (
+    (note,) = check(Promotes(), numbers(X), **few).notes
+    assert note == (
         "scan, while_loop left out: each carries the state, and a carry keeps its types: the call makes model.total, which is"
-        " bfloat16[8], a float32[8]",
+        " bfloat16[8], a float32[8]"
     )
 
 
