@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.call import Session, check_call
+from pytest_nnxcheck.call import check_call
 from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, impossible
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import merge, parse_given
 
 WIDTH = 256

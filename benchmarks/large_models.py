@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.buffers import Memory
-from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import observe
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.subject import bind
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))

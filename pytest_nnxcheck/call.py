@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
-import numpy as np
 
-from pytest_nnxcheck import compat, explain, gradient, graft, handed, story, traced
+from pytest_nnxcheck import compat, explain, graft, handed, story, traced
 from pytest_nnxcheck.agreement import agrees, agrees_inside
-from pytest_nnxcheck.buffers import Memory
-from pytest_nnxcheck.evidence import Evidence, Growth, Split
-from pytest_nnxcheck.findings import evidence, growth, left, split
+from pytest_nnxcheck.evidence import Evidence
+from pytest_nnxcheck.findings import evidence, left
 from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
-from pytest_nnxcheck.invariants.tracers import pinned
-from pytest_nnxcheck.misfits import Misfit, unfit
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.notes import of_failure, of_holding
-from pytest_nnxcheck.observe import Observation, measure, observe
-from pytest_nnxcheck.places import Places
-from pytest_nnxcheck.pointers import foreign_views, read_leaf, shared_buffers
-from pytest_nnxcheck.profile import UNKNOWN, Profile, describe, nbytes, profile, restored_leaves
-from pytest_nnxcheck.program import LOOPS, baseline_for, maps_written
-from pytest_nnxcheck.reference import References, meaning_of
+from pytest_nnxcheck.observe import Observation, observe
+from pytest_nnxcheck.originals import Originals, look_at_originals, was_pinned
+from pytest_nnxcheck.profile import UNKNOWN, Profile
+from pytest_nnxcheck.program import maps_written
+from pytest_nnxcheck.reference import meaning_of
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
-from pytest_nnxcheck.transforms import LENGTH
-from pytest_nnxcheck.uncomputed import Values
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
-from pytest_nnxcheck.walk import MOST_OBJECTS, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -44,130 +37,6 @@ class Call:
     output: Any
     outcome: Outcome
     error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Originals:
-    """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written.
-
-    ``pinned`` are Variables, path and type, that were made in a trace that has ended.
-    """
-
-    shared: tuple[tuple[str, str], ...]
-    views: tuple[tuple[str, str], ...]
-    pinned: tuple[tuple[str, str], ...]
-
-
-class Announced(Protocol):
-    """Who is told of a nesting of a call right before it runs."""
-
-    def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
-        """The nesting is about to run, or without a profile the call to be traced for it: that may take the process with it."""
-
-    def settle(self, outcome: Outcome) -> Outcome:
-        """The outcome of a nesting with its program, which now tells what broke."""
-
-
-@dataclass(slots=True)
-class Session:
-    """What the nestings of one test have in common: profiles of its calls, and the places that a call may change.
-
-    Between ``begin_example`` and ``end_example`` the user's objects change as he expects; then they are put back, so that every
-    nesting meets a module of a wider fixture scope, and a cache in its code, in the same state.
-    """
-
-    adds_state: bool = False
-    added: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    profiles: dict[Any, Profile] = field(default_factory=dict)
-    restoring: set[Any] = field(default_factory=set)
-    gradients: dict[Any, str] = field(default_factory=dict)
-    baselines: dict[Any, Memory | None] = field(default_factory=dict)
-    longer: dict[Any, Memory | None] = field(default_factory=dict)
-    places: list[Places] = field(default_factory=list)
-    references: References = field(default_factory=References)
-    programs: Announced | None = None
-    shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
-    values: Values = field(default_factory=Values)
-
-    def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
-        """Tell of a nesting that is about to run; without a profile, of a call that is about to be traced for the first time."""
-        if self.programs is not None and (profile is not None or signature(subject) not in self.profiles):
-            self.programs.before(subject, profile, nesting, settings)
-
-    def begin_example(self) -> None:
-        self.places.clear()
-        self.values.stand_ins.clear()
-        self.references.begin_example()
-
-    def end_example(self) -> None:
-        while self.places:
-            for place in self.places.pop().restore():
-                self.note(f"{place} could not be put back: what a nesting left there is met by the next")
-
-    def note(self, text: str) -> None:
-        """Keep what the report of the test should say, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def profile_of(self, subject: Subject) -> Profile:
-        """The profile of the call, from the memo where the same call was made before."""
-        key = signature(subject)
-        if key not in self.profiles:
-            with gradient.restored(subject):
-                self.profiles[key] = profile(subject)
-        found = self.profiles[key]
-        self.adds_state = self.adds_state or bool(found.added)
-        self.added += [path for path in map(subject.path, found.added) if path not in self.added]
-        return found
-
-    def restores(self, subject: Subject) -> Profile:
-        """The profile of the call, with the leaves that it writes and restores."""
-        key = signature(subject)
-        if key not in self.restoring:
-            known = self.profile_of(subject)
-            with gradient.restored(subject):
-                paths = restored_leaves(subject, known.changed)
-            size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(subject.state) if path in paths)
-            self.restoring.add(key)
-            self.profiles[key] = replace(known, restored=paths, restored_bytes=size)
-        return self.profiles[key]
-
-    def baseline_of(self, subject: Subject, donate: str, nesting: Nesting) -> Memory | None:
-        """Memory of the un-nested jit, of the gradient where the nesting takes one; None where that does not run."""
-        baseline = baseline_for(nesting)
-        key = (signature(subject), donate, baseline)
-        if key not in self.baselines:
-            facts = self.profile_of(subject)
-            self.baselines[key] = observe(subject, facts, baseline, donate, self.shared_programs).memory
-        return self.baselines[key]
-
-    def growth_of(self, subject: Subject, donate: str, nesting: Nesting, known: Split | None) -> Growth | None:
-        """What each further step of the nesting's loop adds to the peak; `None` without one loop, or where it cannot be measured."""
-        loops = [layer for layer in nesting.layers if layer.transform in LOOPS]
-        if len(loops) != 1 or known is None:
-            return None
-        key = (signature(subject), donate, nesting)
-        if key not in self.longer:
-            self.longer[key] = measure(subject, self.profile_of(subject), nesting, donate, 2 * LENGTH)
-        return growth(str(loops[0]), LENGTH, known, split(self.longer[key]))
-
-    def misfit(self, subject: Subject, facts: Profile, nesting: Nesting) -> Misfit | None:
-        """Why a layer of the nesting cannot take the call."""
-        reason = "" if (known := unfit(subject, facts, nesting)) else self.no_gradient(subject, nesting)
-        return Misfit("", reason) if reason else known
-
-    def no_gradient(self, subject: Subject, nesting: Nesting) -> str:
-        """Why a ``grad`` of the nesting cannot differentiate the call; empty if it can, or there is none."""
-        for layer in nesting.layers:
-            if layer.transform == "grad":
-                key = (signature(subject), layer.captures)
-                if key not in self.gradients:
-                    facts = self.profile_of(subject)
-                    self.gradients[key] = gradient.cannot(subject, facts, by_inputs=layer.captures)
-                if self.gradients[key]:
-                    return self.gradients[key]
-        return ""
 
 
 def write_back(subject: Subject, found: Observation) -> None:
@@ -189,19 +58,6 @@ def where_it_was(value: Any, before: Any) -> Any:
     return value if value.sharding.device_set == before.sharding.device_set else jax.device_put(value, before.sharding)
 
 
-def signature(subject: Subject) -> Any:
-    """What decides the profile of a call: code, graph, shapes, static arguments, and the mode of flax."""
-    graphdef, leaves = compat.split(subject.state)
-    shapes = tuple((path, describe(leaf)) for path, leaf in compat.flat_state(leaves))
-    try:
-        graph: Any = hash(graphdef)
-    except TypeError:
-        # An unhashable attribute: such a module cannot enter nnx.jit either, so that no profile is worth keeping.
-        graph = object()
-    kind = (subject.abstract, compat.mode_flags())
-    return (subject.name, subject.code, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
-
-
 def check_call(
     subject: Any,
     args: tuple[Any, ...],
@@ -214,7 +70,7 @@ def check_call(
     """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
     bound_subject = bind(subject, args, kwargs)
     bound_subject.donated(settings.donate)
-    originals = look_at_originals(bound_subject, session)
+    originals = look_at_originals(bound_subject, settings, session)
     bound_subject.refuse_what_flax_cannot_split()
     if not nesting.layers:
         return un_nested(bound_subject, nesting, settings, session, originals)
@@ -279,42 +135,6 @@ def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violati
     )
 
 
-def look_at_originals(subject: Subject, session: Session) -> Originals:
-    """Facts of the user's own objects. Raises `CheckError` where they hold tracers or deleted arrays already."""
-    inputs = list(zip(subject.input_names, subject.inputs, strict=False))
-    seen = walk([*subject.roots(subject.state), *inputs])
-    if seen.tracers:
-        paths = ", ".join(found.path for found in seen.tracers[:3])
-        raise CheckError(
-            f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there, or the call is "
-            "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
-        )
-    if not seen.complete:
-        session.note(
-            f"tracers looked for in part: {subject.name} reaches more than {MOST_OBJECTS:,} objects, or one that cannot be read"
-        )
-    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
-    computed = session.values.computed
-    for path, array in [*leaves, *seen.arrays]:
-        if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
-            raise CheckError(
-                f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
-            )
-    session.places.append(seen.places)
-    leaves = [leaf for leaf in leaves if computed(leaf[1])]
-    inputs = [leaf for leaf in inputs if computed(leaf[1])]
-    views = [
-        (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
-    ]
-    shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
-    pinned = [
-        (subject.path(path), f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")
-        for path, variable in compat.variables(subject.state)
-        if compat.is_pinned(variable)
-    ]
-    return Originals(shared, foreign_views(leaves, views), tuple(pinned))
-
-
 def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session, originals: Originals) -> Call:
     """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
     found = traced_un_nested(subject, nesting, settings, session)
@@ -353,10 +173,6 @@ def traced_un_nested(subject: Subject, nesting: Nesting, settings: Settings, ses
     if session.values.needed or not traced.tells(subject, facts, nesting, settings):
         return None
     return traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
-
-
-def was_pinned(originals: Originals) -> tuple[Violation, ...]:
-    return (pinned(originals.pinned),) if originals.pinned else ()
 
 
 def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...]:

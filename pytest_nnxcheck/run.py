@@ -29,8 +29,8 @@ from pytest_nnxcheck.verdicts import (
 )
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.call import Session
     from pytest_nnxcheck.programs import Programs
+    from pytest_nnxcheck.session import Session
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
 

@@ -12,8 +12,9 @@ import pytest
 from flax import nnx
 from healthy import HEALTHY
 
-from pytest_nnxcheck.call import Call, Session, check_call
+from pytest_nnxcheck.call import Call, check_call
 from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, styles_of
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import merge, parse_given
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]

@@ -14,7 +14,7 @@ from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
 
-from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.signatures import identifiers
 from pytest_nnxcheck.verdicts import CheckError
 

@@ -13,11 +13,11 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import CheckError, check, compat, further, report
-from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.invariants.memory import saves_steps
 from pytest_nnxcheck.nesting import FURTHER, Layer, Nesting
 from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.program import Guards, make_plan, plain_jit
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.subject import bind
 from pytest_nnxcheck.verdicts import Outcome
 

@@ -8,8 +8,8 @@ from flax import nnx
 from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.nesting import STYLES
+from pytest_nnxcheck.session import Session
 
 STYLES_HERE = STYLES[:2] if FLAX < (0, 11) else STYLES
 """On flax 0.10 a closure over state that changes leaks in truth (google/flax#4520)."""

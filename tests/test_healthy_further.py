@@ -6,8 +6,8 @@ import pytest
 from checking import FURTHER_SINGLES, call, models, text
 from healthy import HEALTHY
 
-from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.nesting import FURTHER, TRANSFORMS, Layer, Nesting, impossible
+from pytest_nnxcheck.session import Session
 
 WITHOUT_PARAMETERS = {"dropout"}
 LAYERS = [layer for layer in map(Layer.parse, FURTHER_SINGLES) if not layer.captures]

@@ -9,7 +9,7 @@ from healthy import FLAX
 from leaky import LEAKY, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.session import Session
 
 HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)
 REST = sorted(set(LEAKY) - set(HERE))

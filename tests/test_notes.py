@@ -1,16 +1,22 @@
-"""What could not be done is said: a walk that ended early, a place that could not be put back."""
+"""What could not be done is said: a walk that ended early, a place that could not be put back; weights in a mapped file."""
 
 from __future__ import annotations
 
+import sys
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
-from pytest_nnxcheck import check, walk
+from pytest_nnxcheck import check, mapped_files, walk
 
 X = jnp.ones((2, 4))
 FEW = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0}
 BOX = np.array([None], dtype=object)
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say which files are mapped where")
 
 
 def linear():
@@ -39,3 +45,54 @@ def test_a_place_that_could_not_be_put_back_is_a_note():
 
 def test_otherwise_there_is_none():
     assert check(linear(), X, **FEW).notes == ()
+
+
+def loaded(path, how):
+    """A layer whose kernel comes out of a memory-mapped checkpoint."""
+    np.save(path, np.ones((64, 64), np.float32))
+    layer = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    layer.kernel = nnx.Param(how(np.load(path, mmap_mode="r")))
+    return layer
+
+
+@linux
+def test_weights_in_a_memory_mapped_file_are_a_note(tmp_path):
+    """`jax.device_put` hands out the memory of the file: told once, since a donated step keeps both and nothing is wrong with it."""
+    report = check(loaded(tmp_path / "w.npy", jax.device_put), jnp.ones((2, 64)), **FEW)
+    assert report.ok
+    assert report.notes == (
+        f"model.kernel of Linear lies in a memory-mapped file ({tmp_path}/w.npy): XLA cannot reuse a buffer of NumPy's, so that the first"
+        " donated step keeps both; write jnp.array(value) where it is loaded",
+    )
+
+
+@linux
+def test_weights_of_their_own_and_weights_that_nobody_donates_are_none(tmp_path):
+    assert check(loaded(tmp_path / "w.npy", jnp.array), jnp.ones((2, 64)), **FEW).notes == ()
+    mapped = loaded(tmp_path / "v.npy", jax.device_put)
+    assert check(mapped, jnp.ones((2, 64)), **FEW, donate="none").notes == ()
+
+
+def test_an_address_is_in_the_file_that_is_mapped_there():
+    spans = [(16, 32, "a"), (32, 40, "b"), (64, 80, "c")]
+    pointers = {"before": 15, "first": 16, "last": 31, "next": 32, "gap": 40, "inside": 70, "end": 80}
+    assert mapped_files.mapped(pointers.items(), spans) == [
+        ("first", "a"),
+        ("last", "a"),
+        ("next", "b"),
+        ("inside", "c"),
+    ]
+
+
+def test_anonymous_memory_and_devices_are_no_files(tmp_path, monkeypatch):
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f10 r--p 00000000 08:01 2229082                    /data/my weights.npy\n"
+        "7f10-7f20 rw-p 00000000 00:00 0\n"
+        "7f20-7f30 rw-p 00000000 00:00 0                          [heap]\n"
+        "7f30-7f40 rw-s 00000000 00:05 77                         /dev/nvidia0\n"
+    )
+    monkeypatch.setattr(mapped_files, "MAPS", maps)
+    assert mapped_files.spans_of_process() == [(0x7F00, 0x7F10, "/data/my weights.npy")]
+    monkeypatch.setattr(mapped_files, "MAPS", tmp_path / "nowhere")
+    assert mapped_files.spans_of_process() == []

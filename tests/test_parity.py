@@ -10,10 +10,10 @@ from flax import nnx
 from healthy import FLAX, HEALTHY, WIDTH, Case, assign, node_dict, numbers
 
 from pytest_nnxcheck import ParityLost, assert_invariants, check, reference, transforms
-from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.facts import read
 from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.reference import References, evaluate, identity
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.subject import bind
 from pytest_nnxcheck.transforms import first, functional, rebuild, split, stack
 

@@ -14,11 +14,11 @@ from healthy import assign, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.call import Session
 from pytest_nnxcheck.nesting import ITERATING, STYLES, TRANSFORMS, Layer, Nesting, layer_names
 from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.profile import UNKNOWN
 from pytest_nnxcheck.program import factor, output_shapes, primal, stack_inputs, un_nest
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.subject import bind
 from pytest_nnxcheck.uncomputed import Values
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.call import Session
+from pytest_nnxcheck.session import Session
 
 DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16

@@ -20,8 +20,9 @@ from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Mlp, batch_of
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.call import Session, check_call
+from pytest_nnxcheck.call import check_call
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import merge, parse_given
 from pytest_nnxcheck.uncomputed import Values
 from pytest_nnxcheck.verdicts import CheckError
