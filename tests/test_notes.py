@@ -60,9 +60,10 @@ def test_weights_in_a_memory_mapped_file_are_a_note(tmp_path):
     """`jax.device_put` hands out the memory of the file: told once, since a donated step keeps both and nothing is wrong with it."""
     report = check(loaded(tmp_path / "w.npy", jax.device_put), jnp.ones((2, 64)), **FEW)
     assert report.ok
-    assert report.notes == (
+    (note,) = report.notes
+    assert note == (
         f"model.kernel of Linear lies in a memory-mapped file ({tmp_path}/w.npy): XLA cannot reuse a buffer of NumPy's, so that the first"
-        " donated step keeps both; write jnp.array(value) where it is loaded",
+        " donated step keeps both; write jnp.array(value) where it is loaded"
     )
 
 

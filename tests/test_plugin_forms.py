@@ -248,4 +248,4 @@ def test_statistics_and_selection_of_hypothesis(run_inner):
     source = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(rejected=has('scan[closure]')))(1)\ndef test_y(): pass\n"
     result = run_inner(source, "--hypothesis-show-statistics", "-m", "hypothesis", "--hypothesis-seed=1")
     result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.fnmatch_lines(["*Hypothesis Statistics*", "*rejected by flax*"])
+    result.stdout.fnmatch_lines(["*Hypothesis Statistics*", "*not supported by flax*"])
