@@ -10,6 +10,7 @@ import jax
 
 from pytest_nnxcheck import compat, explain, graft, handed, story, traced
 from pytest_nnxcheck.agreement import agrees, agrees_inside
+from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.evidence import Evidence
 from pytest_nnxcheck.findings import evidence, left
 from pytest_nnxcheck.invariants import donation, memory, tracers
@@ -20,7 +21,7 @@ from pytest_nnxcheck.notes import of_failure, of_holding
 from pytest_nnxcheck.observe import Observation, observe
 from pytest_nnxcheck.originals import Originals, look_at_originals, was_pinned
 from pytest_nnxcheck.profile import UNKNOWN, Profile
-from pytest_nnxcheck.program import maps_written
+from pytest_nnxcheck.program import BASELINE, baseline_for, maps_written
 from pytest_nnxcheck.reference import meaning_of
 from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import Settings
@@ -225,7 +226,7 @@ def judge(
         if baseline is not None:
             limit = bound(found, facts, baseline, settings.memory_budget)
             if "memory" in settings.invariants:
-                violations += memory(found, facts, limit)
+                violations += memory(found, facts, limit) or advised(subject, facts, found, baseline, settings, session)
     if "donation" in settings.invariants:
         nans = bool(jax.config.jax_debug_nans)
         call = Returned(
@@ -236,6 +237,19 @@ def judge(
         )
         violations += donation(found, originals.shared, originals.views, call, nans)
     return violations, limit
+
+
+def advised(
+    subject: Subject, facts: Profile, found: Observation, baseline: Memory, settings: Settings, session: Session
+) -> tuple[Violation, ...]:
+    """The advice on the un-nested call, which a nesting that is measured by it breaks where the settings say so."""
+    if baseline_for(found.nesting) != BASELINE:
+        return ()
+    pieces = session.learn_of_un_nested(subject, facts, baseline).advice
+    if settings.memory_advice == "note" or not pieces:
+        return ()
+    rows = [("advice", piece.text) for piece in pieces]
+    return (Violation("memory", "the un-nested call spends memory that it need not", tuple(rows)),)
 
 
 def donates(found: Observation, settings: Settings) -> bool:

@@ -41,6 +41,14 @@ def evidence(
     )
 
 
+def un_nested_evidence(memory: Memory) -> Evidence:
+    """Where the bytes of an un-nested program are."""
+    every = buffers(memory)
+    return Evidence(
+        split=split(memory), un_nested=split(memory), buffers=every[:SHOWN], places=places(every, every)[:PLACES]
+    )
+
+
 def reusable(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
     """Inputs of a jit that were not donated, and whose type an output of the call has."""
     donated = {move.before.path for move in found.moves}

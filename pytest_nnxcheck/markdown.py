@@ -38,6 +38,12 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
     if good:
         label = f"{len(good)} test{'s' * (len(good) != 1)} passed or skipped"
         left += len(good) - space.fill(_open(label) + _PASSED, map(_passing_row, good), "\n</details>\n")
+    if measured := [found for found in tests if found["test"]["un_nested_peak"]]:
+        pieces = sum(len(found["test"]["advice"]) for found in measured)
+        advice = f", and advice on {pieces} of them" if pieces else ""
+        space.fill(
+            _open(f"Where the bytes of the un-nested calls are{advice}"), map(_memory, measured), "\n</details>\n"
+        )
     if left:
         space.take(
             f"\n{left} more tests do not fit in here, or not with their messages: see the .html or .json report.\n",
@@ -114,6 +120,12 @@ def _passing_row(found: Records) -> str:
     tried = f"{len(found['nestings'])}: {counts(test['counts'])}{left}" if found["nestings"] else test["outcome"]
     peak, budget = (_bytes(worst["peak"]), _bytes(worst["budget"])) if worst else ("-", "-")
     return f"| {name} | {text(tried)} | {peak} | {budget} |\n"
+
+
+def _memory(found: Records) -> str:
+    test = found["test"]
+    rows = [*test["un_nested_peak"], *(("advice", piece) for piece in test["advice"])]
+    return f"{code(test['nodeid'])}\n\n" + fenced("\n".join(f"{label:<10}{told}" for label, told in rows)) + "\n"
 
 
 def _open(label: str) -> str:

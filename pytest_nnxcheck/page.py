@@ -237,13 +237,22 @@ def _article(number: int, found: Records) -> str:
         if nestings
         else ""
     )
-    noted = "".join(f"<li>{esc(note)}</li>" for note in test["notes"])
+    told = [*test["notes"], *(f"advice: {piece}" for piece in test["advice"])]
+    noted = "".join(f"<li>{esc(note)}</li>" for note in told)
     notes = f'<ul class="notes">{noted}</ul>' if noted else ""
     return (
         f'<article class="{_state(test)}" id="t{number}"><h3>{_badge(test)} {_name(test)}</h3>'
         f'<p class="summary">{esc(" · ".join(_facts(found)))}</p>'
-        f"{_worst(found, scale)}{_failure(found)}{notes}{listed}</article>"
+        f"{_worst(found, scale)}{_failure(found)}{notes}{_un_nested(test['un_nested_peak'])}{listed}</article>"
     )
+
+
+def _un_nested(rows: list[list[str]]) -> str:
+    """Where the bytes of the call are that runs in no nesting."""
+    if not rows:
+        return ""
+    listed = "".join(f"<tr><th>{esc(label)}</th><td>{esc(told)}</td></tr>" for label, told in rows)
+    return f'<details><summary>Where the bytes of the un-nested call are</summary><table class="rows">{listed}</table></details>'
 
 
 def _facts(found: Records) -> Iterator[str]:

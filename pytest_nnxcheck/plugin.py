@@ -425,7 +425,12 @@ def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:
     text = f"{nodeid}  {report.summary_of(found)}"
     if (known := found.get("nnx_expected_failures")) and config.get_verbosity() > 0:
         text += f"\n    expected to fail: {known}"
-    if notes := found.get("nnx_notes"):
+    notes = [
+        (found.get("nnx_notes"), "what was left out", ""),
+        (found.get("nnx_advice"), "advice on memory", "advice: "),
+    ]
+    told = [(lines, what, label) for lines, what, label in notes if lines]
+    if told and config.get_verbosity() > 0:
         width = config.get_terminal_writer().fullwidth
-        text += report.wrapped(notes, width) if config.get_verbosity() > 0 else "; see -v for what was left out"
-    return text
+        return text + "".join(report.wrapped(lines, width, label) for lines, _, label in told)
+    return text + (f"; see -v for {' and '.join(what for _, what, _ in told)}" if told else "")

@@ -22,6 +22,7 @@ from pytest_nnxcheck.graft import statics
 from pytest_nnxcheck.signatures import in_users_words
 from pytest_nnxcheck.subject import Path, Subject
 from pytest_nnxcheck.walk import holds_beside, walk
+from pytest_nnxcheck.waste import NOTHING, Waste, waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Profile:
     A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
-    asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back.
+    asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
+    ``waste`` is what its own structure spends memory on.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -64,6 +66,7 @@ class Profile:
     restored: frozenset[Path] = frozenset()
     restored_bytes: int = 0
     widened: tuple[tuple[int, str], ...] = ()
+    waste: Waste = NOTHING
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -136,6 +139,7 @@ def profile(subject: Subject) -> Profile:
             if path in parameters
         ),
         promoted=promoted(jaxpr, len(out), before, after),
+        waste=waste(jaxpr),
         widened=tuple(widened(jaxpr, out, subject.inputs)),
         calls_back=dataflow.calls_back(closed),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),

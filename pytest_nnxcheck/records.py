@@ -54,6 +54,8 @@ class OfTest(TypedDict):
     settings: dict[str, str]
     options: str
     notes: list[str]
+    advice: list[str]
+    un_nested_peak: list[list[str]]
     seconds: float
 
 
@@ -112,6 +114,8 @@ def of_report(found: Report, folder: Path | None = None) -> Records:
         "settings": {name: _shown(getattr(found.settings, name)) for name in OPTIONS},
         "options": plain(found.options),
         "notes": plain(found.notes),
+        "advice": plain(found.advice),
+        "un_nested_peak": plain(found.un_nested),
         "seconds": sum(outcome.seconds for outcome in found.outcomes),
     }
     return {"test": test, "nestings": [_of_outcome(found, outcome, folder) for outcome in found.outcomes]}
@@ -134,6 +138,8 @@ def empty_test(nodeid: str) -> OfTest:
         "settings": {},
         "options": "",
         "notes": [],
+        "advice": [],
+        "un_nested_peak": [],
         "seconds": 0.0,
     }
 

@@ -44,6 +44,7 @@ class Report:
 
     ``notes`` says what was left out and why, ``not_run`` is how many nestings were left when what broke was known; ``test_id`` and
     ``options`` are pytest's, for the replay line;
+    ``advice`` is what the un-nested call need not spend memory on, ``un_nested`` the rows that say where its bytes are;
     ``str(report)`` is the text of a failure, or one line if all is well.
     """
 
@@ -54,6 +55,8 @@ class Report:
     options: str = ""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
     not_run: int = 0
+    advice: tuple[str, ...] = ()
+    un_nested: tuple[Row, ...] = ()
 
     def program(self, outcome: Outcome | None = None) -> str:
         """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
@@ -351,10 +354,12 @@ def format_bytes(size: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def wrapped(notes: str, width: int) -> str:
+def wrapped(notes: str, width: int, label: str = "") -> str:
     """Notes, one a line, below the line of their test: as wide as the terminal."""
     fill = functools.partial(textwrap.fill, width=max(width, 40), break_long_words=False, break_on_hyphens=False)
-    return "".join("\n" + fill(note, initial_indent="    ", subsequent_indent="      ") for note in notes.splitlines())
+    return "".join(
+        "\n" + fill(label + note, initial_indent="    ", subsequent_indent="      ") for note in notes.splitlines()
+    )
 
 
 def properties(report: Report) -> list[tuple[str, str | int]]:
@@ -376,6 +381,7 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):
         pairs.append(("nnx_modes", ", ".join(f"{mode} {verdict}" for mode, verdict in report.modes.items())))
+    pairs += [("nnx_advice", "\n".join(report.advice))] if report.advice else []
     return pairs + ([("nnx_notes", "\n".join(report.notes))] if report.notes else [])
 
 

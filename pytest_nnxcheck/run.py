@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import hypothesis
 
-from pytest_nnxcheck import compat, expected, modes, neighbours, report, strategies, sweep, uncomputed
+from pytest_nnxcheck import compat, expected, modes, neighbours, report, story, strategies, sweep, uncomputed
 from pytest_nnxcheck.active import RUNNING, Active, engine
 from pytest_nnxcheck.collector import held_back
 from pytest_nnxcheck.failures import one_line, passes_through, plainest
@@ -90,7 +90,18 @@ class Run:
         outcomes = tuple(self.outcomes.values())
         notes = (*self.notes, *self.session.notes, *report.refused(self.refusals), *report.left_out(outcomes))
         texts = {} if self.programs is None else self.programs.texts
-        return report.Report(outcomes, self.settings, notes, test_id, options, texts, self.not_run)
+        calls = list(self.session.un_nested.values())
+        return report.Report(
+            outcomes,
+            self.settings,
+            notes,
+            test_id,
+            options,
+            texts,
+            self.not_run,
+            advice=tuple(dict.fromkeys(piece.text for call in calls for piece in call.advice)),
+            un_nested=tuple(row for call in calls for row in story.of_un_nested(call.name, call.evidence)),
+        )
 
     def forget(self) -> None:
         """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pytest_nnxcheck import compat, gradient
+from pytest_nnxcheck.advice import Advice, Sizes, advice
 from pytest_nnxcheck.buffers import Memory
-from pytest_nnxcheck.evidence import Growth, Split
-from pytest_nnxcheck.findings import growth, split
+from pytest_nnxcheck.evidence import Evidence, Growth, Split
+from pytest_nnxcheck.findings import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.misfits import Misfit, unfit
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import measure, observe
@@ -35,6 +36,15 @@ class Announced(Protocol):
         """The outcome of a nesting with its program, which now tells what broke."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnNested:
+    """What is known of the un-nested program of one call, by the name of its subject."""
+
+    name: str
+    evidence: Evidence
+    advice: tuple[Advice, ...]
+
+
 @dataclass(slots=True)
 class Session:
     """What the nestings of one test have in common: profiles of its calls, and the places that a call may change.
@@ -51,6 +61,7 @@ class Session:
     looked_up: set[str] = field(default_factory=set)
     gradients: dict[Any, str] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
+    un_nested: dict[Any, UnNested] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
     places: list[Places] = field(default_factory=list)
     references: References = field(default_factory=References)
@@ -109,6 +120,18 @@ class Session:
             facts = self.profile_of(subject)
             self.baselines[key] = observe(subject, facts, baseline, donate, self.shared_programs).memory
         return self.baselines[key]
+
+    def learn_of_un_nested(self, subject: Subject, facts: Profile, memory: Memory) -> UnNested:
+        """Where the bytes of the un-nested program are, and advice on them, found once for a call."""
+        key = signature(subject)
+        if key not in self.un_nested:
+            known = un_nested_evidence(memory)
+            sizes = Sizes(facts.state_bytes, facts.input_bytes, facts.output_bytes)
+            # Not the program's own names, which are in the order of its parameters.
+            names = [*map(subject.path, facts.state_paths), *subject.input_names]
+            pieces = advice(memory.peak, buffers(memory), facts.waste, names, sizes)
+            self.un_nested[key] = UnNested(subject.name, known, pieces)
+        return self.un_nested[key]
 
     def growth_of(self, subject: Subject, donate: str, nesting: Nesting, known: Split | None) -> Growth | None:
         """What each further step of the nesting's loop adds to the peak; `None` without one loop, or where it cannot be measured."""

@@ -280,6 +280,13 @@ class Settings:
         " without one, the default rule",
         "text",
     )
+    memory_advice: str = _option(
+        "note",
+        _choice("memory_advice", ("note", "fail")),
+        "WHAT",
+        "advice on what the un-nested call spends memory on: note (shown with -v and in reports) or fail",
+        "text",
+    )
     donate: str = _option(
         "state",
         _donated,

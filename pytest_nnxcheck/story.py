@@ -33,6 +33,12 @@ def rows(known: Evidence) -> tuple[Row, ...]:
     return (*beside(known), *where(known), *captured(known), *growth(known))
 
 
+def of_un_nested(name: str, known: Evidence) -> tuple[Row, ...]:
+    """Where the bytes of a call are that runs in no nesting but a jit: its peak, and the lines that hold most of it."""
+    peak = known.split.peak if known.split else 0
+    return (("un-nested", f"{name}: peak {format_bytes(peak)}"), *where(known))
+
+
 def beside(known: Evidence) -> Iterator[Row]:
     """The peak of the un-nested program, and what the nesting adds to it."""
     if known.split is None or known.un_nested is None:

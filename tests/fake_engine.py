@@ -52,6 +52,7 @@ class Session:
         self.notes: list[str] = []
         self.begun = self.ended = 0
         self.programs = None
+        self.un_nested: dict = {}
         self.values = Values()
 
     def begin_example(self) -> None:
