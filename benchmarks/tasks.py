@@ -100,10 +100,12 @@ def import_all() -> Path:
 
     import pytest_nnxcheck
 
-    del hypothesis, numpy, pytest
+    del numpy, pytest
     for module in pkgutil.walk_packages(pytest_nnxcheck.__path__, f"{pytest_nnxcheck.__name__}."):
         importlib.import_module(module.name)
     jax.block_until_ready(jax.numpy.ones(3))
+    # In its first test of a process hypothesis looks through all objects for generators of random numbers.
+    hypothesis.given(hypothesis.strategies.none())(lambda _: None)()
     return Path(pytest_nnxcheck.__file__).parents[1]
 
 

@@ -308,7 +308,11 @@ class Twin(nnx.Module):
 
 @pytest.mark.parametrize(
     "nesting",
-    [f"jit > {layer}" for layer in FURTHER_SINGLES if not Layer.parse(layer).captures]
+    [
+        pytest.param(f"jit > {layer}", marks=[pytest.mark.full] if "[" in layer or "iterate" in layer else [])
+        for layer in FURTHER_SINGLES
+        if not Layer.parse(layer).captures
+    ]
     + ["jit > grad > scan", "jit > scan > grad", "jit > grad > fori_loop", "jit > vmap > grad[functional]"]
     + ["jit > grad > cond", "jit > grad > remat", "jit[functional] > grad[functional] > fori_loop > scan[functional]"],
 )

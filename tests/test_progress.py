@@ -24,7 +24,7 @@ SLOW = """
 import time
 @marked(max_examples=4)
 def test_slow(nnx_wrap):
-    time.sleep(0.02)
+    time.sleep(0.05)
     print("hello from the test")
     nnx_wrap(Model())(1)
 
