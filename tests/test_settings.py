@@ -238,7 +238,7 @@ def test_expected_failures_add_up_and_the_later_source_wins():
 
 def test_defaults():
     first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3
-    much = "default", 3, "chains", "on", "off", None, "state", "report"
+    much = "default", 3, "chains", "on", "off", None, "note", "state", "report"
     assert (
         Settings(*first, *much, devices=None, on_too_few_devices="skip", expected_failures=(), nesting=None) == DEFAULTS
     )
