@@ -22,6 +22,14 @@ ROWS = [
     nox.param("3.11", ("jax", "flax"), id="newest-3.11"),
     nox.param("3.13", ("jax", "flax"), id="newest-3.13"),
 ]
+# The versions of docs/published.md; what the others are not installed for is skipped.
+PUBLISHED = [
+    nox.param("3.13", ("google-tunix==0.1.7",), id="tunix"),
+    nox.param("3.13", ("mamba2-jax==1.1.2", "mamba3-jax==1.0.1"), id="mamba"),
+    nox.param("3.13", ("nnx-ppo==0.3.0", "canvit-nnx==0.2.0", "jraphx==0.1.0"), id="others"),
+    nox.param("3.12", ("opifex==0.2.10", "avitai-artifex==0.1.15"), id="findings"),
+    nox.param("3.11", ("dantinox==0.4.14",), id="dantinox"),
+]
 # What no version of jax or flax touches, and what is made of whole processes: the oldest and the newest row run it.
 OF_ENDS = (
     "baseline baseline_run benchmarks chains devices docs examples expected footprint github large_models markdown neighbours nesting outlets page"
@@ -100,10 +108,11 @@ def page(session: nox.Session) -> None:
     session.run("pytest", "tests/test_page_browser.py", *session.posargs, env={"NNXCHECK_BROWSER": "required"})
 
 
-@nox.session(python=NEWEST)
-def published(session: nox.Session) -> None:
-    """A package from PyPI that is not ours, on the newest versions that it allows: see docs/published.md."""
-    session.install(".[test]", "google-tunix==0.1.7")  # the version of docs/published.md
+@nox.session
+@nox.parametrize(("python", "packages"), PUBLISHED)
+def published(session: nox.Session, packages: tuple[str, ...]) -> None:
+    """Packages from PyPI that are not ours, on the newest versions that they allow: see docs/published.md."""
+    session.install(".[test]", *packages)
     # Its own warnings are not ours to judge.
     session.run("pytest", "-n", "2", "-W", "ignore", "examples/published", *session.posargs)
 

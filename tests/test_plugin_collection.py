@@ -139,6 +139,7 @@ VALUES = {  # setting: (marker, command line, ini, how each reads)
     "sweep": ("'pairs'", "singles", "probes", ["'pairs'", "'singles'", "'probes'"]),
     "shortcuts": ("False", "on", "off", ["'off'", "'on'", "'off'"]),
     "memory_budget": ("'2x'", "1KiB", "3x", ["factor=2.0", "bytes=1024", "factor=3.0"]),
+    "memory_advice": ("'fail'", "note", "fail", ["'fail'", "'note'", "'fail'"]),
     "donate": ("'state'", "all", "none", ["'state'", "'all'", "'none'"]),
     "on_rejection": ("'report'", "fail", "report", ["'report'", "'fail'", "'report'"]),
     "on_too_few_devices": ("'skip'", "fail", "skip", ["'skip'", "'fail'", "'skip'"]),
