@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 
-from pytest_nnxcheck import compat, hints
+from pytest_nnxcheck import compat, dataflow, hints
 from pytest_nnxcheck.drops import LAX, Drop, transparent
 from pytest_nnxcheck.explain import first_line
-from pytest_nnxcheck.facts import Effect, read, structure
+from pytest_nnxcheck.facts import Effect, read, structure, type_of
 from pytest_nnxcheck.invariants.parity import (
     Difference,
     compare,
@@ -21,12 +24,13 @@ from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.profile import describe
 from pytest_nnxcheck.program import primal
-from pytest_nnxcheck.reference import evaluate, meaning_of, names_of
+from pytest_nnxcheck.reference import Meaning, evaluate, meaning_of, names_of
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.verdicts import Violation
 
 Judged = tuple[tuple[Violation, ...], tuple[str, ...]]
 """Violations and notes."""
+Differences = tuple[Difference, ...]
 THREEFRY = "threefry2x32"
 BROADCASTING = ("scan", "vmap")
 ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
@@ -50,11 +54,54 @@ def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judge
     notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
     if any(each.rounding for each in different):
-        nudged = evaluate(subject, meaning, nudged=True)
-        if nudged.error is None:
-            different = differences(wanted, got, before, nudged, drawn=bool(drawn))
+        told, different = different, beyond_rounding(subject, meaning, wanted, got, different, drawn=bool(drawn))
+        notes += decided_by_rounding(told, different)
     notes += scalars(got.after, before)
     return ((violation(different, advice(different, nesting)),) if different else ()), notes
+
+
+def beyond_rounding(
+    subject: Subject,
+    meaning: Meaning,
+    wanted: Effect,
+    got: Effect,
+    different: Differences,
+    *,
+    drawn: bool = False,
+    inside: bool = False,
+) -> Differences:
+    """The differences that a start which is a few roundings away does not explain: of the values' own types first, then of the lowest precision inside."""
+    before = read(subject, subject.state)
+    for precision in (0.0, *lower_precision(subject)):
+        nudged = evaluate(subject, meaning, nudged=True, precision=precision)
+        if nudged.error is None:
+            different = differences(wanted, got, before, nudged, drawn=drawn, inside=inside)
+        if not any(each.rounding for each in different):
+            break
+    return different
+
+
+def lower_precision(subject: Subject) -> Iterator[float]:
+    """The distance between one and the next number of the lowest precision that the call computes in, if that is lower than float32; traced once more."""
+    graphdef, leaves = compat.split(subject.state)
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        return subject.program(module, *inputs), compat.state(module)
+
+    lowest = dataflow.lowest_precision(jax.make_jaxpr(pure)(leaves, *subject.inputs))
+    if lowest > float(jnp.finfo(jnp.float32).eps):  # type: ignore[no-untyped-call]
+        yield lowest
+
+
+def decided_by_rounding(told: Differences, left: Differences) -> tuple[str, ...]:
+    """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
+    paths = {each.path for each in left}
+    decided = dict.fromkeys(each.path for each in told if each.path not in paths)
+    if not decided:
+        return ()
+    names = f"{', '.join(list(decided)[:3])}{', ...' * (len(decided) > 3)}"
+    return (f"rounding decides {names}: inputs a few roundings away move the un-nested result as far",)
 
 
 def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
@@ -88,7 +135,7 @@ def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
     """Advice that is true: an attribute belongs into a Variable; a layer that broadcasts the state drops its updates."""
     first = different[0]
     if first.kind == "attribute" and first.label in ("dropped", "attribute"):
-        return hints.hint("attribute dropped", path=first.path)
+        return hints.attribute(first.type, first.path)
     loops = any(layer.transform in BROADCASTING for layer in nesting.layers)
     if first.label == "dropped" and loops:
         return f"a layer that broadcasts the state (None) drops its updates, {hints.broadcast(first.kind)}"
@@ -108,12 +155,14 @@ def agrees_inside(subject: Subject, found: Observation) -> Judged:
     before = read(subject, subject.state)
     got = effect_of(subject, found, wanted.names)
     different = differences(wanted, got, before, inside=True)
+    notes = scalars(got.after, before)
     if any(each.rounding for each in different):
-        different = differences(wanted, got, before, evaluate(subject, (), nudged=True), inside=True)
+        told, different = different, beyond_rounding(subject, (), wanted, got, different, inside=True)
+        notes += decided_by_rounding(told, different)
     different = tuple(each for each in different if not returned(each, wanted, got))
     if drops:
-        return (dropped_inside(drops),), ()
-    return ((violation(different, advice_inside(different)),) if different else ()), ()
+        return (dropped_inside(drops),), notes
+    return ((violation(different, advice_inside(different)),) if different else ()), notes
 
 
 def returned(difference: Difference, wanted: Effect, got: Effect) -> bool:
@@ -134,7 +183,7 @@ def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
     first = drops[0]
     attribute = first.new.kind == "attribute"
     if attribute:
-        reason, hint = "which carries no Python attribute out", hints.hint("attribute dropped", path=first.path)
+        reason, hint = "which carries no Python attribute out", hints.attribute(type_of(first.new.value), first.path)
     elif first.library == "flax":
         reason, hint = "which broadcasts it (in_axes None)", hints.broadcast(first.new.kind)
     else:

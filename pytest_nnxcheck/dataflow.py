@@ -213,6 +213,20 @@ def remat_in_scan(closed: Any) -> bool:
     )
 
 
+def lowest_precision(closed: Any) -> float:
+    """The largest distance between one and the next number among the floating types of a program; 0 without any."""
+    import jax.numpy as jnp
+
+    kinds = {
+        var.aval.dtype
+        for jaxpr in all_jaxprs(closed)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
+        for var in eqn.outvars
+        if hasattr(var.aval, "dtype") and jnp.issubdtype(var.aval.dtype, jnp.floating)
+    }
+    return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)  # type: ignore[no-untyped-call]
+
+
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
     found = {id(const): const for jaxpr in all_jaxprs(closed) for const in getattr(jaxpr, "consts", ()) or ()}

@@ -124,6 +124,12 @@ def frozen(value: Any) -> Any:
     return (OTHER, type(value).__name__)
 
 
+def type_of(value: Any) -> str:
+    """The name of the type of a frozen value; empty for what is none of Python's own."""
+    kind = value[0] if isinstance(value, tuple) else OTHER
+    return "" if kind == OTHER else str(kind)
+
+
 def show(value: Any) -> str:
     """A frozen value in a message."""
     kind, *parts = value

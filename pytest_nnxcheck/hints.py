@@ -39,6 +39,8 @@ TABLE = {
     "not returned": "return the new value of every donated array",
     "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most"
     " transforms drop",
+    "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
+    " Python bool, which loops change once and most transforms drop",
     "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), or nnx.Carry for the whole module",
     "jax transform": "use nnx.{transform}, which hands the updates of a module back",
     "jax transform, jit": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)",
@@ -80,6 +82,12 @@ def hand_on(layer: Layer) -> str:
         return hint(f"captured by {name}")
     known = name in (*TRANSFORMS, *FURTHER)
     return hint("captured" if known else "captured by registered", transform=name)
+
+
+def attribute(type_: str, path: str) -> str:
+    """Advice for a Python attribute that did not come back, by the type of its value; empty where no cure was tried."""
+    cause = {"int": "attribute dropped", "float": "attribute dropped", "bool": "flag dropped"}.get(type_)
+    return hint(cause, path=path) if cause else ""
 
 
 def captured_by(name: str) -> str:

@@ -106,11 +106,14 @@ def meaning_of(nesting: Nesting) -> Meaning:
     return tuple(layer.transform for layer in nesting.layers if layer.transform in MEANINGS)
 
 
-def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False) -> Effect:
-    """Make the calls on a copy, and put back whatever else they touched."""
+def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False, precision: float = 0.0) -> Effect:
+    """Make the calls on a copy, and put back whatever else they touched; ``nudged`` from a start that is a few roundings away.
+
+    ``precision`` is the distance between one and the next number of the lowest precision that the program computes in.
+    """
     state, inputs = subject.fresh(), subject.inputs
     if nudged:
-        state, inputs = nudge(state), tuple(map(nudge_leaf, inputs))
+        state, inputs = nudge(state, precision), tuple(nudge_leaf(leaf, precision) for leaf in inputs)
     program = composed(subject, meaning)
 
     def whole(state: Any, *inputs: Any) -> Any:
@@ -175,19 +178,19 @@ def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
 # --- a reference that starts a few roundings away: what it changes, no other order of the same operations can keep
 
 
-def nudge(state: Any) -> Any:
+def nudge(state: Any, precision: float = 0.0) -> Any:
     graphdef, leaves = compat.split(state)
-    return nnx.merge(graphdef, jax.tree.map(nudge_leaf, leaves))
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: nudge_leaf(leaf, precision), leaves))
 
 
-def nudge_leaf(leaf: Any) -> Any:
-    """The array, each element a few units of the last place away, always by the same amount."""
+def nudge_leaf(leaf: Any, precision: float = 0.0) -> Any:
+    """The array, each element a few units of the last place away, always by the same amount, or by ``precision`` where that is more."""
     if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)):
         return leaf
     steps = np.random.default_rng(leaf.size).choice([-1.0, 1.0], leaf.shape)
     # Half precision is moved by one unit: four of bfloat16 are three per cent.
     units = NUDGE if leaf.dtype.itemsize >= 4 else 1
-    factor = 1 + units * float(jnp.finfo(leaf.dtype).eps) * steps  # type: ignore[no-untyped-call]
+    factor = 1 + max(units * float(jnp.finfo(leaf.dtype).eps), precision) * steps  # type: ignore[no-untyped-call]
     return (jnp.asarray(leaf) * jnp.asarray(factor, leaf.dtype)).astype(leaf.dtype)
 
 

@@ -55,6 +55,11 @@ class Trace:
     treedef: Any = None
     dead: bool = False
 
+    @property
+    def hoisted(self) -> bool:
+        """Whether the program has parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs."""
+        return len(compat.open_jaxpr(self.staged.jaxpr).invars) > len(self.arguments)
+
 
 def observe(
     subject: Subject,
@@ -77,7 +82,7 @@ def observe(
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     # What the call puts into an object of the user's would hold a value, had it been run.
-    if trace.staged is None or spoiled or trace.dead or guards.reports or guards.mutated:
+    if trace.staged is None or trace.hoisted or spoiled or trace.dead or guards.reports or guards.mutated:
         return None
     try:
         results = compute(trace, programs) if values.needed else hand_out(trace, values)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import reports
 import test_parity
+import test_parity_values
 import test_sharded
 import test_training
 import test_writes
@@ -441,6 +442,7 @@ ELSEWHERE = {
     "broadcast": test_parity.test_with_what_the_hint_says_the_call_holds,
     "pinned": test_writes.test_one_that_a_transform_handed_out_is_as_good_as_new,
     "attribute dropped": test_parity.test_a_count_in_a_variable_holds,
+    "flag dropped": test_parity_values.test_with_what_the_hint_says_it_holds,
 }
 """What is followed where the twins are anyway."""
 

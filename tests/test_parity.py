@@ -70,7 +70,7 @@ def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them
     assert broken(found) == ["parity"]
     assert "model.mean kept its old value: the update was dropped" in text(found)
     assert "dropped model.mean   BatchStat float32[8]   largest difference 0." in text(found)
-    assert "allowed), 8 of 8 elements" in text(found)
+    assert " allowed): 0.014564 expected, 0 after, 8 of 8 elements" in text(found)
     assert "a layer that broadcasts the state (None) drops its updates" in text(found)
     assert "in_axes=(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None}), 0)" in text(found)
     assert parity(HEALTHY["batch_norm_eval"]().subject, X, nesting="jit > scan").outcome.verdict == "held"
@@ -144,7 +144,9 @@ def test_an_output_that_differs_is_named_with_its_place_in_what_the_call_returns
     found = parity(lambda model, x: {"y": [model(x)]}, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), X, nesting="jit")
     assert "output['y'][0] differs from that of the un-nested call" in text(found)
     assert "float32[3,8]   largest difference 1 (" in text(found)
-    assert "1 of 24 elements" in text(found)
+    assert " allowed): " in text(found)
+    assert " expected, " in text(found)
+    assert " after, 1 of 24 elements" in text(found)
 
 
 def test_the_second_step_of_a_scan_counts_too(monkeypatch):

@@ -1,4 +1,4 @@
-"""Parity of plain values: arrays of NumPy wherever they are kept, and Python scalars in place of arrays."""
+"""Parity of plain values: arrays of NumPy wherever they are kept, Python scalars, flags; and of values that rounding decides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
+from wild_training import apply_gradients, optimizer_of
+
+from pytest_nnxcheck import compat, hints, transforms
 
 X = numbers((3, 4))
 KEPT = {
@@ -93,3 +96,107 @@ def test_one_of_another_value_is_none():
             return x * 2
 
     assert broken(call(Wrong(), X, nesting="remat", invariants="parity")) == ["parity"]
+
+
+# --- what rounding decides
+
+
+class Mixed(nnx.Module):
+    """Computes in bfloat16 with parameters in float32. The norm takes the bias of the layer before it away: its gradient is rounding."""
+
+    def __init__(self):
+        self.first = nnx.Linear(8, 16, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        self.norm = nnx.LayerNorm(16, dtype=jnp.bfloat16, rngs=nnx.Rngs(1))
+        self.last = nnx.Linear(16, 1, dtype=jnp.bfloat16, rngs=nnx.Rngs(2))
+        self.steps = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x):
+        h = self.first(x)
+        return self.last(nnx.gelu(self.norm(h - h.mean(0))))
+
+
+def step(model, optimizer, x):
+    def loss_of(model):
+        return jnp.square(model(x).astype(jnp.float32) - 1).mean()
+
+    loss, gradients = nnx.value_and_grad(loss_of)(model)
+    apply_gradients(optimizer, model, gradients)
+    assign(model.steps, model.steps[...] + 1)
+    return loss
+
+
+def mixed_step():
+    return *optimizer_of(Mixed()), numbers((6, 8))
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > remat"])
+def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(nesting):
+    found = call(step, *mixed_step(), nesting=nesting, invariants="parity")
+    assert found.outcome.verdict == "held", text(found)
+    (note,) = found.outcome.notes
+    assert note.startswith("rounding decides model.first.bias")
+    assert note.endswith(": inputs a few roundings away move the un-nested result as far")
+
+
+def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
+    right = transforms.jit_functional
+
+    def drops(f, plan):
+        def layer(state, *inputs):
+            before = [variable for path, variable in compat.variables(state) if path[-1] == "steps"]
+            values = [compat.variable_value(variable) for variable in before]
+            out = right(f, plan)(state, *inputs)
+            for variable, value in zip(before, values, strict=True):
+                compat.set_variable_value(variable, value)
+            return out
+
+        return layer
+
+    monkeypatch.setattr(transforms, "jit_functional", drops)
+    found = call(step, *mixed_step(), nesting="jit[functional]", invariants="parity", donate="none")
+    assert "model.steps kept its old value: the update was dropped" in text(found)
+    assert "largest difference 1 (" in text(found)
+    assert "): 1 expected, 0 after, 1 of 1 elements" in text(found)
+    assert "first.bias" not in "".join(row for _, row in found.outcome.violations[0].details)
+
+
+# --- attributes: a hint where its cure was tried
+
+
+class Starts(nnx.Module):
+    """Doubles its first output: by a flag in a Variable, or in a plain attribute."""
+
+    def __init__(self, *, plain):
+        self.plain, self.started, self.name = plain, False, "new"
+        self.flag = nnx.BatchStat(jnp.array(False))
+
+    def __call__(self, x):
+        if self.plain:
+            y = x if self.started else x * 2
+            self.started = True
+            return y
+        y = jnp.where(self.flag[...], x, x * 2)
+        assign(self.flag, jnp.array(True))
+        return y
+
+
+def test_a_flag_that_a_layer_drops_is_told_with_what_chooses_in_its_place():
+    found = call(Starts(plain=True), X, nesting="jit[functional]", invariants="parity")
+    assert "model.started: True expected, False after" in text(found)
+    assert hints.hint("flag dropped", path="model.started") in text(found)
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "scan", "while_loop"])
+def test_with_what_the_hint_says_it_holds(nesting):
+    found = call(Starts(plain=False), X, nesting=nesting, invariants="parity")
+    assert found.outcome.verdict == "held", text(found)
+
+
+def test_for_other_values_no_cure_was_tried_and_none_is_told():
+    def renames(model, x):
+        model.name = "used"
+        return x
+
+    found = call(renames, Starts(plain=True), X, nesting="jit[functional]", invariants="parity")
+    assert "model.name: 'used' expected, 'new' after" in text(found)
+    assert found.outcome.violations[0].hint == ""

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, Leaf, show
+from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
 from pytest_nnxcheck.profile import describe
 from pytest_nnxcheck.verdicts import Violation
 
@@ -32,13 +32,17 @@ NOISE = 10
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One leaf or attribute that is not as it should be; ``rounding`` says that only floats differ, by a finite amount."""
+    """One leaf or attribute that is not as it should be; ``rounding`` says that only floats differ, by a finite amount.
+
+    ``type`` is that of the Python value of an attribute.
+    """
 
     path: str
     label: str
     text: str
     kind: str = ""
     rounding: bool = False
+    type: str = ""
 
 
 def differences(
@@ -87,7 +91,8 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[Differen
             continue
         texts = [show(value) if value is not None else "missing" for value in (want, have)]
         label = "dropped" if have == old else "attribute"
-        yield Difference(path, label, f"{texts[0]} expected, {texts[1]} after", "attribute")
+        text = f"{texts[0]} expected, {texts[1]} after"
+        yield Difference(path, label, text, "attribute", type=type_of(have if want is None else want))
 
 
 def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None, *, inside: bool) -> Iterator[Difference]:
@@ -140,7 +145,9 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kin
     wrong = int(np.count_nonzero(~(off <= allowed)))
     if not wrong:
         return None
-    text = f"{heading}   largest difference {np.max(off):.3g} ({allowed:.2g} allowed), {wrong} of {a.size} elements"
+    worst = np.unravel_index(int(np.argmax(off)), off.shape)
+    values = f"{a[worst]:.5g} expected, {b[worst]:.5g} after"
+    text = f"{heading}   largest difference {off[worst]:.3g} ({allowed:.2g} allowed): {values}, {wrong} of {a.size} elements"
     finite = bool(np.all(np.isfinite(off)))
     return Difference(path, label_of(b, old), text, kind, rounding=finite)
 
