@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_nnxcheck.evidence import Held
+from pytest_nnxcheck.evidence import FLOOR, Held
 from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.waste import Recast, Saved, Stack, Waste
-
-FLOOR = 64 * 1024
-"""Bytes that are never told, as for the memory rule."""
 
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
-from pytest_nnxcheck import compat, dataflow, hints
+from pytest_nnxcheck import compat, hints
 from pytest_nnxcheck.drops import LAX, Drop, transparent
 from pytest_nnxcheck.explain import first_line
 from pytest_nnxcheck.facts import Effect, read, structure, type_of
@@ -22,15 +19,18 @@ from pytest_nnxcheck.invariants.parity import (
 )
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import Observation
-from pytest_nnxcheck.profile import describe
+from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import primal
 from pytest_nnxcheck.reference import Meaning, evaluate, meaning_of, names_of
+from pytest_nnxcheck.report import some
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.verdicts import Violation
 
 Judged = tuple[tuple[Violation, ...], tuple[str, ...]]
 """Violations and notes."""
 Differences = tuple[Difference, ...]
+FLOAT32 = 2.0**-23
+"""The distance between one and the next number of float32, the lowest precision whose roundings the first nudge has."""
 THREEFRY = "threefry2x32"
 BROADCASTING = ("scan", "vmap")
 ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
@@ -41,7 +41,7 @@ TWINS = {
 """What to use instead of a transform of jax that got a module."""
 
 
-def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judged:
+def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect | None) -> Judged:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
     nesting = found.nesting
     if wanted is None:
@@ -54,7 +54,7 @@ def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judge
     notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
     if any(each.rounding for each in different):
-        told, different = different, beyond_rounding(subject, meaning, wanted, got, different, drawn=bool(drawn))
+        told, different = different, beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn))
         notes += decided_by_rounding(told, different)
     notes += scalars(got.after, before)
     return ((violation(different, advice(different, nesting)),) if different else ()), notes
@@ -62,6 +62,7 @@ def agrees(subject: Subject, found: Observation, wanted: Effect | None) -> Judge
 
 def beyond_rounding(
     subject: Subject,
+    facts: Profile,
     meaning: Meaning,
     wanted: Effect,
     got: Effect,
@@ -72,36 +73,22 @@ def beyond_rounding(
 ) -> Differences:
     """The differences that a start which is a few roundings away does not explain: of the values' own types first, then of the lowest precision inside."""
     before = read(subject, subject.state)
-    for precision in (0.0, *lower_precision(subject)):
+    for precision in (0.0, facts.precision):
         nudged = evaluate(subject, meaning, nudged=True, precision=precision)
         if nudged.error is None:
             different = differences(wanted, got, before, nudged, drawn=drawn, inside=inside)
-        if not any(each.rounding for each in different):
+        if not any(each.rounding for each in different) or facts.precision <= FLOAT32:
             break
     return different
-
-
-def lower_precision(subject: Subject) -> Iterator[float]:
-    """The distance between one and the next number of the lowest precision that the call computes in, if that is lower than float32; traced once more."""
-    graphdef, leaves = compat.split(subject.state)
-
-    def pure(leaves: Any, *inputs: Any) -> Any:
-        module = nnx.merge(graphdef, leaves)
-        return subject.program(module, *inputs), compat.state(module)
-
-    lowest = dataflow.lowest_precision(jax.make_jaxpr(pure)(leaves, *subject.inputs))
-    if lowest > float(jnp.finfo(jnp.float32).eps):  # type: ignore[no-untyped-call]
-        yield lowest
 
 
 def decided_by_rounding(told: Differences, left: Differences) -> tuple[str, ...]:
     """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
     paths = {each.path for each in left}
-    decided = dict.fromkeys(each.path for each in told if each.path not in paths)
+    decided = [each.path for each in told if each.path not in paths]
     if not decided:
         return ()
-    names = f"{', '.join(list(decided)[:3])}{', ...' * (len(decided) > 3)}"
-    return (f"rounding decides {names}: inputs a few roundings away move the un-nested result as far",)
+    return (f"rounding decides {some(decided)}: inputs a few roundings away move the un-nested result as far",)
 
 
 def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
@@ -145,7 +132,7 @@ def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
 # --- inside the call
 
 
-def agrees_inside(subject: Subject, found: Observation) -> Judged:
+def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judged:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
     if subject.abstract:
         return (), ABSTRACT
@@ -157,7 +144,7 @@ def agrees_inside(subject: Subject, found: Observation) -> Judged:
     different = differences(wanted, got, before, inside=True)
     notes = scalars(got.after, before)
     if any(each.rounding for each in different):
-        told, different = different, beyond_rounding(subject, (), wanted, got, different, inside=True)
+        told, different = different, beyond_rounding(subject, facts, (), wanted, got, different, inside=True)
         notes += decided_by_rounding(told, different)
     different = tuple(each for each in different if not returned(each, wanted, got))
     if drops:

@@ -101,7 +101,7 @@ def check_call(
         violations, limit = judge(bound_subject, facts, found, settings, session, originals)
     told: tuple[str, ...] = ()
     if parity and found.error is None and not (violations or found.leaks):
-        violations, told = agrees(bound_subject, found, wanted)
+        violations, told = agrees(bound_subject, facts, found, wanted)
     baseline = session.baseline_of(bound_subject, settings.donate, nesting) if limit else None
     known = evidence(bound_subject, facts, found, limit, baseline)
     if any(each.invariant == "memory" for each in violations):
@@ -112,11 +112,16 @@ def check_call(
 def observed(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
     if traced.tells(subject, facts, nesting, settings):
-        found = traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
+        found = traced_in(subject, facts, nesting, session)
         if found is not None:
             return found
     session.values.require(subject)
     return observe(subject, facts, nesting, settings.donate, session.shared_programs)
+
+
+def traced_in(subject: Subject, facts: Profile, nesting: Nesting, session: Session) -> Observation | None:
+    """The facts of a nesting, traced; `None` where it must be run."""
+    return traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
 
 
 def remapped(subject: Subject, found: Observation, settings: Settings, session: Session) -> tuple[Profile, Observation]:
@@ -138,7 +143,9 @@ def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violati
 
 def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session, originals: Originals) -> Call:
     """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
-    found = traced_un_nested(subject, nesting, settings, session)
+    facts = profile_if_traceable(subject, nesting, settings, session)
+    tells = facts is not UNKNOWN and not session.values.needed and traced.tells(subject, facts, nesting, settings)
+    found = traced_in(subject, facts, nesting, session) if tells else None
     session.announce(subject, UNKNOWN, nesting, settings)
     if found is None:
         session.values.require(subject)
@@ -151,7 +158,7 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
         violations = leaves_tracers(subject, found) if found.leaks else was_pinned(originals)
     told: tuple[str, ...] = ()
     if "parity" in settings.invariants and not found.leaks:
-        violations, told = agrees_inside(subject, found)
+        violations, told = agrees_inside(subject, facts, found)
     if not violations:
         write_back(subject, found)
     verdict = Outcome(
@@ -164,16 +171,13 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
     return Call(rebuild(found.output), verdict)
 
 
-def traced_un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Observation | None:
-    """The facts of the call, traced; `None` where it must be run. Its profile is asked for either way, for the nestings."""
+def profile_if_traceable(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Profile:
+    """The profile of the call, `UNKNOWN` where no trace takes it: with Python control flow on values, say, it may hold as it is."""
     session.announce(subject, None, replace(nesting, layers=(Layer("jit"),)), settings)
     try:
-        facts = session.profile_of(subject)
-    except Exception:  # noqa: BLE001 - Python control flow on values, say: the call may hold as it is, and the nestings will tell
-        return None
-    if session.values.needed or not traced.tells(subject, facts, nesting, settings):
-        return None
-    return traced.observe(subject, facts, nesting, session.values, session.shared_programs, session.places[-1])
+        return session.profile_of(subject)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything, and the nestings will tell
+        return UNKNOWN
 
 
 def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...]:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FLOOR = 64 * 1024
+"""Bytes that are never reported: below them a program has nothing to win."""
+
 SHOWN = 10
 """Buffers, and leaves, that are kept of each nesting: the largest."""
 

@@ -8,6 +8,7 @@ from pytest_nnxcheck.nesting import ITERATING, Layer
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.profile import Profile, describe
 from pytest_nnxcheck.program import maps_written
+from pytest_nnxcheck.report import some
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.verdicts import CheckError
 
@@ -24,9 +25,7 @@ def of_holding(subject: Subject, facts: Profile, found: Observation) -> tuple[st
         )
     if found.still:
         paths = [subject.path(path) for path in found.still]
-        texts.append(
-            f"{', '.join(paths[:3])}{', ...' * (len(paths) > 3)} did not move under {found.nesting}: the un-nested call changes it"
-        )
+        texts.append(f"{some(paths)} did not move under {found.nesting}: the un-nested call changes it")
     return (*texts, *notes(found))
 
 
@@ -40,7 +39,7 @@ def mapped(subject: Subject, facts: Profile, found: Observation) -> tuple[str, .
     if not maps_written(found.nesting) or isinstance(found.error, CheckError):
         return ()
     names = [*map(subject.path, sorted(facts.changed | facts.restored, key=str)), *subject.input_names]
-    return (f"{Layer('vmap')} maps {', '.join(names[:5])}{', ...' * (len(names) > 5)}, and broadcasts the rest",)
+    return (f"{Layer('vmap')} maps {some(names, 5)}, and broadcasts the rest",)
 
 
 def fed_back(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:

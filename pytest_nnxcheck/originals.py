@@ -11,6 +11,7 @@ from pytest_nnxcheck import compat, mapped_files
 from pytest_nnxcheck.invariants.tracers import pinned
 from pytest_nnxcheck.pointers import byte_ranges, foreign_views, read_leaf, shared_buffers
 from pytest_nnxcheck.profile import describe
+from pytest_nnxcheck.report import some
 from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
@@ -81,9 +82,8 @@ def tell_mapped(subject: Subject, session: Session) -> None:
     found = mapped_files.mapped(starts, mapped_files.spans_of_process() if starts else [])
     if found:
         paths, files = zip(*found, strict=True)
-        names = f"{', '.join(dict.fromkeys(paths[:3]))}{', ...' * (len(paths) > 3)}"
         session.note(
-            f"{names} of {subject.name} {'lies' if len(found) == 1 else 'lie'} in a memory-mapped file ({files[0]}): XLA cannot reuse a buffer of NumPy's, so that the first donated"
+            f"{some(paths)} of {subject.name} {'lies' if len(found) == 1 else 'lie'} in a memory-mapped file ({files[0]}): XLA cannot reuse a buffer of NumPy's, so that the first donated"
             " step keeps both; write jnp.array(value) where it is loaded"
         )
 

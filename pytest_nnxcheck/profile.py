@@ -36,7 +36,8 @@ class Profile:
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
-    ``waste`` is what its own structure spends memory on.
+    ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
+    floating type that it computes in.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -67,6 +68,7 @@ class Profile:
     restored_bytes: int = 0
     widened: tuple[tuple[int, str], ...] = ()
     waste: Waste = NOTHING
+    precision: float = 0.0
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -140,6 +142,7 @@ def profile(subject: Subject) -> Profile:
         ),
         promoted=promoted(jaxpr, len(out), before, after),
         waste=waste(jaxpr),
+        precision=dataflow.lowest_precision(closed),
         widened=tuple(widened(jaxpr, out, subject.inputs)),
         calls_back=dataflow.calls_back(closed),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),

@@ -29,6 +29,9 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 STACKED = frozenset({"scan", "vmap", CALL_FIRST})
 """Layers whose inputs and outputs have a leading axis."""
 
+STACKING = STACKED.union(ITERATING)
+"""Layers whose outputs have one: an iterate keeps those of all steps, and takes the inputs of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
@@ -203,7 +206,7 @@ def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any
             shapes = (profile.out, shapes)
         elif layer.transform == "grad":
             shapes = (shapes, gradients(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
-        elif layer.transform in STACKED or layer.transform in ITERATING:
+        elif layer.transform in STACKING:
             shapes = jax.tree.map(lambda leaf: stacked(leaf, length), shapes)
         if layer.transform in STACKED:
             axes = (length_of(layer, length), *axes)
@@ -266,7 +269,7 @@ def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = N
             out = out[1]
         elif layer.transform == "grad":
             out = out[0]
-        elif layer.transform in STACKED or layer.transform in ITERATING:
+        elif layer.transform in STACKING:
             out = jax.tree.map(element or first, out)
     return out
 

@@ -22,6 +22,7 @@ from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, changed, is_array, r
 from pytest_nnxcheck.nesting import CALL_FIRST, ITERATING, Nesting
 from pytest_nnxcheck.observe import run
 from pytest_nnxcheck.profile import describe
+from pytest_nnxcheck.program import STACKED, STACKING
 from pytest_nnxcheck.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms import LENGTH, Program
 from pytest_nnxcheck.walk import walk
@@ -88,8 +89,6 @@ MEANINGS: dict[str, Callable[[Program, Program, int], Program]] = {
     **dict.fromkeys(ITERATING, iterated),
     CALL_FIRST: called_first,
 }
-STACKED = frozenset({"scan", "vmap", CALL_FIRST})
-"""Layers whose inputs have a leading axis; the outputs of a `CALL_FIRST` are a pair instead."""
 
 
 def separate(state: Any) -> Any:
@@ -161,7 +160,7 @@ def un_nested(meaning: Meaning, out: Any) -> Any:
     for name in meaning:
         if name == CALL_FIRST:
             out = out[1]
-        elif name in STACKED or name in ITERATING:
+        elif name in STACKING:
             out = jax.tree.map(lambda leaf: leaf[0], out)
     return out
 

@@ -354,6 +354,12 @@ def format_bytes(size: int) -> str:
     return f"{value:.1f} {unit}"
 
 
+def some(names: Iterable[str], most: int = 3) -> str:
+    """``a, b, c, ...``: the first of the names, each once."""
+    each = list(dict.fromkeys(names))
+    return ", ".join([*each[:most], *(["..."] if len(each) > most else [])])
+
+
 def wrapped(notes: str, width: int, label: str = "") -> str:
     """Notes, one a line, below the line of their test: as wide as the terminal."""
     fill = functools.partial(textwrap.fill, width=max(width, 40), break_long_words=False, break_on_hyphens=False)

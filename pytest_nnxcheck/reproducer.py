@@ -19,9 +19,18 @@ import jaxlib
 from pytest_nnxcheck.agreement import other_draws
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
-from pytest_nnxcheck.nesting import CALL_FIRST, ITERATING, REGISTERED, Layer, Nesting
+from pytest_nnxcheck.nesting import CALL_FIRST, REGISTERED, Layer, Nesting
 from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import STACKED, baseline_for, donated_inputs, home, kept, maps_written, output_shapes
+from pytest_nnxcheck.program import (
+    STACKED,
+    STACKING,
+    baseline_for,
+    donated_inputs,
+    home,
+    kept,
+    maps_written,
+    output_shapes,
+)
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
 from pytest_nnxcheck.returned import successors
@@ -291,7 +300,7 @@ def un_nested(nesting: Nesting) -> str:
             text += "[1]"
         elif layer.transform == "grad":
             text += "[0]"
-        elif layer.transform in STACKED or layer.transform in ITERATING:
+        elif layer.transform in STACKING:
             text = f"first_of({text})"
     return text
 

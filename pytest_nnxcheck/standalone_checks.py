@@ -16,6 +16,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.dataflow import constants
+from pytest_nnxcheck.evidence import FLOOR
 from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, without_successor
 from pytest_nnxcheck.profile import describe, dropped_updates, nbytes, numbered
 from pytest_nnxcheck.report import format_bytes
@@ -24,9 +25,6 @@ from pytest_nnxcheck.standalone_walk import reachable, remaining_tracers
 from pytest_nnxcheck.transforms import LENGTH
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-FLOOR = 64 * 1024
-"""Bytes that are never reported."""
 
 
 def broken(invariant: str, lines: list[str], cause: BaseException | None = None) -> NoReturn:

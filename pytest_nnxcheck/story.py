@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_nnxcheck.evidence import Captured, Evidence, Held, Place, Split
+from pytest_nnxcheck.evidence import FLOOR, Captured, Evidence, Held, Place, Split
 from pytest_nnxcheck.report import Row, format_bytes
 
 BUFFERS = (2, 1, 0)
@@ -18,9 +18,6 @@ SHARE = 0.05
 
 LEAST = 1024
 """Bytes that are never told."""
-
-FLOOR = 64 * 1024
-"""Captured bytes that are never reported, as for the memory rule."""
 
 OUTER = 3
 """Lines that are shown of those that called a line."""

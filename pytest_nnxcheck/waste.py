@@ -64,58 +64,74 @@ class Waste:
 NOTHING = Waste()
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One jaxpr of a call: which of its variables are inputs of the call as they came in, by number, and the equations that take each variable."""
+
+    jaxpr: Any
+    inputs: Mapping[int, int]
+    users: defaultdict[int, list[Any]]
+
+
 def waste(jaxpr: Any) -> Waste:
     """The facts of a jaxpr, and of the jits and remats inside it."""
-    leaves = {id(var): number for number, var in enumerate(jaxpr.invars)}
-    return Waste(tuple(recasts(jaxpr, leaves)), tuple(saved(jaxpr)), tuple(stacks(jaxpr)))
+    every = list(levels(jaxpr, {id(var): number for number, var in enumerate(jaxpr.invars)}))
+    return Waste(
+        tuple(recast for level in every for recast in recasts(level)),
+        tuple(one for level in every for one in saved(level)),
+        tuple(stack for level in every for stack in stacks(level)),
+    )
 
 
-def recasts(jaxpr: Any, leaves: Mapping[int, int]) -> Iterator[Recast]:
-    """``leaves`` gives the number of each variable that is an input as it came in."""
-    known, users = dict(leaves), users_of(jaxpr)
+def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
+    """A jaxpr and those of the jits, remats and custom rules inside it."""
+    known = dict(inputs)
     for eqn in jaxpr.eqns:
         for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
             if operand is not None and id(eqn.invars[operand]) in known:
                 known[id(var)] = known[id(eqn.invars[operand])]
-        if eqn.primitive.name == "convert_element_type" and id(eqn.invars[0]) in known:
+    yield Level(jaxpr, known, users_of(jaxpr))
+    for eqn in jaxpr.eqns:
+        for inner, arguments in called(eqn):
+            yield from levels(inner, {id(var): known[argument] for var, argument in arguments if argument in known})
+
+
+def recasts(level: Level) -> Iterator[Recast]:
+    """All of an input in another dtype."""
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name == "convert_element_type" and id(eqn.invars[0]) in level.inputs:
             (out,), before = eqn.outvars, eqn.invars[0].aval.dtype
             yield Recast(
-                leaf=known[id(eqn.invars[0])],
+                leaf=level.inputs[id(eqn.invars[0])],
                 line=compat.equation_line(eqn),
                 dtype=out.aval.dtype.name,
                 type=type_of(out.aval),
                 bytes=size_of(out.aval),
                 widens=out.aval.dtype.itemsize > before.itemsize,
-                looped=any(user.primitive.name in LOOPS for user in users[id(out)]),
+                looped=any(user.primitive.name in LOOPS for user in level.users[id(out)]),
             )
-        for inner, arguments in called(eqn):
-            yield from recasts(inner, {id(var): known[arg] for var, arg in arguments if arg in known})
 
 
-def saved(jaxpr: Any) -> Iterator[Saved]:
+def saved(level: Level) -> Iterator[Saved]:
     """Stacked outputs of a scan that a scan in the other direction takes again, step by step."""
-    users = users_of(jaxpr)
-    for eqn in jaxpr.eqns:
+    for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == "scan" and not eqn.params["reverse"]:
-            size = sum(size_of(var.aval) for var in stacked(eqn) if any(goes_back(user) for user in users[id(var)]))
+            size = sum(size_of(var.aval) for var in stacked(eqn) if any(map(goes_back, level.users[id(var)])))
             if size:
                 steps = int(eqn.params["length"])
                 yield Saved(compat.equation_line(eqn), steps, size, steps * sum(map(size_of, carried(eqn))))
-        for inner, _ in called(eqn):
-            yield from saved(inner)
 
 
-def stacks(jaxpr: Any) -> Iterator[Stack]:
+def stacks(level: Level) -> Iterator[Stack]:
     """Stacked outputs of a scan that nobody reads, or one step of."""
-    users, returned = users_of(jaxpr), {id(var) for var in jaxpr.outvars}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "scan" and eqn.params["length"] > 1:
-            for var in stacked(eqn):
-                readers = users[id(var)]
-                if id(var) not in returned and all(takes_one(user, var) for user in readers):
-                    yield Stack(compat.equation_line(eqn), type_of(var.aval), size_of(var.aval), bool(readers))
-        for inner, _ in called(eqn):
-            yield from stacks(inner)
+    returned = {id(var) for var in level.jaxpr.outvars}
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name != "scan" or eqn.params["length"] == 1:
+            continue
+        for var in stacked(eqn):
+            readers = level.users[id(var)]
+            if id(var) not in returned and all(takes_one(user, var) for user in readers):
+                yield Stack(compat.equation_line(eqn), type_of(var.aval), size_of(var.aval), bool(readers))
 
 
 def called(eqn: Any) -> Iterator[tuple[Any, list[tuple[Any, int]]]]:

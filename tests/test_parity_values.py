@@ -138,6 +138,19 @@ def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(
     assert note.endswith(": inputs a few roundings away move the un-nested result as far")
 
 
+def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
+    """What rounding decides in a jit inside it is told, but no exception of a trace of ours."""
+
+    def branches(model, optimizer, x):
+        if float(x.sum()) > 1e6:
+            return x.sum()
+        return nnx.jit(step)(model, optimizer, x)
+
+    found = call(branches, *mixed_step(), invariants="parity")
+    assert found.error is None
+    assert "model.first.bias" in text(found)
+
+
 def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
     right = transforms.jit_functional
 

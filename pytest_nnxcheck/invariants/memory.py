@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pytest_nnxcheck import hints
 from pytest_nnxcheck.buffers import Buffer, Memory, state_copies
+from pytest_nnxcheck.evidence import FLOOR
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.observe import Observation
 from pytest_nnxcheck.profile import Profile, nbytes
@@ -13,9 +14,6 @@ from pytest_nnxcheck.program import factor, kept, maps_written
 from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.settings import Budget
 from pytest_nnxcheck.verdicts import Violation
-
-FLOOR = 64 * 1024
-"""Bytes that are never reported: below them a program has nothing to win."""
 
 ASKED = "memory_budget"
 
