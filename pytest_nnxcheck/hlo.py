@@ -188,8 +188,12 @@ class Module:
     frames: Message
     known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
     """Frames that were read before, by their number."""
-    stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
+    every_frame: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
     """The frames of instructions that were asked for, by their metadata, which many instructions share."""
+    stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
+    """Of these those that `origins.frames` has left of them."""
+    plainest: dict[int, Instruction | None] = field(default_factory=dict, repr=False)
+    """The instruction with the fewest frames, by the computation that was asked for."""
     subject: str | None = None
     """What frames of the subject's program are called, where the plugin staged the program: see `origins.labelled`."""
 
@@ -228,11 +232,22 @@ class Module:
 
     def frames_of(self, instruction: Instruction) -> list[Frame]:
         """The frames that made an instruction, innermost first: none where XLA inserted it."""
-        metadata = fields(instruction.metadata)
-        found = list(self._frames(number(metadata, 15)))
-        if not found and number(metadata, 4):
-            found = [Frame(text(metadata, 3), number(metadata, 4), "")]
-        return found
+        key = bytes(instruction.metadata)
+        if key not in self.every_frame:
+            metadata = fields(instruction.metadata)
+            found = list(self._frames(number(metadata, 15)))
+            if not found and number(metadata, 4):
+                found = [Frame(text(metadata, 3), number(metadata, 4), "")]
+            self.every_frame[key] = found
+        return self.every_frame[key]
+
+    def plainest_of(self, computation: int) -> Instruction | None:
+        """The instruction of a computation with the fewest frames; `None` where no instruction of it has any."""
+        if computation not in self.plainest:
+            every = (one for one in self.instructions.values() if one.computation == computation)
+            framed = filter(self.frames_of, every)
+            self.plainest[computation] = min(framed, key=lambda one: len(self.frames_of(one)), default=None)
+        return self.plainest[computation]
 
     def _frames(self, number: int) -> Iterator[Frame]:
         """Frames count from one and name their parent; zero ends."""

@@ -200,10 +200,7 @@ def made(module: Module, users: dict[int, list[Instruction]], instruction: Instr
     found = instruction if instruction.opcode == "while" else loop(module, users, instruction)
     if found is None or module.frames_of(found):
         return found or instruction, True
-    inside = [
-        one for one in module.instructions.values() if one.computation == found.called[0] and module.frames_of(one)
-    ]
-    return min(inside, key=lambda one: len(module.frames_of(one)), default=found), True
+    return module.plainest_of(found.called[0]) or found, True
 
 
 def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction) -> Instruction | None:

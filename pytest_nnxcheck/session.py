@@ -68,10 +68,11 @@ class Session:
     programs: Announced | None = None
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
     values: Values = field(default_factory=Values)
+    last: tuple[Subject, Any] | None = None
 
     def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
         """Tell of a nesting that is about to run; without a profile, of a call that is about to be traced for the first time."""
-        if self.programs is not None and (profile is not None or signature(subject) not in self.profiles):
+        if self.programs is not None and (profile is not None or self.key(subject) not in self.profiles):
             self.programs.before(subject, profile, nesting, settings)
 
     def begin_example(self) -> None:
@@ -89,9 +90,15 @@ class Session:
         if text not in self.notes:
             self.notes.append(text)
 
+    def key(self, subject: Subject) -> Any:
+        """The signature of a subject, taken once: its own state is written when the call has been judged."""
+        if self.last is None or self.last[0] is not subject:
+            self.last = subject, signature(subject)
+        return self.last[1]
+
     def profile_of(self, subject: Subject) -> Profile:
         """The profile of the call, from the memo where the same call was made before."""
-        key = signature(subject)
+        key = self.key(subject)
         if key not in self.profiles:
             with gradient.restored(subject):
                 self.profiles[key] = profile(subject)
@@ -102,7 +109,7 @@ class Session:
 
     def restores(self, subject: Subject) -> Profile:
         """The profile of the call, with the leaves that it writes and restores."""
-        key = signature(subject)
+        key = self.key(subject)
         if key not in self.restoring:
             known = self.profile_of(subject)
             with gradient.restored(subject):
@@ -115,7 +122,7 @@ class Session:
     def baseline_of(self, subject: Subject, donate: str, nesting: Nesting) -> Memory | None:
         """Memory of the un-nested jit, of the gradient where the nesting takes one; None where that does not run."""
         baseline = baseline_for(nesting)
-        key = (signature(subject), donate, baseline)
+        key = (self.key(subject), donate, baseline)
         if key not in self.baselines:
             facts = self.profile_of(subject)
             self.baselines[key] = observe(subject, facts, baseline, donate, self.shared_programs).memory
@@ -123,7 +130,7 @@ class Session:
 
     def learn_of_un_nested(self, subject: Subject, facts: Profile, memory: Memory) -> UnNested:
         """Where the bytes of the un-nested program are, and advice on them, found once for a call."""
-        key = signature(subject)
+        key = self.key(subject)
         if key not in self.un_nested:
             known = un_nested_evidence(memory)
             sizes = Sizes(facts.state_bytes, facts.input_bytes, facts.output_bytes)
@@ -138,7 +145,7 @@ class Session:
         loops = [layer for layer in nesting.layers if layer.transform in LOOPS]
         if len(loops) != 1 or known is None:
             return None
-        key = (signature(subject), donate, nesting)
+        key = (self.key(subject), donate, nesting)
         if key not in self.longer:
             self.longer[key] = measure(subject, self.profile_of(subject), nesting, donate, 2 * LENGTH)
         return growth(str(loops[0]), LENGTH, known, split(self.longer[key]))
@@ -152,7 +159,7 @@ class Session:
         """Why a ``grad`` of the nesting cannot differentiate the call; empty if it can, or there is none."""
         for layer in nesting.layers:
             if layer.transform == "grad":
-                key = (signature(subject), layer.captures)
+                key = (self.key(subject), layer.captures)
                 if key not in self.gradients:
                     facts = self.profile_of(subject)
                     self.gradients[key] = gradient.cannot(subject, facts, by_inputs=layer.captures)

@@ -75,6 +75,8 @@ OF_EACH_KIND = (
 
 LONG = ("attention_decoding", "gru_rnn")
 """The dearest of them, which test_healthy.py runs."""
+LOOPS = ("remat_inside", "scan_over_layers")
+"""Those that are long to compile as well."""
 
 
 def models(*, without: Iterable[str] = LONG) -> list[Any]:

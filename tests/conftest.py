@@ -11,6 +11,13 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+# Inner runs are processes of their own. Where Python keeps no bytecode, each would compile all of jax and flax: they keep theirs in a folder that goes.
+if sys.dont_write_bytecode:
+    BYTECODE = tempfile.mkdtemp(prefix="nnxcheck-tests-")
+    atexit.register(shutil.rmtree, BYTECODE, ignore_errors=True)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = BYTECODE
+    sys.dont_write_bytecode = False
 # Models are built, and called for comparison, again and again: jax compiles these programs quickly, and each once for all workers.
 # What the plugin judges is compiled anew all the same: see `judged_compiles` of compat/compile_cache.py.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -46,6 +53,12 @@ def inner_args(request: pytest.FixtureRequest) -> list[str]:
 def _outside_of_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """An inner run adds nothing to the summary of the step that runs these tests."""
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_stale_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test file that is written twice in one second with as many characters would be taken from its first bytecode."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
 @pytest.fixture

@@ -379,7 +379,7 @@ def suite(pytester, inner_args, monkeypatch):
 
     def run(*args, passed=2):
         ran = pytester.runpytest_subprocess(
-            *inner_args, "-p", "no:randomly", "-W", "error", "--nnx-report=report.json", *args
+            *inner_args, "-p", "no:randomly", "-W", "error", "--nnx-effort=quick", "--nnx-report=report.json", *args
         )
         ran.assert_outcomes(passed=passed)
         told = json.loads((pytester.path / "report.json").read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from checking import FURTHER_SINGLES, call, models, text
+from checking import FURTHER_SINGLES, LONG, call, models, text
 from healthy import HEALTHY
 
 from pytest_nnxcheck.nesting import FURTHER, TRANSFORMS, Layer, Nesting, impossible
@@ -37,7 +37,7 @@ def nestings(name):
     yield from (Nesting((Layer("jit"), *pair)) for pair in shares)
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", models(without=[*LONG, "scan_over_layers", "dropout"]))
 def test_a_healthy_model_holds_under_the_further_transforms(name):
     session, verdicts = Session(), []
     for nesting in nestings(name):

@@ -7,7 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, models, text
+from checking import LONG, LOOPS, broken, call, models, text
 from flax import nnx
 from healthy import FLAX, HEALTHY, WIDTH, Case, assign, node_dict, numbers
 
@@ -377,12 +377,12 @@ def splits(model, rngs, x):
 
 NESTINGS = [
     "un-nested",
-    "vmap",
-    "vmap[functional]",
     "jit > vmap > scan",
-    "scan[functional]",
-    "while_loop > jit",
     "call_first",
+    *(
+        pytest.param(nesting, marks=pytest.mark.full)
+        for nesting in ("vmap", "vmap[functional]", "scan[functional]", "while_loop > jit")
+    ),
 ]
 
 
@@ -604,7 +604,7 @@ def test_on_the_command_line(pytester, inner_args):
 FEW = ["un-nested", "jit", "scan[functional]", "vmap", "jit > while_loop", "vmap > scan"]
 
 
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", models(without=[*LONG, *LOOPS]))
 def test_a_healthy_model_holds(name):
     case: Case = HEALTHY[name]()
     session = Session()

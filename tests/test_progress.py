@@ -24,7 +24,7 @@ SLOW = """
 import time
 @marked(max_examples=4)
 def test_slow(nnx_wrap):
-    time.sleep(0.05)
+    time.sleep(0.03)
     print("hello from the test")
     nnx_wrap(Model())(1)
 
@@ -249,7 +249,7 @@ def test_what_a_test_prints_itself_stays(on_terminal):
 
 
 def test_the_first_nesting_may_be_the_long_one(on_terminal):
-    source = SLOW.replace("time.sleep(0.05)", "time.sleep(0 if RUNS else 1.5)")
+    source = SLOW.replace("time.sleep(0.03)", "time.sleep(0 if RUNS else 1.5)")
     screen = Screen(on_terminal(source), 140)
     assert [line for line in screen.seen if line.startswith("test_slow  un-nested  0 of ")]
 

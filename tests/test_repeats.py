@@ -45,7 +45,7 @@ def test_leaky(nnx_wrap):
 @pytest.mark.parametrize(
     "settings",
     [
-        'max_examples=3, styles="argument", transforms="jit,scan,vmap"',
+        'max_examples=3, styles="argument", transforms="jit,scan"',
         pytest.param('max_examples=6, styles="argument,functional"', marks=pytest.mark.full),
     ],
 )

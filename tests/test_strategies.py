@@ -3,7 +3,7 @@
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
@@ -23,6 +23,7 @@ from pytest_nnxcheck.settings import DEFAULTS, SWEEPS, merge
 from pytest_nnxcheck.strategies import Exclusions
 
 quiet = settings(database=None, derandomize=True, max_examples=2000, suppress_health_check=list(HealthCheck))
+unshrunk = settings(quiet, phases=[Phase.generate])
 some = st.builds(
     merge,
     st.fixed_dictionaries(
@@ -190,7 +191,9 @@ def test_every_further_layer_is_drawn():
     for transform in FURTHER:
         for style in styles_of(transform):
             layer = Layer(transform, style)
-            assert layer in find(strategy, lambda nesting, layer=layer: layer in nesting.layers, settings=quiet).layers
+            assert (
+                layer in find(strategy, lambda nesting, layer=layer: layer in nesting.layers, settings=unshrunk).layers
+            )
 
 
 def subsequence(*words):
