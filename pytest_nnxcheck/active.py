@@ -28,13 +28,16 @@ class Active:
         self.violation: InvariantViolation | None = None
         self.error: BaseException | None = None
 
-    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the subject under the nesting. Raises a violation, a rejection, or the user's own exception."""
+    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
+        """Call the subject under the nesting; ``owner`` names the object that it is a method of.
+
+        Raises a violation, a rejection, or the user's own exception.
+        """
         __tracebackhide__ = True
         run = self.run
         with run.watch.paused():
             call = engine().check_call(
-                subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session
+                subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session, owner=owner
             )
         self._settle(call)
         return call.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -25,9 +26,12 @@ class Wrapped(Generic[P, R]):
     """A subject that runs under the nesting of the moment when it is called; in all else it is the subject."""
 
     __wrapped__: Callable[P, R]
+    __owner__: str
+    """What the user's code calls the object that a bound method is of."""
 
-    def __init__(self, subject: Callable[P, R]) -> None:
+    def __init__(self, subject: Callable[P, R], owner: str = "") -> None:
         object.__setattr__(self, "__wrapped__", subject)
+        object.__setattr__(self, "__owner__", owner)
         for name in _NAMES:
             if hasattr(subject, name):
                 object.__setattr__(self, name, getattr(subject, name))
@@ -42,7 +46,8 @@ class Wrapped(Generic[P, R]):
                 " pytest_nnxcheck.check(subject, *args)"
             )
         arguments = tuple(unwrap(value) for value in args)
-        output: R = running.call(self.__wrapped__, arguments, {name: unwrap(value) for name, value in kwargs.items()})
+        named = {name: unwrap(value) for name, value in kwargs.items()}
+        output: R = running.call(self.__wrapped__, arguments, named, self.__owner__)
         return output
 
     def __getattr__(self, name: str) -> Any:
@@ -66,12 +71,30 @@ def wrap(subject: Callable[P, R]) -> Wrapped[P, R]:
 
     Raises `CheckError` for a subject that cannot be called.
     """
+    return wrapped_for(subject, inspect.currentframe())
+
+
+def wrapped_for(subject: Callable[P, R], frame: FrameType | None) -> Wrapped[P, R]:
+    """Wrap a subject for the caller of a frame, whose names it keeps. Raises `CheckError` for one that cannot be called."""
     if not callable(subject):
         raise CheckError(
             f"nnx_wrap got {type(subject).__name__} {subject!r:.60}, which cannot be called: wrap a module with a __call__,"
             " a bound method such as model.decode, or a function whose arguments hold modules"
         )
-    return Wrapped(unwrap(subject))
+    method = unwrap(subject)
+    return Wrapped(method, owner_name(method, None if frame is None else frame.f_back))
+
+
+def owner_name(subject: Any, frame: FrameType | None) -> str:
+    """The name that the code of a frame has for the object that a bound method is of; empty where it has none."""
+    while isinstance(subject, functools.partial):
+        subject = subject.func
+    if frame is None or not inspect.ismethod(subject):
+        return ""
+    named = {**frame.f_globals, **frame.f_locals}
+    held = (name for name in (*frame.f_locals, *named) if unwrap(named[name]) is subject.__self__)
+    # What pytest writes into an assertion has names that no code can have.
+    return next(filter(str.isidentifier, held), "")
 
 
 def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Report:
@@ -81,7 +104,7 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
     are not read. The draws repeat: the same check gives the same report. Raises `CheckError` if the check cannot be made,
     and the subject's own exception if it fails without any nesting.
     """
-    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings, inspect.currentframe())
+    run, error = _run(subject, args, dict(kwargs or {}), settings, inspect.currentframe())
     if error is not None and (isinstance(error, CheckError) or not _told(run, error)):
         raise error.with_traceback(error.__traceback__)
     return run.report()
@@ -96,7 +119,7 @@ def assert_invariants(
     did not happen.
     """
     __tracebackhide__ = True
-    run, error = _run(wrap(subject), args, dict(kwargs or {}), settings, inspect.currentframe())
+    run, error = _run(subject, args, dict(kwargs or {}), settings, inspect.currentframe())
     if error is None and (problem := rejected_modes(run.report())):
         error = CheckError(problem)
     if error is not None:
@@ -106,12 +129,13 @@ def assert_invariants(
 
 
 def _run(
-    wrapped: Wrapped[..., Any],
+    subject: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     settings: Mapping[str, Any],
     frame: FrameType | None,
 ) -> tuple[Run, BaseException | None]:
+    wrapped = wrapped_for(subject, frame)
     chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
     if chosen.devices is not None:
         devices.require(chosen.devices, devices.found())

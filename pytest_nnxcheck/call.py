@@ -67,9 +67,10 @@ def check_call(
     nesting: Nesting,
     settings: Settings,
     session: Session,
+    owner: str = "",
 ) -> Call:
     """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
-    bound_subject = bind(subject, args, kwargs)
+    bound_subject = bind(subject, args, kwargs, owner)
     bound_subject.donated(settings.donate)
     originals = look_at_originals(bound_subject, settings, session)
     bound_subject.refuse_what_flax_cannot_split()

@@ -107,6 +107,8 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
         parts.append(f"updated={tuple(map(subject.path, profile.dropped))!r}")
     if "parity" in settings.invariants and other_draws(subject, nesting):
         parts.append("drawn=True")
+    if subject.owner:
+        parts.append(f"owner={subject.owner!r}")
     return Facts(f"Facts({', '.join(parts)})", subject.abstract)
 
 
@@ -228,14 +230,13 @@ CHECKS = {
 
 
 def checks(spec: Spec) -> list[str]:
-    """The checks of the invariants that are asked for, as far as the nesting can break them."""
-    layers, asked = spec.nesting.layers, spec.settings.invariants
-    compiled = bool(layers) and layers[0].transform == "jit"
+    """The checks of the invariants that the nesting broke; none before it has run, and where it raised what the user's code raises."""
+    broken = {each.invariant for each in spec.outcome.violations} if spec.outcome is not None else set()
     return [
-        *(["no_tracers_remain"] if "tracers" in asked else []),
-        *(["memory_is_within"] if "memory" in asked and compiled else []),
-        *(["donated_buffers_are_kept"] if "donation" in asked and compiled else []),
-        *(["same_as_un_nested" if layers else "nothing_is_dropped_inside"] if "parity" in asked else []),
+        *(["no_tracers_remain"] if "tracers" in broken else []),
+        *(["memory_is_within"] if "memory" in broken else []),
+        *(["donated_buffers_are_kept"] if "donation" in broken else []),
+        *(["same_as_un_nested" if spec.nesting.layers else "nothing_is_dropped_inside"] if "parity" in broken else []),
     ]
 
 
@@ -328,7 +329,7 @@ def nnx_wrap(subject):
     def wrapped(*args, **kwargs):
         facts = CALLS[min(len(MADE), len(CALLS) - 1)]
         MADE.append(subject)
-        ran = NESTING.runs(take_apart(subject, args, kwargs), facts, NESTING)
+        ran = NESTING.runs(take_apart(subject, args, kwargs, facts.owner), facts, NESTING)
 {checks}        if ran.error is not None:
             raise ran.error
         return finish(ran)

@@ -35,7 +35,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 class Facts:
     """What is known of one call: paths of the state that it changes, of what it writes and restores, and of what a gradient is taken by;
     by layer the shapes of what is inside it; the numbers of the donated inputs, and with them those of the outputs that are their new values; leaves of an
-    optimizer that must change; whether random numbers differ in a batch.
+    optimizer that must change; whether random numbers differ in a batch; and the user's name of the object that a method is called on.
     """
 
     changed: frozenset[Any] = frozenset()
@@ -46,6 +46,7 @@ class Facts:
     returned: tuple[tuple[int, int], ...] = ()
     updated: tuple[str, ...] = ()
     drawn: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def shape(text: str) -> Any:
 # --- a call, taken apart
 
 
-def unwrapped(subject: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any, list[str], Any]:
+def unwrapped(subject: Any, args: Any, kwargs: Any, name: str) -> tuple[Any, Any, Any, list[str], Any]:
     """The function behind a module, a bound method or a partial, its arguments and their names, and the object that it is called on."""
     while isinstance(subject, functools.partial) or compat.cached_partial(subject):
         if known := compat.cached_partial(subject):
@@ -122,13 +123,13 @@ def unwrapped(subject: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any, list
     if inspect.isfunction(subject) or not flatten(owner, str)[0]:
         return subject, args, kwargs, argument_names(subject, args), None
     function = subject.__func__ if inspect.ismethod(subject) else type(subject).__call__
-    own = "model" if compat.is_graph_node(owner) else "self"
+    own = name or ("model" if compat.is_graph_node(owner) else "self")
     return function, (owner, *args), kwargs, [own, *argument_names(function, (owner, *args))[1:]], owner
 
 
-def take_apart(subject: Any, args: Any, kwargs: Any) -> Call:
+def take_apart(subject: Any, args: Any, kwargs: Any, name_of_owner: str = "") -> Call:
     """The call ``subject(*args, **kwargs)`` as a program of state and inputs."""
-    function, args, kwargs, labels, owner = unwrapped(subject, args, kwargs)
+    function, args, kwargs, labels, owner = unwrapped(subject, args, kwargs, name_of_owner)
 
     def name(path: Any) -> str:
         root = labels[path[1].idx] if path[0].idx == 0 else str(path[1].key)

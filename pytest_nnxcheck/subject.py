@@ -59,7 +59,8 @@ class Subject:
 
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``outbox`` gives them back the structure the user returned.
     ``program_of`` makes the same call of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
-    objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's.
+    objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
+    name of the object that a method is called on, where he has one.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Subject:
     labels: Mapping[str, str]
     opened: tuple[tuple[str, Any], ...]
     code: Any
+    owner: str = ""
 
     def refuse_what_flax_cannot_split(self) -> None:
         """A module that holds what flax has no place for (an array outside a Variable, before 0.12) works eagerly only. Raises `CheckError`."""
@@ -135,9 +137,12 @@ def function_name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
-    """Take a call apart. Raises `CheckError` for a subject that is not callable and for inputs that no transform can take."""
-    function, args, kwargs, labels = unwrap(subject, args, kwargs)
+def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Subject:
+    """Take a call apart; ``owner`` is what the user calls the object that the subject is a method of.
+
+    Raises `CheckError` for a subject that is not callable and for inputs that no transform can take.
+    """
+    function, args, kwargs, labels = unwrap(subject, args, kwargs, owner)
     try:
         tree = holders.open_up((args, kwargs))
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=compat.is_graph_node)
@@ -148,7 +153,7 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject
     parts = Parts(opened=tuple(holders.originals(tree, lambda path: name_of(path, labels))))
     for path, leaf in leaves:
         parts.file(name_of(path, labels), leaf)
-    return assemble(subject, function, treedef, parts)
+    return assemble(subject, function, treedef, parts, owner)
 
 
 @dataclass(slots=True)
@@ -189,7 +194,7 @@ def is_array(value: Any) -> bool:
 
 
 def unwrap(
-    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]:
     """The function behind a module, a bound method or a partial; what they hold, put among its arguments; names of those."""
     if not callable(subject):
@@ -198,14 +203,14 @@ def unwrap(
             "wrap a module with __call__, a bound method such as model.decode, or a function"
         )
     if isinstance(subject, functools.partial):
-        return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs})
+        return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, name)
     if cached := compat.cached_partial(subject):
-        return unwrap(cached[0], (*cached[1], *args), kwargs)
+        return unwrap(cached[0], (*cached[1], *args), kwargs, name)
     owner, function = owner_of(subject)
     if owner is None:
         return subject, args, kwargs, argument_names(subject, args)
     args = (owner, *args)
-    own = "model" if compat.is_graph_node(owner) else "self"
+    own = name or ("model" if compat.is_graph_node(owner) else "self")
     return function, args, kwargs, [own, *argument_names(function, args)[1:]]
 
 
@@ -262,7 +267,7 @@ def refuse(label: str, leaf: Any) -> None:
         )
 
 
-def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts) -> Subject:
+def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts, owner: str) -> Subject:
     """Put the parts of a call together as a program of state and inputs."""
     nodes, places, inputs = parts.nodes, parts.places, parts.inputs
     names = tuple(nodes)
@@ -308,6 +313,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         labels=parts.labels,
         opened=parts.opened,
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
+        owner=owner,
     )
 
 

@@ -75,7 +75,7 @@ def violation(invariant: str) -> Violation:
     return Violation(invariant, f"{invariant} is broken", rows, "do it otherwise")
 
 
-def check_call(subject, args, kwargs, *, nesting, settings, session):
+def check_call(subject, args, kwargs, *, nesting, settings, session, owner=""):
     model = subject if isinstance(subject, Model) else getattr(subject, "model", Model())
     RUNS.append(str(nesting))
     model.calls.append(nesting)

@@ -14,7 +14,8 @@ from healthy import node_list
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck import check, compat
+from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.subject import Nodes, bind, flatten_output, spell
 from pytest_nnxcheck.verdicts import CheckError
 
@@ -29,6 +30,9 @@ class Stack(nnx.Module):
 
     def decode(self, tokens, cache=None):
         return tokens
+
+
+MODULE_LEVEL = Stack()
 
 
 def forward(model, batch, other=None):
@@ -153,3 +157,35 @@ def test_a_copy_shares_no_buffer_with_the_original_and_keeps_ties():
 )
 def test_spelling_of_paths(path, text):
     assert spell("m", path) == text
+
+
+class Trainer:
+    """A plain object with a model; its step keeps what it computes."""
+
+    def __init__(self):
+        self.model = Stack()
+
+    def step(self, x):
+        self.last = self.model(x)
+        return self.last
+
+
+def test_the_object_of_a_method_goes_by_the_users_name():
+    mine = Trainer()
+    wrapped = wrap(mine.step)
+    assert wrapped.__owner__ == "mine"
+    subject = bind(mine.step, (jnp.ones((1, 2)),), {}, wrapped.__owner__)
+    assert subject.roots(subject.state)[0][0] == "mine.model"
+    assert "tracers remain in mine.last" in str(check(mine.step, jnp.ones((1, 2)), nesting="jit"))
+
+
+def test_of_several_names_it_goes_by_that_of_the_function_and_without_one_by_what_it_is():
+    local = MODULE_LEVEL
+    assert wrap(local.decode).__owner__ == "local"
+    del local
+    assert wrap(MODULE_LEVEL.decode).__owner__ == "MODULE_LEVEL"
+    assert wrap(functools.partial(MODULE_LEVEL.decode, 1)).__owner__ == "MODULE_LEVEL"
+    assert wrap(Stack().decode).__owner__ == ""
+    assert wrap(MODULE_LEVEL).__owner__ == "", "a module that is wrapped itself is the model"
+    wrapped = wrap(MODULE_LEVEL)
+    assert wrap(wrapped.decode).__owner__ == "wrapped"
