@@ -257,9 +257,11 @@ def bound_by(statement: ast.stmt) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def extract(wanted: tuple[tuple[str, str], ...], taken: frozenset[str] = frozenset()) -> Extract:
-    """The text of (room, name), with all that it needs."""
-    found = Extract(taken)
+def extract(
+    wanted: tuple[tuple[str, str], ...], taken: frozenset[str] = frozenset(), given: tuple[tuple[str, str], ...] = ()
+) -> Extract:
+    """The text of (room, name), with all that it needs but what is ``given`` in another form."""
+    found = Extract(taken, _begun={(f"{PACKAGE}.{room}", name) for room, name in given})
     for room, name in wanted:
         found.add(f"{PACKAGE}.{room}", name)
     return found

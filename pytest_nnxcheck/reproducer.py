@@ -16,6 +16,7 @@ import flax
 import jax
 import jaxlib
 
+from pytest_nnxcheck import reproducer_plain as plain
 from pytest_nnxcheck.agreement import other_draws
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
@@ -33,6 +34,7 @@ from pytest_nnxcheck.program import (
 )
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
+from pytest_nnxcheck.reproducer_plain import Plain
 from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
@@ -58,10 +60,11 @@ HOLDING = frozenset({"while_loop", "fori_loop", "iterate_while_loop", "iterate_f
 
 @dataclass(frozen=True)
 class Facts:
-    """What the program says of one call: the text of its facts."""
+    """What the program says of one call: the text of its facts, and where the short form takes it, what that says."""
 
     text: str
     abstract: bool
+    plain: Plain | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
         parts.append("drawn=True")
     if subject.owner:
         parts.append(f"owner={subject.owner!r}")
-    return Facts(f"Facts({', '.join(parts)})", subject.abstract)
+    return Facts(f"Facts({', '.join(parts)})", subject.abstract, plain.plain_facts(subject, profile, nesting, settings))
 
 
 def paths(found: Any) -> str:
@@ -128,13 +131,10 @@ def shapes_text(shapes: Any) -> str:
 def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
     taken = usage.names | {*usage.missing}
-    needed = extract(tuple(wanted(spec)), taken)
-    ran = extract(tuple(layers_of(spec.nesting)), taken).definitions
-    layers = [text for place, text in needed.definitions.items() if place in ran]
-    support = [text for place, text in needed.definitions.items() if place not in ran]
+    form = short_form(spec, taken) or long_form(spec, taken)
     stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in usage.missing]
     holes = [*usage.holes, *(name for name in usage.missing if name not in STAND_INS)]
-    imports = import_lines({*needed.imports.values(), *usage.imports, "import jax", "from flax import nnx"})
+    imports = import_lines({*form.imports, *usage.imports, "import jax", "from flax import nnx"})
     parts = [
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
         "from __future__ import annotations" if usage.future else "",
@@ -145,15 +145,86 @@ def compose(spec: Spec, usage: Usage) -> str:
         title("the test"),
         *usage.chunks,
         title("the layers that ran around it"),
-        *layers,
+        *form.layers,
         title(f"the nesting: {spec.nesting}"),
-        renamed(f"def nesting(call, plans):\n    return {composed(spec.nesting)}", needed.aliases),
+        form.nesting,
         title("how a call is taken apart, run and checked; nothing here is about the test"),
-        *support,
-        renamed(nesting_text(spec), needed.aliases),
+        *form.support,
         main(spec, usage, holes),
     ]
-    return "\n\n\n".join(part for part in parts if part) + "\n"
+    return form.between.join(part for part in parts if part) + "\n"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What stands around the user's test in a program: import lines, definitions, the nesting, and what runs and checks it."""
+
+    imports: tuple[str, ...]
+    layers: tuple[str, ...]
+    nesting: str
+    support: tuple[str, ...]
+    between: str = "\n\n\n"
+
+
+def long_form(spec: Spec, taken: frozenset[str]) -> Form:
+    """The form for every call and every finding."""
+    needed = extract(tuple(wanted(spec)), taken)
+    ran = extract(tuple(layers_of(spec.nesting)), taken).definitions
+    return Form(
+        tuple(needed.imports.values()),
+        tuple(text for place, text in needed.definitions.items() if place in ran),
+        renamed(f"def nesting(call, plans):\n    return {composed(spec.nesting)}", needed.aliases),
+        (
+            *(text for place, text in needed.definitions.items() if place not in ran),
+            renamed(nesting_text(spec), needed.aliases),
+        ),
+    )
+
+
+def short_form(spec: Spec, taken: frozenset[str]) -> Form | None:
+    """The form for one plain call in which one invariant broke; `None` where the long one is needed."""
+    nesting, known = spec.nesting, spec.calls[0].plain if len(spec.calls) == 1 else None
+    check = plain.finding(spec.outcome, known, copies(spec.outcome))
+    if known is None or not check or places(nesting) or any(map(is_registered, nesting.layers)):
+        return None
+    own = tuple(name for name in layers_of(nesting) if name not in GIVEN)
+    measured = "COMPILED" in check
+    names = [*own, ("standalone_plain", "plain_call"), ("standalone_plain", plain.checker(check))]
+    names += [("standalone", "compiled_of"), ("compat.programs", "staged")] if measured else []
+    stacked = sum(layer.transform in STACKED for layer in nesting.layers)
+    names += [("transforms", "stack")] if stacked else []
+    names += [("standalone", "first_of")] if "first_of(" in un_nested(nesting) else []
+    needed = extract(tuple(names), taken, given=GIVEN)
+    ran = extract(own, taken, given=GIVEN).definitions
+    layers = [text for place, text in needed.definitions.items() if place in ran]
+    used = plain.read_of_plans(layers)
+    donates = spec.settings.donate != "none" and not check.startswith("output = leaves_no_tracers")
+    jit = plain.root_jit(nesting, known, donates=donates, compiles=measured)
+    plans = ",\n        ".join(plain.plan(number, used, known, jit) for number in range(len(nesting.layers)))
+    body = plain.NESTING.format(plans=plans, composed=composed(nesting))
+    if "jnp.zeros" not in body and "empty" in used:
+        return None
+    wrapper = plain.WRAPPER.format(
+        names=known.names,
+        stacked="        inputs = stack(inputs)\n" * stacked,
+        check=check,
+        un_nested=un_nested(nesting).replace("out", "output"),
+    )
+    text = [f"COMPILED = []\n\n{wrapper}" if measured else wrapper]
+    return Form(
+        (*plain.IMPORTS, *(["import contextlib"] if "contextlib" in body else []), *needed.imports.values()),
+        (renamed(plain.TYPES, needed.aliases), *layers),
+        renamed(body.rstrip(), needed.aliases),
+        (
+            *(text for place, text in needed.definitions.items() if place not in ran),
+            *(renamed(each, needed.aliases) for each in text),
+        ),
+        "\n\n",
+    )
+
+
+GIVEN = (("transforms", "Plan"), ("transforms", "Program"))
+"""What a short program has in another form."""
 
 
 def title(text: str) -> str:

@@ -47,9 +47,13 @@ class Place:
 
 @dataclass(slots=True)
 class Outbox:
-    """The structure of what the subject returned last, with a name for each of its arrays, which travel through the program."""
+    """The structure of what the subject returned last, with a name for each of its arrays, which travel through the program.
+
+    An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in containers that jax knows.
+    """
 
     names: tuple[str, ...] = ()
+    plain: bool = False
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
 
 
@@ -289,6 +293,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
             with holders.filled(filled) as (args, kwargs):
                 output = function(*args, **kwargs)
                 arrays, outbox.rebuild, outbox.names = flatten_output(output, state, home)
+                outbox.plain = is_plain(output)
             return arrays
 
         labelled(program, function)
@@ -315,6 +320,12 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
         owner=owner,
     )
+
+
+def is_plain(output: Any) -> bool:
+    """Whether an output is made of arrays and numbers, in containers that jax knows."""
+    leaves = jax.tree.leaves(output, is_leaf=compat.is_graph_node)
+    return all(is_array(leaf) or isinstance(leaf, bool | int | float | complex) for leaf in leaves)
 
 
 def flatten_output(

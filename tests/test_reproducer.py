@@ -107,6 +107,11 @@ def same(result, directory, count):
     return found
 
 
+LINES = {"tracers": 150, "donation": 150, "memory": 250}
+"""How long the program of a test of ten lines may be."""
+NOT_PLAIN = ("shared", "viewed", "dropped_update", "abstract")
+"""What the short form of a program does not look for."""
+
 CORPUS = """
 import reports
 from healthy import FLAX, rngs
@@ -207,6 +212,36 @@ def test_every_violation_of_a_jit_fails_in_the_same_way(inner, pytester):
     assert count >= 20
     found = same(result, pytester.path, count)
     assert {kind for kind, _, _ in found.values()} >= {"tracers", "memory", "donation"}
+    lengths = {}
+    for test, (kind, _, program) in found.items():
+        text = (pytester.path / program).read_text()
+        assert text.startswith(f"# nnx invariant broken: {kind}\n# test: {test}\n# nesting: jit\n") or kind not in LINES
+        if not any(name in test for name in NOT_PLAIN) and kind in LINES:
+            lengths[test] = (text.count("\n"), LINES[kind])
+    assert len(lengths) >= 14
+    assert {test: lines for test, (lines, most) in lengths.items() if lines > most} == {}
+
+
+MENDED = {
+    ".leaky()": ".healthy()",
+    "import step_other_dtype": "import step_in_place as step_other_dtype",
+    "import arrays_step_other_dtype": "import arrays_step as arrays_step_other_dtype",
+    "WEIGHTS = jnp.ones((200, 200))": "WEIGHTS = jnp.ones((200, 1))",
+}
+
+
+def test_the_program_of_a_violation_ends_well_when_the_code_is_mended(inner, pytester):
+    result = inner(CORPUS, "--nnx-nesting", "jit", "-k", "test_leak or other_dtype or test_captured")
+    found = told(result)
+    paths = [pytester.path / program for _, _, program in found.values()]
+    for path in paths:
+        text = path.read_text()
+        for old, new in MENDED.items():
+            text = text.replace(old, new)
+        assert text != path.read_text(), path
+        path.write_text(text)
+    ended = run_programs(paths)
+    assert {path: how for path, how in ended.items() if how != ("", "")} == {}
 
 
 PARITY = """

@@ -1,0 +1,132 @@
+"""The short form of `standalone` and its checks, for a program to paste whose call and finding are plain.
+
+The call hands over graph nodes, arrays and static values in containers that jax knows, and returns arrays; what broke is one invariant, and
+the program looks for that very finding: these tracers, these leaves, this figure. Copied by `extract`, as `standalone` is.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.dataflow import constants
+from pytest_nnxcheck.profile import describe, nbytes
+from pytest_nnxcheck.report import format_bytes
+from pytest_nnxcheck.standalone_checks import used_by
+from pytest_nnxcheck.subject import Nodes, is_array
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def plain_call(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...]) -> tuple[Any, Any, Any, Any]:
+    """``subject(*args, **kwargs)`` as a program of its graph nodes and arrays; the nodes, the arrays, and what gives an output its structure."""
+    while isinstance(subject, functools.partial):
+        subject, args, kwargs = subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}
+    owner = subject if compat.is_graph_node(subject) else getattr(subject, "__self__", None)
+    if owner is not None:
+        subject, args = getattr(subject, "__func__", type(owner).__call__), (owner, *args)
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=compat.is_graph_node)
+    nodes = list({id(leaf): leaf for leaf in leaves if compat.is_graph_node(leaf)}.values())
+    alone = len(nodes) == 1 and isinstance(nodes[0], nnx.Module)
+    last: list[Any] = []
+
+    def program(state: Any, *inputs: Any) -> Any:
+        mine = [state] if alone else [getattr(state, name) for name in names]
+        node_of, arrays = dict(zip(map(id, nodes), mine, strict=True)), iter(inputs)
+        filled = [node_of.get(id(leaf), leaf) if not is_array(leaf) else next(arrays) for leaf in leaves]
+        new_args, new_kwargs = jax.tree.unflatten(treedef, filled)
+        values, structure = jax.tree.flatten(subject(*new_args, **new_kwargs))
+        last[:] = [structure]
+        return tuple(map(jnp.asarray, values))
+
+    state = nodes[0] if alone else Nodes(dict(zip(names, nodes, strict=True)))
+    # Copies: what is donated must not be the arrays of the test.
+    inputs = [jnp.array(leaf) for leaf in leaves if is_array(leaf)] or [jnp.zeros((), np.float32)]
+    return program, state, inputs, lambda output: jax.tree.unflatten(last[0], output)
+
+
+def broken_here(invariant: str, *lines: str, cause: BaseException | None = None) -> None:
+    """End the program as the plugin would, where there is a line to say."""
+    if lines:
+        raise AssertionError("\n  ".join([f"nnx invariant broken: {invariant}", *lines])) from cause
+
+
+def leaves_no_tracers(run: Callable[[], Any], *leaked: tuple[str, str]) -> Any:
+    """Run, and look among all objects of Python for tracers: each that is alive has outlived its trace. ``leaked`` are where, and their types."""
+    output: Any = None
+    error, told = None, ""
+    try:
+        output = jax.block_until_ready(run())
+    except Exception as raised:  # noqa: BLE001 - the call may raise anything
+        # Its frames hold tracers of their own.
+        error, told = raised, traceback.format_exc()
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    jax.clear_caches()
+    gc.collect()
+    alive = [each for each in gc.get_objects() if issubclass(type(each), jax.core.Tracer)]
+    kinds = {describe(each.aval) for each in alive}
+    dropped = isinstance(error, jax.errors.UnexpectedTracerError)
+    broken_here(
+        "tracers", *(f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped), cause=error
+    )
+    if error is not None:
+        print(told)  # noqa: T201 - with the lines that it lost
+        raise error
+    return output
+
+
+def keeps_donated_buffers(run: Callable[..., Any], state: Any, inputs: Any, leaves: Any, outputs: Any) -> Any:
+    """Run, and hold what it donates against what came back: leaves of the state and inputs by name, with their number before and after."""
+    before = jax.tree.leaves(nnx.state(state))
+    old = {name: before[number] for name, (number, _) in leaves.items()}
+    old |= {name: inputs[number] for name, (number, _) in outputs.items()}
+    types, donated = {name: describe(leaf) for name, leaf in old.items()}, set(map(buffer_of, [*before, *inputs]))
+    output = jax.block_until_ready(run(state, *inputs))
+    after, returned = (dict(enumerate(jax.tree.leaves(tree))) for tree in (nnx.state(state), output))
+    new = {name: after.get(place) for name, (_, place) in leaves.items()}
+    new |= {name: returned.get(place) for name, (_, place) in outputs.items()}
+    became = {name: "not returned" if leaf is None else f"became {describe(leaf)}" for name, leaf in new.items()}
+    kept = {
+        name for name, kind in types.items() if became[name] == f"became {kind}" and buffer_of(new[name]) in donated
+    }
+    same = {name: "not reused by XLA" for name, kind in types.items() if became[name] == f"became {kind}"}
+    lines = [f"{name}   {kind}   {same.get(name, became[name])}" for name, kind in types.items() if name not in kept]
+    broken_here("donation", *lines)
+    return output
+
+
+def buffer_of(array: Any) -> tuple[int, ...]:
+    """Where an array lies: one pointer a shard."""
+    data = jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
+    return tuple(shard.data.unsafe_buffer_pointer() for shard in data.addressable_shards if data.size)
+
+
+def peak_is_within(compiled: Any, limit: int, state: int = 0, copied: int = 0, seen: int = 0) -> None:
+    """Hold the peak against a limit; ``copied`` are the bytes of a ``state`` that a peak of ``seen`` held once more."""
+    used = used_by(compiled)
+    figures = [str(used), f"budget {format_bytes(limit)}"]
+    print(*figures, sep="\n")  # noqa: T201 - the program tells its figures, whether they hold or not
+    wrong = [f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit)}"] if used.peak > limit else []
+    if copied and used.peak > seen - copied / 2:
+        wrong.append(f"the program holds {copied / max(state, 1):.1f} more copies of its state at the peak")
+    broken_here("memory", *wrong, *(figures if wrong else ()))
+
+
+def captures_little(program: Any, state: Any, inputs: Any, most: int) -> None:
+    """Hold the arrays that the call captures against a limit: they should be its arguments."""
+    graphdef, leaves = nnx.split(state)
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        return program(nnx.merge(graphdef, leaves), *inputs)
+
+    size = sum(map(nbytes, constants(jax.make_jaxpr(pure)(leaves, *inputs))))
+    broken_here("memory", *([f"the call captures {format_bytes(size)} of constants"] if size >= most else []))
