@@ -20,6 +20,9 @@ from types import ModuleType
 
 PACKAGE = __name__.partition(".")[0]
 _BUILTINS = frozenset(dir(builtins))
+_AFTER_DOCSTRING = re.compile(r'(^    """.*"""$)\n\n(?=    )', re.MULTILINE)
+_AGAIN = re.compile(r"^    (?:import jax|from flax import nnx)\n\n?", re.MULTILINE)
+"""What every program imports at its top."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ def text_of_definition(module: str, name: str, new: tuple[tuple[str, str], ...])
     statement, end = room.definitions[name]
     start = min([statement.lineno, *(each.lineno for each in getattr(statement, "decorator_list", ()))])
     text = "\n".join(shortened(room, statement, start, end))
+    text = _AGAIN.sub("", _AFTER_DOCSTRING.sub(r"\1\n", text))
     for used, other in new:
         if "." in used:
             text = re.sub(rf"\b{re.escape(used)}\b", other, text)

@@ -134,7 +134,8 @@ def compose(spec: Spec, usage: Usage) -> str:
     form = short_form(spec, taken) or long_form(spec, taken)
     stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in usage.missing]
     holes = [*usage.holes, *(name for name in usage.missing if name not in STAND_INS)]
-    imports = import_lines({*form.imports, *usage.imports, "import jax", "from flax import nnx"})
+    needed = {"import jax", "from flax import nnx", *(["import sys"] if holes else [])}
+    imports = import_lines({*form.imports, *usage.imports, *needed})
     parts = [
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
         "from __future__ import annotations" if usage.future else "",
@@ -146,7 +147,7 @@ def compose(spec: Spec, usage: Usage) -> str:
         *usage.chunks,
         title("the layers that ran around it"),
         *form.layers,
-        title(f"the nesting: {spec.nesting}"),
+        *([title(f"the nesting: {spec.nesting}")] if form.between == "\n\n\n" else []),
         form.nesting,
         title("how a call is taken apart, run and checked; nothing here is about the test"),
         *form.support,
@@ -260,7 +261,7 @@ def environment(usage: Usage) -> list[str]:
             lines.append(f'os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " {FLAG}={count}"')
             lines.append(f'os.environ["JAX_NUM_CPU_DEVICES"] = "{count}"')
     lines += [f"sys.path[:0] = {[*usage.folders]!a}"] if usage.folders else []
-    return ["import os", "import sys", "", *lines]
+    return ["import os", *(["import sys"] if usage.folders else []), "", *lines]
 
 
 def configuration() -> list[str]:

@@ -60,20 +60,24 @@ def broken_here(invariant: str, *lines: str, cause: BaseException | None = None)
         raise AssertionError("\n  ".join([f"nnx invariant broken: {invariant}", *lines])) from cause
 
 
+def living_tracers() -> dict[int, Any]:
+    """The tracers among all objects of Python, without those that nobody needs any more."""
+    jax.clear_caches()
+    gc.collect()
+    return {id(each): each for each in gc.get_objects() if issubclass(type(each), jax.core.Tracer)}
+
+
 def leaves_no_tracers(run: Callable[[], Any], *leaked: tuple[str, str]) -> Any:
-    """Run, and look among all objects of Python for tracers: each that is alive has outlived its trace. ``leaked`` are where, and their types."""
+    """Run, and look for new tracers that are alive: each has outlived its trace. ``leaked`` are where, and their types."""
     output: Any = None
-    error, told = None, ""
+    error, told, before = None, "", living_tracers()
     try:
         output = jax.block_until_ready(run())
     except Exception as raised:  # noqa: BLE001 - the call may raise anything
         # Its frames hold tracers of their own.
         error, told = raised, traceback.format_exc()
         error.__traceback__ = error.__cause__ = error.__context__ = None
-    jax.clear_caches()
-    gc.collect()
-    alive = [each for each in gc.get_objects() if issubclass(type(each), jax.core.Tracer)]
-    kinds = {describe(each.aval) for each in alive}
+    kinds = {describe(tracer.aval) for key, tracer in living_tracers().items() if key not in before}
     dropped = isinstance(error, jax.errors.UnexpectedTracerError)
     broken_here(
         "tracers", *(f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped), cause=error
