@@ -19,7 +19,13 @@ from typing import Any, Literal, TypeVar
 ROOT = Path(__file__).parents[1]
 FACTS = "BENCHMARK_FACTS"
 LIBRARY = "BENCHMARK_LIBRARY"
-FOREIGN = ("JAX_COMPILATION_CACHE_DIR", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "XLA_FLAGS")
+FOREIGN = (
+    "JAX_COMPILATION_CACHE_DIR",
+    "PYTEST_ADDOPTS",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD",
+    "PYTHONDONTWRITEBYTECODE",
+    "XLA_FLAGS",
+)
 """Variables of the caller's that would change what is measured."""
 
 T = TypeVar("T")

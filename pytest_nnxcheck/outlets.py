@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ from pytest_nnxcheck import options
 from pytest_nnxcheck.settings import SettingError, flag
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     import pytest
 
 REPORTS = (".json", ".html", ".md")
@@ -55,6 +56,8 @@ def percentage(name: str, value: object) -> Fraction:
     match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise SettingError(f"{name}={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing")
+    from fractions import Fraction  # late: most runs compare nothing
+
     return Fraction(match[1]) / 100
 
 

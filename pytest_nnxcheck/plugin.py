@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import shlex
-import unittest
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -136,9 +136,15 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, obj: obje
     for node in made if isinstance(made, list) else [made]:
         if isinstance(node, pytest.Function):
             _prepare(node, collector.CollectError)
-        elif isinstance(node, pytest.Class) and isinstance(obj, type) and issubclass(obj, unittest.TestCase):
+        elif isinstance(node, pytest.Class) and _is_test_case(obj):
             _refuse_test_case(node, collector.CollectError)
     return made
+
+
+def _is_test_case(obj: object) -> bool:
+    """Whether a class is one of unittest, which is there only where somebody has imported it."""
+    unittest = sys.modules.get("unittest")
+    return unittest is not None and isinstance(obj, type) and issubclass(obj, unittest.TestCase)
 
 
 def _prepare(item: pytest.Function, error: type[Exception]) -> None:
@@ -408,14 +414,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[str, str]]:
-    from pytest_nnxcheck import report
-
     for reports in terminalreporter.stats.values():
         for test in reports:
             found = dict(getattr(test, "user_properties", ()))
             if getattr(test, "when", "") == "call" and "nnx_nestings" in found:
                 yield test.nodeid, _line(test.nodeid, found, config)
     for nodeid, run in config.stash[_unreported].items():
+        from pytest_nnxcheck import report
+
         yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)
 
 
