@@ -91,10 +91,12 @@ def owner_name(subject: Any, frame: FrameType | None) -> str:
         subject = subject.func
     if frame is None or not inspect.ismethod(subject):
         return ""
-    named = {**frame.f_globals, **frame.f_locals}
-    held = (name for name in (*frame.f_locals, *named) if unwrap(named[name]) is subject.__self__)
-    # What pytest writes into an assertion has names that no code can have.
-    return next(filter(str.isidentifier, held), "")
+    for name, value in (*frame.f_locals.items(), *frame.f_globals.items()):
+        # By type: `isinstance` asks a lazy object for its class. What pytest writes into an assertion has names that no code can have.
+        held = value.__wrapped__ if type(value) is Wrapped else value
+        if held is subject.__self__ and name.isidentifier():
+            return str(name)
+    return ""
 
 
 def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Report:

@@ -147,7 +147,7 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
     facts = profile_if_traceable(subject, nesting, settings, session)
     tells = facts is not UNKNOWN and not session.values.needed and traced.tells(subject, facts, nesting, settings)
     found = traced_in(subject, facts, nesting, session) if tells else None
-    session.announce(subject, UNKNOWN, nesting, settings)
+    session.announce(subject, facts, nesting, settings)
     if found is None:
         session.values.require(subject)
         found = observe(subject, UNKNOWN, nesting, settings.donate)

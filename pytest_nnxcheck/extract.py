@@ -21,7 +21,7 @@ from types import ModuleType
 PACKAGE = __name__.partition(".")[0]
 _BUILTINS = frozenset(dir(builtins))
 _AFTER_DOCSTRING = re.compile(r'(^    """.*"""$)\n\n(?=    )', re.MULTILINE)
-_AGAIN = re.compile(r"^    (?:import jax|from flax import nnx)\n\n?", re.MULTILINE)
+_AGAIN = re.compile(r"^    (?:import jax|import jax.numpy as jnp|from flax import nnx)\n\n?", re.MULTILINE)
 """What every program imports at its top."""
 
 

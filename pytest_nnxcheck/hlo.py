@@ -188,7 +188,7 @@ class Module:
     frames: Message
     known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
     """Frames that were read before, by their number."""
-    every_frame: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
+    frames_by_metadata: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
     """The frames of instructions that were asked for, by their metadata, which many instructions share."""
     stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
     """Of these those that `origins.frames` has left of them."""
@@ -233,13 +233,13 @@ class Module:
     def frames_of(self, instruction: Instruction) -> list[Frame]:
         """The frames that made an instruction, innermost first: none where XLA inserted it."""
         key = bytes(instruction.metadata)
-        if key not in self.every_frame:
+        if key not in self.frames_by_metadata:
             metadata = fields(instruction.metadata)
             found = list(self._frames(number(metadata, 15)))
             if not found and number(metadata, 4):
                 found = [Frame(text(metadata, 3), number(metadata, 4), "")]
-            self.every_frame[key] = found
-        return self.every_frame[key]
+            self.frames_by_metadata[key] = found
+        return self.frames_by_metadata[key]
 
     def plainest_of(self, computation: int) -> Instruction | None:
         """The instruction of a computation with the fewest frames; `None` where no instruction of it has any."""

@@ -419,10 +419,11 @@ def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[s
             found = dict(getattr(test, "user_properties", ()))
             if getattr(test, "when", "") == "call" and "nnx_nestings" in found:
                 yield test.nodeid, _line(test.nodeid, found, config)
-    for nodeid, run in config.stash[_unreported].items():
+    if unreported := config.stash[_unreported]:
         from pytest_nnxcheck import report
 
-        yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)
+        for nodeid, run in unreported.items():
+            yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)
 
 
 def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:

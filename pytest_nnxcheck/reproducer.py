@@ -16,25 +16,29 @@ import flax
 import jax
 import jaxlib
 
-from pytest_nnxcheck import reproducer_plain as plain
 from pytest_nnxcheck.agreement import other_draws
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.extract import extract, import_lines, renamed
-from pytest_nnxcheck.nesting import CALL_FIRST, REGISTERED, Layer, Nesting
-from pytest_nnxcheck.profile import Profile, describe
-from pytest_nnxcheck.program import (
-    STACKED,
-    STACKING,
-    baseline_for,
-    donated_inputs,
-    home,
-    kept,
-    maps_written,
-    output_shapes,
+from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.nesting_text import (
+    HOLDING,
+    axes,
+    composed,
+    inside,
+    is_registered,
+    layer_name,
+    layers_of,
+    meaning_text,
+    places,
+    primal_text,
+    root_of,
+    un_nested,
 )
+from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.program import baseline_for, donated_inputs, kept, maps_written, output_shapes
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
-from pytest_nnxcheck.reproducer_plain import Plain
+from pytest_nnxcheck.reproducer_plain import Form, Plain, check_of, plain_facts, short_form
 from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
@@ -53,9 +57,6 @@ USUAL = {
     "jax_debug_nans": False,
     "jax_numpy_rank_promotion": "allow",
 }
-
-HOLDING = frozenset({"while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"})
-"""Layers that start from zeros of the output of what is inside them."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
         parts.append("drawn=True")
     if subject.owner:
         parts.append(f"owner={subject.owner!r}")
-    return Facts(f"Facts({', '.join(parts)})", subject.abstract, plain.plain_facts(subject, profile, nesting, settings))
+    return Facts(f"Facts({', '.join(parts)})", subject.abstract, plain_facts(subject, profile, nesting, settings))
 
 
 def paths(found: Any) -> str:
@@ -131,10 +132,10 @@ def shapes_text(shapes: Any) -> str:
 def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
     taken = usage.names | {*usage.missing}
-    form = short_form(spec, taken) or long_form(spec, taken)
+    form = form_of(spec, taken)
     stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in usage.missing]
     holes = [*usage.holes, *(name for name in usage.missing if name not in STAND_INS)]
-    needed = {"import jax", "from flax import nnx", *(["import sys"] if holes else [])}
+    needed = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *(["import sys"] if holes else [])}
     imports = import_lines({*form.imports, *usage.imports, *needed})
     parts = [
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
@@ -147,8 +148,7 @@ def compose(spec: Spec, usage: Usage) -> str:
         *usage.chunks,
         title("the layers that ran around it"),
         *form.layers,
-        *([title(f"the nesting: {spec.nesting}")] if form.between == "\n\n\n" else []),
-        form.nesting,
+        *form.nesting,
         title("how a call is taken apart, run and checked; nothing here is about the test"),
         *form.support,
         main(spec, usage, holes),
@@ -156,15 +156,13 @@ def compose(spec: Spec, usage: Usage) -> str:
     return form.between.join(part for part in parts if part) + "\n"
 
 
-@dataclass(frozen=True)
-class Form:
-    """What stands around the user's test in a program: import lines, definitions, the nesting, and what runs and checks it."""
-
-    imports: tuple[str, ...]
-    layers: tuple[str, ...]
-    nesting: str
-    support: tuple[str, ...]
-    between: str = "\n\n\n"
+def form_of(spec: Spec, taken: frozenset[str]) -> Form:
+    """The short form where one invariant broke in one plain call, else the long one."""
+    known = spec.calls[0].plain if len(spec.calls) == 1 else None
+    check = check_of(spec.outcome, known, copies(spec.outcome)) if known is not None else None
+    if known is None or check is None:
+        return long_form(spec, taken)
+    return short_form(spec.nesting, known, check, donates_state=spec.settings.donate != "none", taken=taken)
 
 
 def long_form(spec: Spec, taken: frozenset[str]) -> Form:
@@ -172,60 +170,18 @@ def long_form(spec: Spec, taken: frozenset[str]) -> Form:
     needed = extract(tuple(wanted(spec)), taken)
     ran = extract(tuple(layers_of(spec.nesting)), taken).definitions
     return Form(
-        tuple(needed.imports.values()),
-        tuple(text for place, text in needed.definitions.items() if place in ran),
-        renamed(f"def nesting(call, plans):\n    return {composed(spec.nesting)}", needed.aliases),
-        (
-            *(text for place, text in needed.definitions.items() if place not in ran),
-            renamed(nesting_text(spec), needed.aliases),
+        imports=tuple(needed.imports.values()),
+        layers=tuple(text for place, text in needed.definitions.items() if place in ran),
+        nesting=(
+            title(f"the nesting: {spec.nesting}"),
+            renamed(f"def nesting(call, plans):\n    return {composed(spec.nesting)}", needed.aliases),
         ),
-    )
-
-
-def short_form(spec: Spec, taken: frozenset[str]) -> Form | None:
-    """The form for one plain call in which one invariant broke; `None` where the long one is needed."""
-    nesting, known = spec.nesting, spec.calls[0].plain if len(spec.calls) == 1 else None
-    check = plain.finding(spec.outcome, known, copies(spec.outcome))
-    if known is None or not check or places(nesting) or any(map(is_registered, nesting.layers)):
-        return None
-    own = tuple(name for name in layers_of(nesting) if name not in GIVEN)
-    measured = "COMPILED" in check
-    names = [*own, ("standalone_plain", "plain_call"), ("standalone_plain", plain.checker(check))]
-    names += [("standalone", "compiled_of"), ("compat.programs", "staged")] if measured else []
-    stacked = sum(layer.transform in STACKED for layer in nesting.layers)
-    names += [("transforms", "stack")] if stacked else []
-    names += [("standalone", "first_of")] if "first_of(" in un_nested(nesting) else []
-    needed = extract(tuple(names), taken, given=GIVEN)
-    ran = extract(own, taken, given=GIVEN).definitions
-    layers = [text for place, text in needed.definitions.items() if place in ran]
-    used = plain.read_of_plans(layers)
-    donates = spec.settings.donate != "none" and not check.startswith("output = leaves_no_tracers")
-    jit = plain.root_jit(nesting, known, donates=donates, compiles=measured)
-    plans = ",\n        ".join(plain.plan(number, used, known, jit) for number in range(len(nesting.layers)))
-    body = plain.NESTING.format(plans=plans, composed=composed(nesting))
-    if "jnp.zeros" not in body and "empty" in used:
-        return None
-    wrapper = plain.WRAPPER.format(
-        names=known.names,
-        stacked="        inputs = stack(inputs)\n" * stacked,
-        check=check,
-        un_nested=un_nested(nesting).replace("out", "output"),
-    )
-    text = [f"COMPILED = []\n\n{wrapper}" if measured else wrapper]
-    return Form(
-        (*plain.IMPORTS, *(["import contextlib"] if "contextlib" in body else []), *needed.imports.values()),
-        (renamed(plain.TYPES, needed.aliases), *layers),
-        renamed(body.rstrip(), needed.aliases),
-        (
+        support=(
             *(text for place, text in needed.definitions.items() if place not in ran),
-            *(renamed(each, needed.aliases) for each in text),
+            renamed(checked_text(spec), needed.aliases),
         ),
-        "\n\n",
+        between="\n\n\n",
     )
-
-
-GIVEN = (("transforms", "Plan"), ("transforms", "Program"))
-"""What a short program has in another form."""
 
 
 def title(text: str) -> str:
@@ -287,10 +243,6 @@ def wanted(spec: Spec) -> list[tuple[str, str]]:
     return names
 
 
-def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
-    return [("transforms", "Plan"), *(layer_name(layer) for layer in nesting.layers if not is_registered(layer))]
-
-
 CHECKS = {
     "no_tracers_remain": "standalone_checks",
     "memory_is_within": "standalone_checks",
@@ -312,88 +264,18 @@ def checks(spec: Spec) -> list[str]:
     ]
 
 
-def is_registered(layer: Layer) -> bool:
-    return (layer.transform, layer.style) in REGISTERED
-
-
-def layer_name(layer: Layer) -> tuple[str, str]:
-    """Room and name of the function of a layer."""
-    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    return home(layer).__name__.rpartition(".")[2], name
-
-
-def own_name(layer: Layer) -> str:
-    """The name of a registered transform's function."""
-    return str(getattr(REGISTERED[layer.transform, layer.style].function, "__name__", layer.transform))
-
-
-def places(nesting: Nesting) -> bool:
-    """Whether state and inputs are put on every device before the program starts."""
-    return bool(root_of(nesting)) and any(layer.transform == "shard_map" for layer in nesting.layers)
-
-
-def root_of(nesting: Nesting) -> int | None:
-    """How many arguments of the outermost jit are state; None where the outermost layer is no jit."""
-    layers = nesting.layers
-    if not layers or layers[0].transform != "jit":
-        return None
-    return {"argument": 1, "functional": 2}.get(layers[0].style, 0)
-
-
-def composed(nesting: Nesting) -> str:
-    """The nesting as one expression."""
-    text = "call"
-    for number, layer in reversed(list(enumerate(nesting.layers))):
-        function = f"registered({own_name(layer)})" if is_registered(layer) else layer_name(layer)[1]
-        text = f"{function}({text}, plans[{number}])"
-    return text
-
-
 def setup_text(nesting: Nesting, spec: Spec, nest: str) -> str:
     """What is known of a nesting."""
     donate = spec.settings.donate
-    stacked = [layer.transform in STACKED for layer in nesting.layers]
-    inside = tuple(sum(stacked[number + 1 :]) for number in range(len(stacked)))
     lines = [
         f"runs={'run_abstract' if spec.abstract else 'run'}",
         f"nest={nest}",
         f"un_nest=lambda out: {un_nested(nesting)}",
-        f"inside={inside}",
+        f"inside={inside(nesting)}",
     ]
-    lines += [f"axes={sum(stacked)}", f"root={root_of(nesting)}", f"donate={donate!r}"]
+    lines += [f"axes={axes(nesting)}", f"root={root_of(nesting)}", f"donate={donate!r}"]
     lines += ["place=on_mesh"] if places(nesting) else []
     return "Setup(\n" + "".join(f"    {each},\n" for each in lines) + ")"
-
-
-def un_nested(nesting: Nesting) -> str:
-    """The expression for the call's own output in that of the nesting."""
-    text = "out"
-    for layer in nesting.layers:
-        if layer.transform == CALL_FIRST:
-            text += "[1]"
-        elif layer.transform == "grad":
-            text += "[0]"
-        elif layer.transform in STACKING:
-            text = f"first_of({text})"
-    return text
-
-
-def meaning_text(nesting: Nesting) -> str:
-    """The eager calls that a nesting means."""
-    text, axes = "call", 0
-    for name in reversed(meaning_of(nesting)):
-        text = f"{MEANINGS[name].__name__}({text}, call, {axes})"
-        axes += name in STACKED
-    return text
-
-
-def primal_text(nesting: Nesting, out: str = "out", start: int = 0) -> str:
-    """The expression for an output without gradients."""
-    for number, layer in enumerate(nesting.layers[start:], start):
-        if layer.transform == CALL_FIRST:
-            return f"({out}[0], {primal_text(nesting, f'{out}[1]', number + 1)})"
-        out = f"{out}[0]" if layer.transform == "grad" else out
-    return out
 
 
 WRAPPER = """
@@ -410,7 +292,7 @@ def nnx_wrap(subject):
 """
 
 
-def nesting_text(spec: Spec) -> str:
+def checked_text(spec: Spec) -> str:
     """The nesting, what is known of the calls, and the function that stands for the fixture."""
     asked = checks(spec)
     lines = [f"NESTING = {setup_text(spec.nesting, spec, 'nesting')}"]

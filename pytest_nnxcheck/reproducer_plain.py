@@ -7,27 +7,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nnxcheck import compat
-from pytest_nnxcheck.evidence import FLOOR
+from pytest_nnxcheck import compat, nesting_text
+from pytest_nnxcheck.evidence import FLOOR, Evidence
+from pytest_nnxcheck.extract import extract, renamed
 from pytest_nnxcheck.invariants.donation import SHOWN
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.profile import UNKNOWN, Profile
-from pytest_nnxcheck.program import STACKED, donated_inputs, output_shapes
+from pytest_nnxcheck.program import donated_inputs, output_shapes
 from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH
-from pytest_nnxcheck.verdicts import Outcome
+from pytest_nnxcheck.verdicts import Outcome, Violation
 
-IMPORTS = ("import types", "from collections.abc import Callable", "from typing import Any", "import jax.numpy as jnp")
+GIVEN = (("transforms", "Plan"), ("transforms", "Program"))
+"""What a short program has in another form: `TYPES`."""
 TYPES = "Plan, Program = types.SimpleNamespace, Callable[..., Any]"
 """What stands for the class of the plans, of which the program writes what its layers read, and for the type of what is inside a layer."""
+IMPORTS = ("import types", "from collections.abc import Callable", "from typing import Any")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What stands around the user's test in a program: import lines, the layers, the nesting, and what runs and checks it."""
+
+    imports: tuple[str, ...]
+    layers: tuple[str, ...]
+    nesting: tuple[str, ...]
+    support: tuple[str, ...]
+    between: str
+    """The blank lines between two parts."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """What a short program says of a call: names of the graph nodes, the state's leaves with their numbers before and after, names of the inputs, and the values of
-    the plans, by the number of the layer where each has its own.
+    """What a short program says of a call.
+
+    ``names`` are those of its graph nodes, ``leaves`` the numbers of the state's leaves before and after it, ``inputs`` the names of its
+    arrays, ``donated`` the numbers of those that are donated, ``returned`` the numbers of the outputs that are their new values. ``values``
+    are the attributes of each layer's plan as text.
     """
 
     names: tuple[str, ...]
@@ -35,44 +53,49 @@ class Plain:
     inputs: tuple[str, ...]
     donated: tuple[int, ...]
     returned: Mapping[int, int]
-    values: Mapping[str, str]
     state_bytes: int
-    inside: tuple[int, ...]
-    empty: Mapping[int, str]
+    values: tuple[Mapping[str, str], ...]
 
 
 def plain_facts(subject: Subject, profile: Profile, nesting: Nesting, settings: Settings) -> Plain | None:
-    """What a short program says of a call; `None` where it needs the long one."""
-    usual = not (profile.added or profile.dropped) and compat.mode_flags() == (True, True)
-    if subject.abstract or subject.opened or not usual or not (profile.plain or profile is UNKNOWN):
+    """What a short program says of a call; `None` where it needs the long one. Of a call that no trace takes the output counts as plain: it raises."""
+    unusual = profile.added or profile.dropped or profile.devices > 1 or compat.mode_flags() != (True, True)
+    holding = any(layer.transform in nesting_text.HOLDING for layer in nesting.layers)
+    if unusual or subject.abstract or not subject.plain or not (profile.plain or profile is UNKNOWN):
         return None
-    left = {
-        path: number for number, path in enumerate(path for path in profile.state_paths if path not in profile.removed)
-    }
-    stacked = [layer.transform in STACKED for layer in nesting.layers]
-    written = profile.changed | profile.restored
+    if nesting_text.places(nesting) or any(map(nesting_text.is_registered, nesting.layers)):
+        return None
+    if holding and any(map(compat.is_key, profile.out)):
+        return None
+    left = [path for path in profile.state_paths if path not in profile.removed]
+    after = {path: number for number, path in enumerate(left)}
     return Plain(
         names=subject.names,
-        leaves={subject.path(path): (number, left.get(path)) for number, path in enumerate(profile.state_paths)},
+        leaves={subject.path(path): (number, after.get(path)) for number, path in enumerate(profile.state_paths)},
         inputs=subject.input_names,
         donated=donated_inputs(subject, nesting, settings.donate),
         returned=successors(subject, profile, settings.donate),
-        values={
+        state_bytes=profile.state_bytes,
+        values=tuple(plan_values(subject, profile, nesting)),
+    )
+
+
+def plan_values(subject: Subject, profile: Profile, nesting: Nesting) -> Any:
+    """What the plan of each layer says, as text, but for its ``jit``."""
+    for number, (layer, axes) in enumerate(zip(nesting.layers, nesting_text.inside(nesting), strict=True)):
+        holds = layer.transform in nesting_text.HOLDING
+        shapes = output_shapes(nesting.layers[number + 1 :], profile, subject.inputs) if holds else ()
+        yield {
             "changed": among(profile.changed),
-            "written": among(written),
+            "written": among(profile.changed | profile.restored),
             "parameters": among(profile.parameters),
-            "graph_updates": str(compat.mode_flags()[1]),
+            "graph_updates": "True",
             "length": str(LENGTH),
             "subject": "call",
             "unchanged": "lambda state: contextlib.nullcontext()",
-        },
-        state_bytes=profile.state_bytes,
-        inside=tuple(sum(stacked[number + 1 :]) for number in range(len(stacked))),
-        empty={
-            number: f"lambda: {zeros(output_shapes(nesting.layers[number + 1 :], profile, subject.inputs))}"
-            for number in range(len(stacked))
-        },
-    )
+            "element": f"lambda leaf: leaf[{(0,) * axes!r}]",
+            "empty": f"lambda: {zeros(shapes)}",
+        }
 
 
 def among(paths: frozenset[Any]) -> str:
@@ -83,83 +106,130 @@ def among(paths: frozenset[Any]) -> str:
 
 
 def zeros(shapes: Any) -> str:
-    """Arrays of zeros as text; an empty text in place of keys."""
+    """Arrays of zeros as text."""
     if isinstance(shapes, tuple):
         return f"({', '.join(map(zeros, shapes))}{',' * (len(shapes) == 1)})"
-    return "" if compat.is_key(shapes) else f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r})"
+    return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r})"
 
 
-def finding(outcome: Outcome | None, plain: Plain | None, copied: tuple[int, int]) -> str:
-    """The check of what broke, as the last line of the wrapper: empty where a short program cannot look for it."""
-    if outcome is None or plain is None or outcome.evidence is None or len(outcome.violations) != 1:
-        return ""
-    (violation,), known = outcome.violations, outcome.evidence
-    run = "nesting(program)(state, *inputs)"
-    if violation.invariant == "tracers" and known.leaks:
-        leaked = "".join(f", ({leak.path!a}, {leak.type!a})" for leak in known.leaks[:SHOWN])
-        return f"output = leaves_no_tracers(lambda: {run}{leaked})"
-    if violation.invariant == "donation":
-        rows = 1 + sum(bool(label) for label, _ in violation.details)
-        if rows != min(len(known.moves), SHOWN):
-            return ""
-        lost = [move.path for move in known.moves]
-        leaves = {name: plain.leaves[name] for name in lost if name in plain.leaves}
-        numbers = {name: plain.inputs.index(name) for name in lost if name in plain.inputs}
-        if len(leaves) + len(numbers) != len(lost):
-            return ""
-        outputs = {name: (number, plain.returned.get(number)) for name, number in numbers.items()}
-        return f"output = keeps_donated_buffers(nesting(program), state, inputs, {leaves!r}, {outputs!r})"
+# --- what the program looks for
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a program runs the nesting and looks for a finding: the function of `standalone_plain` that looks, and the lines.
+
+    The jit of the outermost layer ``donates`` as the plugin's does, or ``compiles`` a program that the lines measure.
+    """
+
+    function: str
+    lines: tuple[str, ...]
+    donates: bool = False
+    compiles: bool = False
+
+
+RUN = "nesting(program)(state, *inputs)"
+
+
+def check_of(outcome: Outcome | None, plain: Plain, copied: tuple[int, int]) -> Check | None:
+    """The check of what broke; `None` where a short program cannot look for it. ``copied`` are the bytes of copies of the state, and the peak."""
+    if outcome is None or outcome.evidence is None or len(outcome.violations) != 1:
+        return None
+    (violation,) = outcome.violations
+    match violation.invariant:
+        case "tracers" if outcome.evidence.leaks:
+            leaked = "".join(f", ({leak.path!a}, {leak.type!a})" for leak in outcome.evidence.leaks[:SHOWN])
+            return Check("leaves_no_tracers", (f"output = leaves_no_tracers(lambda: {RUN}{leaked})",))
+        case "donation":
+            return check_of_donation(violation, outcome.evidence, plain)
+        case "memory":
+            return check_of_memory(outcome, outcome.evidence, plain, copied)
+    return None
+
+
+def check_of_donation(violation: Violation, known: Evidence, plain: Plain) -> Check | None:
+    """Leaves that lost their buffer, where the violation names nothing else."""
+    rows = 1 + sum(bool(label) for label, _ in violation.details)
+    lost = [move.path for move in known.moves]
+    if rows != min(len(lost), SHOWN) or not {*lost} <= {*plain.leaves, *plain.inputs}:
+        return None
+    leaves = {name: plain.leaves[name] for name in lost if name in plain.leaves}
+    numbers = {name: plain.inputs.index(name) for name in lost if name not in leaves}
+    inputs = {name: (number, plain.returned.get(number)) for name, number in numbers.items()}
+    arguments = f"nesting(program), state, inputs, {leaves!r}, {inputs!r}"
+    return Check("keeps_donated_buffers", (f"output = keeps_donated_buffers({arguments})",), donates=True)
+
+
+def check_of_memory(outcome: Outcome, known: Evidence, plain: Plain, copied: tuple[int, int]) -> Check | None:
+    """A peak over its budget, copies of the state, or what the call captures."""
     over = outcome.peak is not None and outcome.budget is not None and outcome.peak > outcome.budget
-    if violation.invariant == "memory" and (over or copied[0]):
+    if over or copied[0]:
         more = f", state={plain.state_bytes}, copied={copied[0]}, seen={copied[1]}" if copied[0] else ""
-        return f"output = {run}\n        peak_is_within(COMPILED[0], {outcome.budget}{more})"
-    if violation.invariant == "memory" and known.captured:
-        return f"captures_little(program, state, inputs, {FLOOR})\n        output = {run}"
-    return ""
+        lines = (f"output = {RUN}", f"peak_is_within(COMPILED[-1], {outcome.budget}{more})")
+        return Check("peak_is_within", lines, donates=True, compiles=True)
+    if known.captured:
+        return Check(
+            "captures_little", (f"captures_little(program, state, inputs, {FLOOR})", f"output = {RUN}"), donates=True
+        )
+    return None
 
 
-def checker(check: str) -> str:
-    """The function that a check calls."""
-    return str(re.findall(r"(\w+)\(", check.replace("nesting(program)(", ""))[0])
+# --- the text
+
+WRAPPER = """def nnx_wrap(subject):
+    def wrapped(*args, **kwargs):
+        program, state, inputs, rebuild = plain_call(subject, args, kwargs, {names!r})
+        {lines}
+        return rebuild({output})
+
+    return wrapped"""
 
 
-def root_jit(nesting: Nesting, plain: Plain, *, donates: bool, compiles: bool) -> str:
+def short_form(
+    nesting: Nesting, plain: Plain, check: Check, *, donates_state: bool, taken: frozenset[str] = frozenset()
+) -> Form:
+    """The text of a short program; ``taken`` are names that mean something else in it."""
+    layers = tuple(name for name in nesting_text.layers_of(nesting) if name not in GIVEN)
+    axes, output = nesting_text.axes(nesting), nesting_text.un_nested(nesting, "output")
+    names = [*layers, ("standalone_plain", "plain_call"), ("standalone_plain", check.function)]
+    names += [("standalone", "compiled_of"), ("compat.programs", "staged")] if check.compiles else []
+    names += [("transforms", "stack")] if axes else []
+    names += [("standalone", "first_of")] if "first_of(" in output else []
+    needed = extract(tuple(names), taken, given=GIVEN)
+    ran = extract(layers, taken, given=GIVEN).definitions
+    texts = [text for place, text in needed.definitions.items() if place in ran]
+    jit = root_jit(nesting, plain, check, donates_state=donates_state)
+    plans = ",\n        ".join(plans_text(texts, plain, jit))
+    nested = f"def nesting(call):\n    plans = [{plans}]\n    return {nesting_text.composed(nesting)}"
+    lines = "\n        ".join(["inputs = stack(inputs)"] * axes + [*check.lines])
+    wrapper = WRAPPER.format(names=plain.names, lines=lines, output=output)
+    return Form(
+        imports=(*IMPORTS, *(["import contextlib"] if "contextlib." in nested else []), *needed.imports.values()),
+        layers=(renamed(TYPES, needed.aliases), *texts),
+        nesting=(renamed(nested, needed.aliases),),
+        support=(
+            *(text for place, text in needed.definitions.items() if place not in ran),
+            *(["COMPILED = []"] if check.compiles else []),
+            renamed(wrapper, needed.aliases),
+        ),
+        between="\n\n",
+    )
+
+
+def root_jit(nesting: Nesting, plain: Plain, check: Check, *, donates_state: bool) -> str:
     """The ``jit`` of the outermost layer."""
-    style = nesting.layers[0].style if nesting.layers else ""
-    states = {"argument": 1, "functional": 2}.get(style, 0)
-    donated = (*((0,) if states and donates else ()), *(states + number for number in plain.donated))
-    options = f"keep_unused=True, donate_argnums={donated!r}" if donated else "keep_unused=True"
-    if compiles:
+    states = nesting_text.root_of(nesting) or 0
+    donated = (*((0,) if states and donates_state else ()), *(states + number for number in plain.donated))
+    options = f"keep_unused=True, donate_argnums={donated!r}" if donated and check.donates else "keep_unused=True"
+    if check.compiles:
         show = "lambda compiled, *_: COMPILED.append(compiled)"
         return f"lambda wrapper, f: staged(wrapper, f, compiled_of, {show}, abstract=False, {options})"
     return f"lambda wrapper, f: wrapper(f, {options})"
 
 
-def plan(number: int, used: list[str], plain: Plain, jit: str) -> str:
-    """One plan: what the layers read of it."""
-    values = {
-        **plain.values,
-        "element": f"lambda leaf: leaf[{(0,) * plain.inside[number]!r}]",
-        "empty": plain.empty[number],
-        "jit": jit if number == 0 else "lambda wrapper, f: wrapper(f)",
-    }
-    return f"Plan({', '.join(f'{name}={values[name]}' for name in used)})"
-
-
-def read_of_plans(layers: list[str]) -> list[str]:
-    """The attributes that the text of layers reads of a plan."""
-    return list(dict.fromkeys(name for text in layers for name in re.findall(r"\bplan\.(\w+)", text)))
-
-
-NESTING = """def nesting(call):
-    plans = [{plans}]
-    return {composed}
-"""
-
-WRAPPER = """def nnx_wrap(subject):
-    def wrapped(*args, **kwargs):
-        program, state, inputs, rebuild = plain_call(subject, args, kwargs, {names!r})
-{stacked}        {check}
-        return rebuild({un_nested})
-
-    return wrapped"""
+def plans_text(layers: list[str], plain: Plain, jit: str) -> list[str]:
+    """The plans: of each what the text of the layers reads."""
+    read = dict.fromkeys(name for text in layers for name in re.findall(r"\bplan\.(\w+)", text))
+    jits = [jit, *["lambda wrapper, f: wrapper(f)"] * len(plain.values)]
+    every = [{**values, "jit": own} for values, own in zip(plain.values, jits, strict=False)]
+    return [f"Plan({', '.join(f'{name}={values[name]}' for name in read)})" for values in every]

@@ -68,7 +68,7 @@ class Session:
     programs: Announced | None = None
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
     values: Values = field(default_factory=Values)
-    last: tuple[Subject, Any] | None = None
+    latest_key: tuple[Subject, Any] | None = None
 
     def announce(self, subject: Subject, profile: Profile | None, nesting: Nesting, settings: Settings) -> None:
         """Tell of a nesting that is about to run; without a profile, of a call that is about to be traced for the first time."""
@@ -81,6 +81,7 @@ class Session:
         self.references.begin_example()
 
     def end_example(self) -> None:
+        self.latest_key = None  # which holds the state of the example
         while self.places:
             for place in self.places.pop().restore():
                 self.note(f"{place} could not be put back: what a nesting left there is met by the next")
@@ -92,9 +93,9 @@ class Session:
 
     def key(self, subject: Subject) -> Any:
         """The signature of a subject, taken once: its own state is written when the call has been judged."""
-        if self.last is None or self.last[0] is not subject:
-            self.last = subject, signature(subject)
-        return self.last[1]
+        if self.latest_key is None or self.latest_key[0] is not subject:
+            self.latest_key = subject, signature(subject)
+        return self.latest_key[1]
 
     def profile_of(self, subject: Subject) -> Profile:
         """The profile of the call, from the memo where the same call was made before."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,10 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.dataflow import constants
+from pytest_nnxcheck.pointers import pointers
 from pytest_nnxcheck.profile import describe, nbytes
 from pytest_nnxcheck.report import format_bytes
-from pytest_nnxcheck.standalone_checks import used_by
+from pytest_nnxcheck.standalone_checks import broken, used_by
 from pytest_nnxcheck.subject import Nodes, is_array
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -31,9 +33,9 @@ def plain_call(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...]) -> 
     """``subject(*args, **kwargs)`` as a program of its graph nodes and arrays; the nodes, the arrays, and what gives an output its structure."""
     while isinstance(subject, functools.partial):
         subject, args, kwargs = subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}
-    owner = subject if compat.is_graph_node(subject) else getattr(subject, "__self__", None)
-    if owner is not None:
-        subject, args = getattr(subject, "__func__", type(owner).__call__), (owner, *args)
+    owner = subject.__self__ if inspect.ismethod(subject) else subject
+    if compat.is_graph_node(owner):
+        subject, args = subject.__func__ if inspect.ismethod(subject) else type(owner).__call__, (owner, *args)
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=compat.is_graph_node)
     nodes = list({id(leaf): leaf for leaf in leaves if compat.is_graph_node(leaf)}.values())
     alone = len(nodes) == 1 and isinstance(nodes[0], nnx.Module)
@@ -52,12 +54,6 @@ def plain_call(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...]) -> 
     # Copies: what is donated must not be the arrays of the test.
     inputs = [jnp.array(leaf) for leaf in leaves if is_array(leaf)] or [jnp.zeros((), np.float32)]
     return program, state, inputs, lambda output: jax.tree.unflatten(last[0], output)
-
-
-def broken_here(invariant: str, *lines: str, cause: BaseException | None = None) -> None:
-    """End the program as the plugin would, where there is a line to say."""
-    if lines:
-        raise AssertionError("\n  ".join([f"nnx invariant broken: {invariant}", *lines])) from cause
 
 
 def living_tracers() -> dict[int, Any]:
@@ -79,39 +75,36 @@ def leaves_no_tracers(run: Callable[[], Any], *leaked: tuple[str, str]) -> Any:
         error.__traceback__ = error.__cause__ = error.__context__ = None
     kinds = {describe(tracer.aval) for key, tracer in living_tracers().items() if key not in before}
     dropped = isinstance(error, jax.errors.UnexpectedTracerError)
-    broken_here(
-        "tracers", *(f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped), cause=error
-    )
+    lines = [f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped]
+    if lines:
+        broken("tracers", lines, error)
     if error is not None:
         print(told)  # noqa: T201 - with the lines that it lost
         raise error
     return output
 
 
-def keeps_donated_buffers(run: Callable[..., Any], state: Any, inputs: Any, leaves: Any, outputs: Any) -> Any:
-    """Run, and hold what it donates against what came back: leaves of the state and inputs by name, with their number before and after."""
+def keeps_donated_buffers(run: Callable[..., Any], state: Any, inputs: Any, leaves: Any, arrays: Any) -> Any:
+    """Run, and hold what was donated against what came back: leaves of the state, and inputs, by name with their numbers before and after."""
     before = jax.tree.leaves(nnx.state(state))
-    old = {name: before[number] for name, (number, _) in leaves.items()}
-    old |= {name: inputs[number] for name, (number, _) in outputs.items()}
-    types, donated = {name: describe(leaf) for name, leaf in old.items()}, set(map(buffer_of, [*before, *inputs]))
+    donated = {pointer for array in [*before, *inputs] for pointer in pointers(array)}
+    types = {name: describe(before[number]) for name, (number, _) in leaves.items()}
+    types |= {name: describe(inputs[number]) for name, (number, _) in arrays.items()}
     output = jax.block_until_ready(run(state, *inputs))
     after, returned = (dict(enumerate(jax.tree.leaves(tree))) for tree in (nnx.state(state), output))
-    new = {name: after.get(place) for name, (_, place) in leaves.items()}
-    new |= {name: returned.get(place) for name, (_, place) in outputs.items()}
-    became = {name: "not returned" if leaf is None else f"became {describe(leaf)}" for name, leaf in new.items()}
-    kept = {
-        name for name, kind in types.items() if became[name] == f"became {kind}" and buffer_of(new[name]) in donated
-    }
-    same = {name: "not reused by XLA" for name, kind in types.items() if became[name] == f"became {kind}"}
-    lines = [f"{name}   {kind}   {same.get(name, became[name])}" for name, kind in types.items() if name not in kept]
-    broken_here("donation", *lines)
+    new = {name: after.get(number) for name, (_, number) in leaves.items()}
+    new |= {name: returned.get(number) for name, (_, number) in arrays.items()}
+    lines = []
+    for name, kind in types.items():
+        if new[name] is None:
+            lines.append(f"{name}   {kind}   not returned")
+        elif describe(new[name]) != kind:
+            lines.append(f"{name}   {kind}   became {describe(new[name])}")
+        elif not donated.issuperset(pointers(new[name])):
+            lines.append(f"{name}   {kind}   not reused by XLA")
+    if lines:
+        broken("donation", lines)
     return output
-
-
-def buffer_of(array: Any) -> tuple[int, ...]:
-    """Where an array lies: one pointer a shard."""
-    data = jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
-    return tuple(shard.data.unsafe_buffer_pointer() for shard in data.addressable_shards if data.size)
 
 
 def peak_is_within(compiled: Any, limit: int, state: int = 0, copied: int = 0, seen: int = 0) -> None:
@@ -122,7 +115,8 @@ def peak_is_within(compiled: Any, limit: int, state: int = 0, copied: int = 0, s
     wrong = [f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit)}"] if used.peak > limit else []
     if copied and used.peak > seen - copied / 2:
         wrong.append(f"the program holds {copied / max(state, 1):.1f} more copies of its state at the peak")
-    broken_here("memory", *wrong, *(figures if wrong else ()))
+    if wrong:
+        broken("memory", [*wrong, *figures])
 
 
 def captures_little(program: Any, state: Any, inputs: Any, most: int) -> None:
@@ -133,4 +127,5 @@ def captures_little(program: Any, state: Any, inputs: Any, most: int) -> None:
         return program(nnx.merge(graphdef, leaves), *inputs)
 
     size = sum(map(nbytes, constants(jax.make_jaxpr(pure)(leaves, *inputs))))
-    broken_here("memory", *([f"the call captures {format_bytes(size)} of constants"] if size >= most else []))
+    if size >= most:
+        broken("memory", [f"the call captures {format_bytes(size)} of constants"])

@@ -64,7 +64,7 @@ class Subject:
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``outbox`` gives them back the structure the user returned.
     ``program_of`` makes the same call of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
     objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
-    name of the object that a method is called on, where he has one.
+    name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Subject:
     opened: tuple[tuple[str, Any], ...]
     code: Any
     owner: str = ""
+    plain: bool = False
 
     def refuse_what_flax_cannot_split(self) -> None:
         """A module that holds what flax has no place for (an array outside a Variable, before 0.12) works eagerly only. Raises `CheckError`."""
@@ -154,7 +155,9 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
         raise CheckError(
             f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}"
         ) from None
-    parts = Parts(opened=tuple(holders.originals(tree, lambda path: name_of(path, labels))))
+    given = jax.tree.leaves((args, kwargs), is_leaf=compat.is_graph_node)
+    plain = not holds_arguments(subject) and list(map(id, given)) == [id(leaf) for _, leaf in leaves]
+    parts = Parts(opened=tuple(holders.originals(tree, lambda path: name_of(path, labels))), plain=plain)
     for path, leaf in leaves:
         parts.file(name_of(path, labels), leaf)
     return assemble(subject, function, treedef, parts, owner)
@@ -165,6 +168,7 @@ class Parts:
     """The leaves of a call's arguments, sorted into graph nodes, inputs and static values."""
 
     opened: tuple[tuple[str, Any], ...]
+    plain: bool
     nodes: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     inputs: list[Any] = field(default_factory=list)
@@ -216,6 +220,13 @@ def unwrap(
     args = (owner, *args)
     own = name or ("model" if compat.is_graph_node(owner) else "self")
     return function, args, kwargs, [own, *argument_names(function, args)[1:]]
+
+
+def holds_arguments(subject: Any) -> bool:
+    """Whether arguments of the call are in an `nnx.cached_partial`."""
+    while isinstance(subject, functools.partial):
+        subject = subject.func
+    return compat.cached_partial(subject) is not None
 
 
 def owner_of(subject: Any) -> tuple[Any, Any]:
@@ -319,6 +330,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         opened=parts.opened,
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
         owner=owner,
+        plain=parts.plain,
     )
 
 

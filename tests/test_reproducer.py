@@ -222,6 +222,70 @@ def test_every_violation_of_a_jit_fails_in_the_same_way(inner, pytester):
     assert {test: lines for test, (lines, most) in lengths.items() if lines > most} == {}
 
 
+LONG = """
+import reports
+
+class Keeps(nnx.Module):
+    kept = []
+
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, *keys):
+        y = self.linear(x)
+        Keeps.kept.append(y)
+        return (y, *keys)
+
+class Trainer:
+    def step(self, model, x):
+        return model(x)
+
+def of_state(graphdef):
+    return lambda state, x: nnx.merge(graphdef, state)(x)
+
+def gives_the_module(model, x):
+    model(x)
+    return model
+
+X = jnp.ones((2, 4))
+
+@marked
+@pytest.mark.skipif(not hasattr(nnx, "cached_partial"), reason="this flax has none")
+def test_cached(nnx_wrap):
+    nnx_wrap(nnx.cached_partial(lambda model, x: model(x), Keeps()))(X)
+
+@marked
+def test_state(nnx_wrap):
+    graphdef, state = nnx.split(Keeps())
+    nnx_wrap(of_state(graphdef))(state, X)
+
+@marked
+def test_keys(nnx_wrap):
+    nnx_wrap(Keeps())(X, jax.random.key(0))
+
+@marked
+def test_module(nnx_wrap):
+    nnx_wrap(gives_the_module)(Keeps(), X)
+
+@marked
+def test_method(nnx_wrap):
+    nnx_wrap(Trainer().step)(Keeps(), X)
+"""
+
+
+@pytest.mark.parametrize(
+    "nesting", ["jit > while_loop", pytest.param("jit[functional] > scan", marks=pytest.mark.full)]
+)
+def test_a_call_that_is_not_plain_has_the_long_form_and_fails_in_the_same_way(inner, pytester, nesting):
+    result = inner(LONG, "--nnx-nesting", nesting)
+    found = same(result, pytester.path, result.parseoutcomes()["failed"])
+    assert {kind for kind, _, _ in found.values()} == {"tracers"}
+    mended = [pytester.path / program for _, _, program in found.values()]
+    for path in mended:
+        path.write_text(path.read_text().replace("Keeps.kept.append(y)", "pass"))
+    assert {path: how for path, how in run_programs(mended).items() if how != ("", "")} == {}
+
+
 MENDED = {
     ".leaky()": ".healthy()",
     "import step_other_dtype": "import step_in_place as step_other_dtype",
