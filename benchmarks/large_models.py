@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.observation import Memory
 from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.subject import bind

@@ -15,7 +15,8 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.hlo import aliases
-from pytest_nnxcheck.pointers import Leaf, read_leaf
+from pytest_nnxcheck.observation import Leaf
+from pytest_nnxcheck.pointers import read_leaf
 from pytest_nnxcheck.twins import abstract_leaf
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these

@@ -5,24 +5,40 @@ from __future__ import annotations
 import importlib
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_nnxcheck import compat, expected, report
-from pytest_nnxcheck.failures import one_line
+from pytest_nnxcheck import compat, expected, report, story
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.text import one_line
+from pytest_nnxcheck.uncomputed import Watch
 from pytest_nnxcheck.verdicts import ERRORS, InvariantViolation, NestingExcused, NestingRejected, Outcome
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.call import Call
-    from pytest_nnxcheck.run import Run
+    from pytest_nnxcheck.session import Session
 
 RUNNING: ContextVar[Active] = ContextVar("nnxcheck_active")
+
+
+class Recorder(Protocol):
+    """What an execution needs of the run that it belongs to."""
+
+    settings: Settings
+    session: Session
+    watch: Watch
+
+    def record(self, outcome: Outcome) -> None:
+        """Keep the outcome."""
+
+    def with_program(self, outcome: Outcome) -> Outcome:
+        """The outcome with the program that shows it, if there is one."""
 
 
 class Active:
     """One execution of a test body under one nesting; wrapped objects report to it."""
 
-    def __init__(self, run: Run, nesting: Nesting) -> None:
+    def __init__(self, run: Recorder, nesting: Nesting) -> None:
         self.run = run
         self.nesting = nesting
         self.violation: InvariantViolation | None = None
@@ -39,7 +55,7 @@ class Active:
             call = engine().check_call(
                 subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session, owner=owner
             )
-        self._settle(call)
+        self._settle(replace(call, outcome=story.located(call.outcome)))
         return call.output
 
     def _settle(self, call: Call) -> None:

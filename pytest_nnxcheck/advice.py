@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_nnxcheck.evidence import FLOOR, Held
-from pytest_nnxcheck.report import format_bytes
+from pytest_nnxcheck.text import format_bytes
 from pytest_nnxcheck.waste import Recast, Saved, Stack, Waste
 
 SHARE = 0.25

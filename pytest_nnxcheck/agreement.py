@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck import compat, hints
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.drops import LAX, Drop, transparent
-from pytest_nnxcheck.explain import first_line
 from pytest_nnxcheck.facts import Effect, read, structure, type_of
 from pytest_nnxcheck.invariants.parity import (
     Difference,
@@ -18,12 +18,12 @@ from pytest_nnxcheck.invariants.parity import (
     violation,
 )
 from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.observe import Observation
-from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.observation import Observation
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import primal
 from pytest_nnxcheck.reference import Meaning, evaluate, meaning_of, names_of
-from pytest_nnxcheck.report import some
 from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.text import first_line, some
 from pytest_nnxcheck.verdicts import Violation
 
 Judged = tuple[tuple[Violation, ...], tuple[str, ...]]

@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import devices, examples, failures, modes, programs
+from pytest_nnxcheck import compat, devices, errors, examples, failures, modes, programs
 from pytest_nnxcheck.active import active
 from pytest_nnxcheck.report import Report, rejected_modes
 from pytest_nnxcheck.run import Run
@@ -142,7 +142,7 @@ def _run(
     if chosen.devices is not None:
         devices.require(chosen.devices, devices.found())
     try:
-        modes.require(chosen)
+        compat.require_modes(modes.chosen(chosen))
     except SettingError as lacking:
         name = "nesting" if "nesting" in settings else "modes"
         raise SettingError(f"check(..., {name}=...): {lacking}") from None
@@ -166,7 +166,7 @@ def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
     try:
         built()
     except BaseException as error:
-        if failures.passes_through(error):
+        if errors.passes_through(error):
             raise
         return failures.conclude(error, run, own_given=False)
     return None

@@ -13,72 +13,11 @@ from typing import Any
 
 from pytest_nnxcheck import origins
 from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_module
-from pytest_nnxcheck.hlo import (
-    Instruction,
-    MalformedProto,
-    Message,
-    Module,
-    Position,
-    fields,
-    messages,
-    number,
-    numbers,
-)
+from pytest_nnxcheck.hlo import Instruction, Module, Position
+from pytest_nnxcheck.observation import Buffer, Memory
 from pytest_nnxcheck.origins import Origin
+from pytest_nnxcheck.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
 from pytest_nnxcheck.verdicts import CheckError
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """One buffer that is live at the peak, on one device.
-
-    ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``stack`` are
-    ``path:line`` of the user's frames, innermost first; where a generated layer made the buffer there are none, and ``layer`` names it.
-    A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither.
-
-    ``parameter`` is the number of the program's parameter that the buffer is, or is made of by copies only, the operations in
-    ``through``; ``whole`` says that it is a copy of all of it. Parameter numbers are those of the flat arguments where the program
-    was lowered with ``keep_unused``.
-    """
-
-    bytes: int
-    shape: str
-    kind: str
-    operation: str
-    stack: tuple[str, ...] = ()
-    parameter: int | None = None
-    whole: bool = False
-    through: tuple[str, ...] = ()
-    layer: str = ""
-    inserted: bool = False
-
-    @property
-    def source(self) -> str:
-        """``path:line`` of the user's innermost frame, empty where there is none."""
-        return self.stack[0] if self.stack else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of a compiled program, bytes a device, and the buffers live at its peak, largest first.
-
-    ``named`` is false where this jaxlib does not give the buffers: totals only then, with the constants unknown (0). ``names`` are
-    those of the program's flat parameters, in order, as far as they are known.
-    """
-
-    arguments: int
-    outputs: int
-    temporaries: int
-    aliased: int
-    constants: int
-    buffers: tuple[Buffer, ...] = ()
-    named: bool = False
-    names: tuple[str, ...] = ()
-
-    @property
-    def peak(self) -> int:
-        """Arguments + outputs + temporaries - aliased + captured constants."""
-        return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
 
 
 def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None) -> Memory:
@@ -89,7 +28,7 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
     totals = compiled.memory_analysis()
     if totals is None:
         raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
-    buffers = _buffers(serialized_buffer_assignment(compiled), serialized_hlo_module(compiled), subject)
+    buffers = _buffers(*serialized_buffer_assignment(compiled), serialized_hlo_module(compiled), subject)
     return Memory(
         arguments=totals.argument_size_in_bytes,
         outputs=totals.output_size_in_bytes,
@@ -126,11 +65,15 @@ class Allocation:
     slots: tuple[Slot, ...]
 
 
-def _buffers(assignment: bytes | None, module: bytes | None, subject: str | None) -> tuple[Buffer, ...] | None:
-    """The buffers at the peak, `None` where they cannot be read."""
+def _buffers(
+    assignment: bytes | None, wrapped: bool, module: bytes | None, subject: str | None
+) -> tuple[Buffer, ...] | None:
+    """The buffers at the peak, `None` where they cannot be read; a ``wrapped`` assignment is part of another message."""
     if not assignment or not module:
         return None
     try:
+        if wrapped:
+            assignment = bytes(raw(fields(assignment), 3))
         return named_buffers(assignment, module, subject)
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return None

@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck import compat, explain, graft, handed, story, traced
+from pytest_nnxcheck import compat, explain, graft, handed, traced
 from pytest_nnxcheck.agreement import agrees, agrees_inside
-from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.evidence import Evidence
 from pytest_nnxcheck.findings import evidence, left
 from pytest_nnxcheck.invariants import donation, memory, tracers
@@ -18,7 +17,8 @@ from pytest_nnxcheck.invariants.donation import Returned
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
 from pytest_nnxcheck.nesting import Layer, Nesting
 from pytest_nnxcheck.notes import of_failure, of_holding
-from pytest_nnxcheck.observe import Observation, observe
+from pytest_nnxcheck.observation import Memory, Observation
+from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.originals import Originals, look_at_originals, was_pinned
 from pytest_nnxcheck.profile import UNKNOWN, Profile
 from pytest_nnxcheck.program import BASELINE, baseline_for, maps_written
@@ -26,6 +26,7 @@ from pytest_nnxcheck.reference import meaning_of
 from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject, bind
+from pytest_nnxcheck.text import first_line
 from pytest_nnxcheck.verdicts import CheckError, Outcome, Unfit, Violation
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -107,7 +108,7 @@ def check_call(
     known = evidence(bound_subject, facts, found, limit, baseline)
     if any(each.invariant == "memory" for each in violations):
         known = replace(known, growth=session.growth_of(bound_subject, settings.donate, nesting, known.split))
-    return conclude(bound_subject, facts, found, located(violations, known), limit, rebuild, told, known)
+    return conclude(bound_subject, facts, found, violations, limit, rebuild, told, known)
 
 
 def observed(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session) -> Observation:
@@ -132,14 +133,6 @@ def remapped(subject: Subject, found: Observation, settings: Settings, session: 
         return facts, found
     session.announce(subject, facts, found.nesting, settings)
     return facts, observed(subject, facts, found.nesting, settings, session)
-
-
-def located(violations: tuple[Violation, ...], known: Evidence) -> tuple[Violation, ...]:
-    """Violations of memory with the rows that say where the bytes are."""
-    return tuple(
-        replace(each, details=(*each.details, *story.rows(known))) if each.invariant == "memory" else each
-        for each in violations
-    )
 
 
 def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: Session, originals: Originals) -> Call:
@@ -198,7 +191,7 @@ def fails_when_traced(
     violations = tracers(found) if "tracers" in settings.invariants and found.leaks else ()
     if not violations:
         return failed(subject, nesting, error, found)
-    own = ("raises", explain.first_line(error))
+    own = ("raises", first_line(error))
     violations = tuple(replace(each, details=(*each.details, own)) for each in violations)
     return Call(None, Outcome(nesting, "violated", violations, evidence=left(found)), error)
 
@@ -281,7 +274,7 @@ def conclude(
         if reason := compat.fault_of_jax(found.error, [layer.transform for layer in found.nesting.layers]):
             return Call(None, Outcome(found.nesting, "rejected", reason=reason, unfit=True))
         if refused(found):
-            return Call(None, Outcome(found.nesting, "rejected", reason=explain.first_line(found.error)))
+            return Call(None, Outcome(found.nesting, "rejected", reason=first_line(found.error)))
         call = failed(subject, found.nesting, found.error, found)
         return replace(
             call, outcome=replace(call.outcome, notes=(*call.outcome.notes, *of_failure(subject, facts, found)))
@@ -314,5 +307,5 @@ def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observat
     causes = explain.causes(subject, error, found)
     if causes and not nesting.layers:
         causes += tuple(f"{text} holds: tried in its place" for text in handed.holds(subject))
-    outcome = Outcome(nesting, "failed", reason=explain.first_line(error), notes=causes)
+    outcome = Outcome(nesting, "failed", reason=first_line(error), notes=causes)
     return Call(None, outcome, error)

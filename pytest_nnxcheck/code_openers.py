@@ -21,9 +21,9 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_nnxcheck.openers import ATOMS, Name, Opener, Table, key_text, open_attributes, put_items, step
+from pytest_nnxcheck.openers import Table, open_attributes, put_items
 from pytest_nnxcheck.reading import (
     LIBRARIES,
     MISSING,
@@ -37,9 +37,7 @@ from pytest_nnxcheck.reading import (
     read_slot,
     top_package,
 )
-
-if TYPE_CHECKING:
-    from pytest_nnxcheck.walk import Visit
+from pytest_nnxcheck.visit import ATOMS, Name, Opener, Visit, key_text, step
 
 _NOT_STATE = frozenset(
     (

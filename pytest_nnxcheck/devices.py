@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_nnxcheck.verdicts import CheckError
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.baseline import Stamp
+    from pytest_nnxcheck.stamp import Stamp
 
 FLAGS = "XLA_FLAGS"
 FLAG = "--xla_force_host_platform_device_count"
@@ -70,7 +70,7 @@ def found() -> Devices:
 
 def stamp() -> Stamp:
     """What the figures of this process depend on. Starts jax."""
-    from pytest_nnxcheck.baseline import Stamp
+    from pytest_nnxcheck.stamp import Stamp
 
     jax, jaxlib, flax = (importlib.import_module(name) for name in ("jax", "jaxlib", "flax"))
     first = jax.devices()[0]

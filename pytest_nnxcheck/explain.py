@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,21 +21,13 @@ from flax import nnx
 from pytest_nnxcheck import compat, hints
 from pytest_nnxcheck.abstract import trace
 from pytest_nnxcheck.nesting import TRANSFORMS
-from pytest_nnxcheck.observe import Leak, Observation, leak
+from pytest_nnxcheck.observation import Leak, Observation
+from pytest_nnxcheck.observe import leak
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.walk import walk
 
 CALLED = (*TRANSFORMS, "fori_loop", "cond", "switch", "grad", "value_and_grad", "checkpoint")
 SHOWN = 4
-_LINK = re.compile(r"\s*\(https?://[^\s()]+\)")
-"""What flax puts at the end of its messages, longer than they are."""
-
-
-def first_line(error: BaseException) -> str:
-    """``ValueError: the first line of its text``, short enough for a table."""
-    text = _LINK.sub("", str(error).strip().partition("\n")[0])
-    name = type(error).__name__
-    return f"{name}: {text[:160]}" if text else name
 
 
 def causes(subject: Subject, error: BaseException, found: Observation | None) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ import importlib
 import inspect
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 _BUILTINS = frozenset(dir(builtins))
@@ -205,8 +206,8 @@ def read_room(name: str) -> Room:
     room = Room(name, tuple(text.splitlines()), {}, {}, {})
     body = ast.parse(text).body
     for number, statement in enumerate(body):
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            for bound, line, ours in imported(statement, module):
+        if imports := imports_in(statement):
+            for bound, line, ours in (each for one in imports for each in imported(one, module)):
                 if ours is None:
                     room.imports[bound] = line
                 else:
@@ -217,6 +218,13 @@ def read_room(name: str) -> Room:
         end = (after if documented and after is not None else statement).end_lineno or statement.lineno
         room.definitions.update(dict.fromkeys(bound_by(statement), (statement, end)))
     return room
+
+
+def imports_in(statement: ast.stmt) -> list[ast.Import | ast.ImportFrom]:
+    """The import that a statement is, or those that are for types only."""
+    if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+        return [each for each in statement.body if isinstance(each, ast.Import | ast.ImportFrom)]
+    return [statement] if isinstance(statement, ast.Import | ast.ImportFrom) else []
 
 
 def is_text(statement: ast.stmt | None) -> bool:
@@ -265,7 +273,12 @@ def extract(
     wanted: tuple[tuple[str, str], ...], taken: frozenset[str] = frozenset(), given: tuple[tuple[str, str], ...] = ()
 ) -> Extract:
     """The text of (room, name), with all that it needs but what is ``given`` in another form."""
-    found = Extract(taken, _begun={(f"{PACKAGE}.{room}", name) for room, name in given})
+    found = Extract(taken, _begun={*given})
     for room, name in wanted:
-        found.add(f"{PACKAGE}.{room}", name)
+        found.add(room, name)
     return found
+
+
+def place(definition: Callable[..., Any]) -> tuple[str, str]:
+    """Room and name of a function or class of ours."""
+    return definition.__module__, definition.__name__

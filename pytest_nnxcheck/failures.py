@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import unittest
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import hypothesis
 
 from pytest_nnxcheck import report
-from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.errors import flat, passes_through, plainest
+from pytest_nnxcheck.text import one_line
 from pytest_nnxcheck.verdicts import InvariantViolation
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
     if isinstance(error, hypothesis.errors.Flaky):
         error.add_note(_FLAKY)
         return error
-    errors = list(_flat(error))
+    errors = list(flat(error))
     if any(passes_through(member) for member in errors):
         return error
     shown = plainest(errors, run.nesting_of)
@@ -50,15 +49,6 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
     return shown
 
 
-def _flat(error: BaseException) -> Iterator[BaseException]:
-    """The members of a group, and of the groups in it."""
-    if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from _flat(member)
-    else:
-        yield error
-
-
 def _further(errors: Iterable[BaseException], shown: BaseException) -> list[BaseException]:
     """One exception of each further type."""
     return list({type(error): error for error in errors if type(error) is not type(shown)}.values())
@@ -69,30 +59,3 @@ def _drop_notes(error: BaseException) -> None:
     notes = getattr(error, "__notes__", None)
     if notes is not None:
         notes[:] = [note for note in notes if not note.startswith(_NOTES)]
-
-
-def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], Nesting]) -> BaseException:
-    """The error to show: a violation before any other, then the one of the smallest nesting."""
-
-    def key(error: BaseException) -> tuple[bool, object]:
-        if isinstance(error, InvariantViolation):
-            return (False, error.outcome.nesting.plainness)
-        return (True, nesting_of(error).plainness)
-
-    return min(errors, key=key)
-
-
-def passes_through(error: BaseException) -> bool:
-    """Whether the exception steers the test, instead of failing it: Ctrl-C, skip, xfail, hypothesis' own."""
-    if isinstance(error, unittest.SkipTest | hypothesis.errors.UnsatisfiedAssumption):
-        return True
-    pytest = sys.modules.get("pytest")
-    if pytest is not None and isinstance(error, pytest.fail.Exception):
-        return isinstance(error, pytest.xfail.Exception)
-    return not isinstance(error, Exception)
-
-
-def one_line(error: BaseException) -> str:
-    """``TypeError: the first line``."""
-    first = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {first}".rstrip(": ")

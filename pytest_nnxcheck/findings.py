@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
-from pytest_nnxcheck.buffers import Buffer, Memory
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.evidence import SHOWN, Evidence, Growth, Held, Moved, Place, Residue, Split
 from pytest_nnxcheck.invariants.donation import lost_leaves
 from pytest_nnxcheck.invariants.memory import Bound
-from pytest_nnxcheck.observe import Leak, Observation
-from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.observation import Buffer, Leak, Memory, Observation
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.subject import Subject
 
 PLACES = 40

@@ -10,10 +10,10 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.explain import first_line
 from pytest_nnxcheck.further import inexact, summed
 from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.text import first_line
 from pytest_nnxcheck.transforms import rebuild
 from pytest_nnxcheck.verdicts import Unfit
 from pytest_nnxcheck.walk import walk

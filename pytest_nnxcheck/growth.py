@@ -14,6 +14,7 @@ from pytest_nnxcheck import baseline, report
 from pytest_nnxcheck.baseline import Buffers, Entry
 from pytest_nnxcheck.evidence import SHOWN, Held, Split
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.text import Row
 from pytest_nnxcheck.verdicts import Outcome
 
 HEADLINE = "nnx memory baseline exceeded"
@@ -92,7 +93,7 @@ def percent(part: Fraction) -> str:
     return f"{float(100 * part):g}%"
 
 
-def split_rows(before: Split | None, now: Split | None) -> Iterator[report.Row]:
+def split_rows(before: Split | None, now: Split | None) -> Iterator[Row]:
     """The parts of the peak that are not what they were."""
     if before is None or now is None:
         return

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck import baseline, devices, growth, options, outlets, selection
-from pytest_nnxcheck.baseline import Baseline, Key, Stamp
+from pytest_nnxcheck.baseline import Baseline, Key
 from pytest_nnxcheck.growth import Comparison, Measured
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.outlets import Given
 from pytest_nnxcheck.renewal import Refused, Result, changes, renewed
 from pytest_nnxcheck.settings import MARKER, SettingError, flag
+from pytest_nnxcheck.stamp import Stamp
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.run import Run

@@ -12,7 +12,8 @@ from typing import Any
 
 from pytest_nnxcheck import records
 from pytest_nnxcheck.records import Records
-from pytest_nnxcheck.report import counts, format_bytes
+from pytest_nnxcheck.report import counts
+from pytest_nnxcheck.text import format_bytes
 
 COMMENT = 65_536
 """Bytes that the comment of a pull request may have on GitHub; the characters that it counts are never more."""

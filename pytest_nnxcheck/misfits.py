@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import jax
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.nesting import ITERATING, STATE_BOUND, Layer, Nesting, impossible
-from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.subject import Subject
 
 CARRYING = frozenset({"scan", "while_loop", "fori_loop", *ITERATING})

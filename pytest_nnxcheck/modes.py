@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pytest_nnxcheck.nesting import MODES, Nesting
-from pytest_nnxcheck.settings import SettingError, Settings
+from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.verdicts import Outcome, Verdict
 
 
@@ -14,21 +14,6 @@ def chosen(settings: Settings) -> tuple[str, ...]:
     """The modes that a test runs in: a replayed nesting may name its own."""
     replayed = settings.nesting
     return settings.modes if replayed is None or replayed.mode == MODES[0] else (replayed.mode,)
-
-
-def require(settings: Settings) -> None:
-    """Refuse modes that the installed flax lacks. Raises `SettingError`; late, since it imports flax."""
-    from pytest_nnxcheck import compat
-
-    wanted = chosen(settings)
-    if wanted == MODES[:1]:
-        return
-    lacking = [mode for mode in wanted if mode not in compat.modes()]
-    if lacking:
-        raise SettingError(
-            f"mode {lacking[0]!r} is not one of flax {compat.flax_version()}, which has {', '.join(compat.modes())}: write one of"
-            f" these, or install a newer flax (0.12.7 has {', '.join(MODES)})"
-        )
 
 
 def in_mode(nestings: Iterable[Nesting], mode: str) -> Iterator[Nesting]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from pytest_nnxcheck import hints, strategies
 from pytest_nnxcheck.nesting import CALL_FIRST, Layer, Nesting, impossible, styles_of
-from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.strategies import Exclusions
+from pytest_nnxcheck.text import format_bytes
 from pytest_nnxcheck.verdicts import Outcome
 
 SHOWN = 4

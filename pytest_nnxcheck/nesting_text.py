@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pytest_nnxcheck.extract import place
 from pytest_nnxcheck.nesting import CALL_FIRST, REGISTERED, Layer, Nesting
 from pytest_nnxcheck.program import STACKED, STACKING, home
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
+from pytest_nnxcheck.transforms import Plan
 
 HOLDING = frozenset({"while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"})
 """Layers that start from zeros of the output of what is inside them."""
 
 
 def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
-    return [("transforms", "Plan"), *(layer_name(layer) for layer in nesting.layers if not is_registered(layer))]
+    return [place(Plan), *(layer_name(layer) for layer in nesting.layers if not is_registered(layer))]
 
 
 def inside(nesting: Nesting) -> tuple[int, ...]:
@@ -32,7 +34,7 @@ def is_registered(layer: Layer) -> bool:
 def layer_name(layer: Layer) -> tuple[str, str]:
     """Room and name of the function of a layer."""
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
-    return home(layer).__name__.rpartition(".")[2], name
+    return home(layer).__name__, name
 
 
 def own_name(layer: Layer) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pytest_nnxcheck import hints
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.invariants.donation import notes
 from pytest_nnxcheck.nesting import ITERATING, Layer
-from pytest_nnxcheck.observe import Observation
-from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.observation import Observation
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import maps_written
-from pytest_nnxcheck.report import some
 from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.text import some
 from pytest_nnxcheck.verdicts import CheckError
 
 

@@ -13,14 +13,15 @@ from flax import nnx
 
 from pytest_nnxcheck import buffers, compat
 from pytest_nnxcheck.abstract import Addresses, trace
-from pytest_nnxcheck.buffers import Memory
 from pytest_nnxcheck.compat import Compiled, SharedPrograms
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.further import on_mesh
 from pytest_nnxcheck.misfits import unfit
 from pytest_nnxcheck.nesting import Layer, Nesting
+from pytest_nnxcheck.observation import Leaf, Leak, Memory, Move, Observation, Path
 from pytest_nnxcheck.origins import marked
-from pytest_nnxcheck.pointers import Leaf, Move, read_leaf
-from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.pointers import read_leaf
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import (
     Guards,
     compose,
@@ -31,62 +32,16 @@ from pytest_nnxcheck.program import (
     un_nest,
 )
 from pytest_nnxcheck.returned import successors
-from pytest_nnxcheck.subject import Path, Subject
+from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH
 from pytest_nnxcheck.twins import abstract_leaf
 from pytest_nnxcheck.verdicts import Unfit
-from pytest_nnxcheck.walk import Found, walk
+from pytest_nnxcheck.visit import Found
+from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 UNUSABLE = "Some donated buffers were not usable"
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it.
-
-    ``place`` tells a plain value apart: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
-    """
-
-    path: str
-    holder: str
-    kind: str
-    type: str
-    line: str
-    layer: Layer | None
-    place: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The facts of one run; ``state`` is the copy that ran.
-
-    ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them. ``returned`` is what the
-    program gave, ``output`` the un-nested output in it. ``reused`` are the pointers of all that came back, outputs and state.
-
-    ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
-    program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract. A ``shared`` program was
-    compiled for another one of the same text, whose lines its buffers name. ``still`` are the leaves that the un-nested call changes,
-    and that came back as the very arrays that went in.
-    """
-
-    nesting: Nesting
-    state: Any
-    output: Any = None
-    returned: Any = None
-    error: Exception | None = None
-    leaks: tuple[Leak, ...] = ()
-    dropped: tuple[Leak, ...] = ()
-    mutated: tuple[tuple[Layer, str], ...] = ()
-    memory: Memory | None = None
-    parameters: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
-    moves: tuple[Move, ...] = ()
-    reused: frozenset[int] = frozenset()
-    abstract: bool = False
-    shared: bool = False
-    still: tuple[Path, ...] = ()
 
 
 def observe(

@@ -7,25 +7,17 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.reading import LIBRARIES, class_dict, class_name, mro, referents, top_package
+from pytest_nnxcheck.visit import ATOMS, Name, Opener, Visit, key_text, step
 
-if TYPE_CHECKING:
-    from pytest_nnxcheck.walk import Visit
-
-_ATOMIC_TYPES = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented), range, np.dtype)
-ATOMS = frozenset(map(id, _ATOMIC_TYPES))
-"""Types of values that hold nothing, by id: looking a type up would call its metaclass' ``__hash__``."""
-
-_WRITTEN_OUT = frozenset(map(id, (str, int, float, bool, bytes, type(None))))
-_LONGEST_KEY, _LONGEST_NAME = 60, 400
 _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytree__nodes"))
 """Attributes in which flax keeps traces and marks of its own."""
 _SEE_THROUGH = frozenset(("_mapping", "_dict"))
@@ -34,43 +26,6 @@ _JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
 _OPEN_PACKAGES = frozenset(("flax", "optax"))
 _OPEN_STANDARD = frozenset(("collections", "types", "functools", "queue", "weakref"))
-
-Opener = Callable[[Any, "Name", "Visit"], None]
-
-
-class Name(NamedTuple):
-    """A path as the user would write it, and where it starts if that is not a root: ``scale[0]`` ``closure of act``."""
-
-    base: str
-    note: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.base} ({self.note})" if self.note else self.base
-
-    def then(self, text: str) -> Name:
-        """One step further; a path that grows without end (a long linked list) is cut."""
-        head = self.base if len(self.base) < _LONGEST_NAME else self.base[: _LONGEST_NAME // 2] + "..."
-        return Name(head + text, self.note)
-
-    def listed(self, index: int) -> Name:
-        """An element that has no key of its own."""
-        return Name(f"list({self.base})[{index}]", self.note)
-
-
-def key_text(key: object, depth: int = 2) -> str:
-    """A key as the user would write it; only what runs nobody's ``__repr__`` is written out."""
-    if id(type(key)) in _WRITTEN_OUT:
-        text = repr(key)
-        return text if len(text) <= _LONGEST_KEY else text[:_LONGEST_KEY] + "..."
-    if type(key) is tuple and depth:
-        parts = ", ".join(key_text(part, depth - 1) for part in key[:8])
-        return f"({parts},)" if len(key) == 1 else f"({parts})"
-    return f"<{class_name(type(key))}>"
-
-
-def step(key: object) -> str:
-    """The text of an attribute."""
-    return f".{key}" if type(key) is str else f"[{key_text(key)}]"
 
 
 # --- containers ----------------------------------------------------------------------------------------------------------

@@ -8,15 +8,16 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck import compat, mapped_files
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.invariants.tracers import pinned
 from pytest_nnxcheck.pointers import byte_ranges, foreign_views, read_leaf, shared_buffers
-from pytest_nnxcheck.profile import describe
-from pytest_nnxcheck.report import some
 from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.subject import Subject
+from pytest_nnxcheck.text import some
 from pytest_nnxcheck.verdicts import CheckError, Violation
-from pytest_nnxcheck.walk import MOST_OBJECTS, walk
+from pytest_nnxcheck.visit import MOST_OBJECTS
+from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pytest_nnxcheck.records import OfNesting
-from pytest_nnxcheck.report import format_bytes
+from pytest_nnxcheck.text import format_bytes
 
 SYMBOLS = {"held": "✓", "violated": "✗", "failed": "!", "expected": "~", "rejected": "⊘", "unfit": "·"}
 """A sign for each verdict, beside its colour; ``unfit`` is what was rejected because a layer cannot take the call."""

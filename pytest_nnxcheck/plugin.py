@@ -315,16 +315,16 @@ def _settings_of(item: pytest.Function) -> Settings:
 
 
 def _build(item: pytest.Function) -> tuple[Run, Any]:
-    from pytest_nnxcheck import examples, modes
+    from pytest_nnxcheck import compat, examples, modes
     from pytest_nnxcheck import run as runs
-    from pytest_nnxcheck.programs import of_item
+    from pytest_nnxcheck.of_item import of_item
 
     try:
         settings = _settings_of(item)
     except SettingError as error:
         pytest.fail(str(error), pytrace=False)
     try:
-        modes.require(settings)
+        compat.require_modes(modes.chosen(settings))
     except SettingError as error:
         pytest.fail(f"{_modes_origin(item, settings)}: {error}", pytrace=False)
     written = shlex.join(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,33 +11,8 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.profile import describe
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One array of the state: type as ``float32[8,64]``, its sharding, one pointer a shard; no pointer for a host value."""
-
-    path: str
-    type: str
-    sharding: jax.sharding.Sharding | None
-    pointers: tuple[int, ...]
-
-    @property
-    def axes(self) -> int:
-        """How many axes the array has."""
-        return self.type.count(",") + 1 if not self.type.endswith("[]") else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A donated leaf before the program and after it: the state's own path, or the output that is an input's new value.
-
-    ``after`` is None where nothing came back for it.
-    """
-
-    before: Leaf
-    after: Leaf | None
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.observation import Leaf
 
 
 def read_leaf(path: str, array: Any) -> Leaf:

@@ -5,7 +5,6 @@ Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, o
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,10 +16,12 @@ from flax import nnx
 
 from pytest_nnxcheck import compat, dataflow
 from pytest_nnxcheck.captures import captured
+from pytest_nnxcheck.compat.arrays import describe, nbytes
 from pytest_nnxcheck.evidence import Captured
 from pytest_nnxcheck.graft import statics
+from pytest_nnxcheck.observation import Path
 from pytest_nnxcheck.signatures import in_users_words
-from pytest_nnxcheck.subject import Path, Subject
+from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.walk import holds_beside, walk
 from pytest_nnxcheck.waste import NOTHING, Waste, waste
 
@@ -260,24 +261,7 @@ def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:
         seen[path] += 1
 
 
-def nbytes(array: Any, sharding: Any = None) -> int:
-    """Bytes on one device of an array or its abstract twin, key arrays included; 0 for a Python number."""
-    if not hasattr(array, "shape"):
-        return 0
-    sharding = sharding or getattr(array, "sharding", None)
-    several = isinstance(sharding, jax.sharding.Sharding) and len(sharding.device_set) > 1
-    shape = sharding.shard_shape(array.shape) if several else array.shape
-    return int(math.prod(shape) * array.dtype.itemsize)
-
-
 def devices(array: Any) -> int:
     """Devices that an array lies on; one where that is not said."""
     sharding = getattr(array, "sharding", None)
     return len(sharding.device_set) if isinstance(sharding, jax.sharding.Sharding) else 1
-
-
-def describe(array: Any) -> str:
-    """The type of an array: ``float32[8,64]``."""
-    if not hasattr(array, "shape"):
-        return type(array).__name__
-    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"

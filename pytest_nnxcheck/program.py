@@ -22,7 +22,8 @@ from pytest_nnxcheck.profile import UNKNOWN, Profile
 from pytest_nnxcheck.registry import made_by
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH, Plan, Program
-from pytest_nnxcheck.walk import Found, walk
+from pytest_nnxcheck.visit import Found
+from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

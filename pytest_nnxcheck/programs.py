@@ -6,11 +6,9 @@ A file that cannot be written never loses a run: it is said once, and the run go
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,9 +17,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck import compat, report, settings, usage
-from pytest_nnxcheck.compat import fixtures
 from pytest_nnxcheck.nesting import REGISTERED
-from pytest_nnxcheck.usage import Origin, Usage, one_line
+from pytest_nnxcheck.usage import Usage, one_line
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.nesting import Nesting
@@ -176,21 +173,7 @@ class Programs:
                     warnings.warn(ProgramWarning(text), stacklevel=2)
 
 
-# --- where a test of pytest, and a check outside of it, have their programs
-
-
-def of_item(item: Any, options: str, chosen: Settings) -> Programs:
-    """The programs of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
-    config = item.config
-
-    def usage_of(body: Any) -> Usage:
-        given, positions = fixtures.parameters(item)
-        return usage.of_test(body, Origin(fixtures.fixture_functions(item), given, positions), own_transforms(chosen))
-
-    def replay(nesting: Nesting) -> str:
-        return report.replay(report.Report((), settings.Settings(), (), item.nodeid, options), nesting)
-
-    return Programs(item.nodeid, usage_of, replay, functools.partial(folder_of, config), config.invocation_params.dir)
+# --- the programs of a check outside of pytest
 
 
 def of_check(
@@ -213,14 +196,3 @@ def own_transforms(chosen: Settings) -> list[Callable[..., Any]]:
     layers = () if chosen.nesting is None else chosen.nesting.layers
     named = {*chosen.transforms, *(layer.transform for layer in layers)}
     return [each.function for (transform, _), each in REGISTERED.items() if transform in named]
-
-
-def folder_of(config: Any) -> Path:
-    """The folder of all programs: public API of pytest's cache, or a temporary folder that outlives the run."""
-    cache = getattr(config, "cache", None)
-    return _temporary() if cache is None else Path(cache.mkdir("nnxcheck"))
-
-
-@functools.cache
-def _temporary() -> Path:
-    return Path(tempfile.mkdtemp(prefix="nnxcheck-"))

@@ -18,6 +18,7 @@ import pytest
 
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.text import format_bytes
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.run import Run
@@ -101,7 +102,7 @@ def ended(nesting: Nesting, outcome: Outcome | None, seconds: float) -> str:
     from pytest_nnxcheck import report
 
     verdict = report.word(outcome) if outcome else "not checked"
-    peak = report.format_bytes(outcome.peak) if outcome and outcome.peak is not None else ""
+    peak = format_bytes(outcome.peak) if outcome and outcome.peak is not None else ""
     return f"  {nesting!s:<38} {verdict:<17} {peak:>10} {seconds:>7.2f} s"
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, changed, is_array, read, structure
 from pytest_nnxcheck.nesting import CALL_FIRST, ITERATING, Nesting
 from pytest_nnxcheck.observe import run
-from pytest_nnxcheck.profile import describe
 from pytest_nnxcheck.program import STACKED, STACKING
 from pytest_nnxcheck.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms import LENGTH, Program

@@ -125,6 +125,6 @@ def _describe(tree: Any) -> str:
     """A tree with the types of its arrays for leaves: ``(float32[2,3], int32[])``."""
     import jax
 
-    from pytest_nnxcheck.profile import describe
+    from pytest_nnxcheck.compat.arrays import describe
 
     return re.sub(r"'([^']*)'", r"\1", str(jax.tree.map(describe, tree)))

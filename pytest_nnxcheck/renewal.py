@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.baseline import Baseline, Entry, Key, Stamp, quoted
+from pytest_nnxcheck.baseline import Baseline, Entry, Key, quoted
+from pytest_nnxcheck.stamp import Stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pytest_nnxcheck import expected, modes
 from pytest_nnxcheck.nesting import MODES, UN_NESTED, Nesting
 from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.text import Row, format_bytes
 from pytest_nnxcheck.verdicts import Outcome, Verdict, Violation
 
 BROKEN = "nnx invariant broken"
@@ -34,8 +35,6 @@ VERDICTS = {
 """Kinds of verdicts as people read them, the worst first."""
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
-
-Row = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,24 +339,6 @@ def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The outcome whose peak is the largest part of its budget, or just the largest."""
     known = [outcome for outcome in outcomes if outcome.peak is not None]
     return max(known, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
-
-
-def format_bytes(size: int) -> str:
-    """``1.5 MiB``; whole bytes below 1 KiB."""
-    if size < 1024:
-        return f"{size} B"
-    value, unit = float(size), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007
-        value /= 1024
-        if value < 1023.95:
-            break
-    return f"{value:.1f} {unit}"
-
-
-def some(names: Iterable[str], most: int = 3) -> str:
-    """``a, b, c, ...``: the first of the names, each once."""
-    each = list(dict.fromkeys(names))
-    return ", ".join([*each[:most], *(["..."] if len(each) > most else [])])
 
 
 def wrapped(notes: str, width: int, label: str = "") -> str:

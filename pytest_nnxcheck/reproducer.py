@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,12 @@ import flax
 import jax
 import jaxlib
 
+from pytest_nnxcheck import standalone, standalone_checks, standalone_parity
 from pytest_nnxcheck.agreement import other_draws
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.devices import FLAG
-from pytest_nnxcheck.extract import extract, import_lines, renamed
+from pytest_nnxcheck.extract import extract, import_lines, place, renamed
+from pytest_nnxcheck.further import on_mesh
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.nesting_text import (
     HOLDING,
@@ -34,13 +38,14 @@ from pytest_nnxcheck.nesting_text import (
     root_of,
     un_nested,
 )
-from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import baseline_for, donated_inputs, kept, maps_written, output_shapes
 from pytest_nnxcheck.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.report import headline
 from pytest_nnxcheck.reproducer_plain import Form, Plain, check_of, plain_facts, short_form
 from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.standalone_abstract import run_abstract
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.usage import FILL_IN, Usage, one_line
 from pytest_nnxcheck.verdicts import Outcome, Violation
@@ -228,29 +233,30 @@ def configuration() -> list[str]:
 
 def wanted(spec: Spec) -> list[tuple[str, str]]:
     """The definitions that the program is made of: (room, name)."""
-    names = [*layers_of(spec.nesting), ("standalone", "Facts"), ("standalone", "Setup")]
-    names += [("standalone_abstract", "run_abstract") if spec.abstract else ("standalone", "run")]
-    names += [("standalone", name) for name in ("take_apart", "finish")]
-    names += [("standalone", "shape")] if any("shape(" in call.text for call in spec.calls) else []
-    names += [("standalone", "registered")] if any(map(is_registered, spec.nesting.layers)) else []
-    names += [("standalone", "first_of")] if "first_of(" in un_nested(spec.nesting) else []
-    names += [("further", "on_mesh")] if places(spec.nesting) else []
-    names += [(room, name) for name, room in CHECKS.items() if name in checks(spec)]
-    if "same_as_un_nested" in checks(spec):
-        names += [("reference", MEANINGS[name].__name__) for name in meaning_of(spec.nesting)]
-    if "memory_is_within" in checks(spec):
-        names += [("standalone_checks", "Rule"), *map(layer_name, baseline_for(spec.nesting).layers)]
+    checked = checks(spec)
+    definitions: list[Callable[..., Any]] = [standalone.Facts, standalone.Setup]
+    definitions += [run_abstract if spec.abstract else standalone.run, standalone.take_apart, standalone.finish]
+    definitions += [standalone.shape] if any("shape(" in call.text for call in spec.calls) else []
+    definitions += [standalone.registered] if any(map(is_registered, spec.nesting.layers)) else []
+    definitions += [standalone.first_of] if "first_of(" in un_nested(spec.nesting) else []
+    definitions += [on_mesh] if places(spec.nesting) else []
+    definitions += [check for check in CHECKS if check.__name__ in checked]
+    if "same_as_un_nested" in checked:
+        definitions += [MEANINGS[name] for name in meaning_of(spec.nesting)]
+    names = [*layers_of(spec.nesting), *map(place, definitions)]
+    if "memory_is_within" in checked:
+        names += [place(standalone_checks.Rule), *map(layer_name, baseline_for(spec.nesting).layers)]
     return names
 
 
-CHECKS = {
-    "no_tracers_remain": "standalone_checks",
-    "memory_is_within": "standalone_checks",
-    "donated_buffers_are_kept": "standalone_checks",
-    "same_as_un_nested": "standalone_parity",
-    "nothing_is_dropped_inside": "standalone_parity",
-}
-"""The checks, in the order in which they are made, and their rooms."""
+CHECKS = (
+    standalone_checks.no_tracers_remain,
+    standalone_checks.memory_is_within,
+    standalone_checks.donated_buffers_are_kept,
+    standalone_parity.same_as_un_nested,
+    standalone_parity.nothing_is_dropped_inside,
+)
+"""The checks, in the order in which they are made."""
 
 
 def checks(spec: Spec) -> list[str]:

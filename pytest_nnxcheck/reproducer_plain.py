@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nnxcheck import compat, nesting_text
+from pytest_nnxcheck import compat, nesting_text, transforms
 from pytest_nnxcheck.evidence import FLOOR, Evidence
-from pytest_nnxcheck.extract import extract, renamed
+from pytest_nnxcheck.extract import extract, place, renamed
 from pytest_nnxcheck.invariants.donation import SHOWN
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.profile import UNKNOWN, Profile
 from pytest_nnxcheck.program import donated_inputs, output_shapes
 from pytest_nnxcheck.returned import successors
 from pytest_nnxcheck.settings import Settings
+from pytest_nnxcheck.standalone import compiled_of, first_of
+from pytest_nnxcheck.standalone_plain import (
+    captures_little,
+    keeps_donated_buffers,
+    leaves_no_tracers,
+    peak_is_within,
+    plain_call,
+)
 from pytest_nnxcheck.subject import Subject
 from pytest_nnxcheck.transforms import LENGTH
 from pytest_nnxcheck.verdicts import Outcome, Violation
 
-GIVEN = (("transforms", "Plan"), ("transforms", "Program"))
+GIVEN = ((transforms.__name__, "Plan"), (transforms.__name__, "Program"))
 """What a short program has in another form: `TYPES`."""
 TYPES = "Plan, Program = types.SimpleNamespace, Callable[..., Any]"
 """What stands for the class of the plans, of which the program writes what its layers read, and for the type of what is inside a layer."""
@@ -122,7 +130,7 @@ class Check:
     The jit of the outermost layer ``donates`` as the plugin's does, or ``compiles`` a program that the lines measure.
     """
 
-    function: str
+    function: Callable[..., Any]
     lines: tuple[str, ...]
     donates: bool = False
     compiles: bool = False
@@ -139,7 +147,7 @@ def check_of(outcome: Outcome | None, plain: Plain, copied: tuple[int, int]) -> 
     match violation.invariant:
         case "tracers" if outcome.evidence.leaks:
             leaked = "".join(f", ({leak.path!a}, {leak.type!a})" for leak in outcome.evidence.leaks[:SHOWN])
-            return Check("leaves_no_tracers", (f"output = leaves_no_tracers(lambda: {RUN}{leaked})",))
+            return Check(leaves_no_tracers, (f"output = leaves_no_tracers(lambda: {RUN}{leaked})",))
         case "donation":
             return check_of_donation(violation, outcome.evidence, plain)
         case "memory":
@@ -157,7 +165,7 @@ def check_of_donation(violation: Violation, known: Evidence, plain: Plain) -> Ch
     numbers = {name: plain.inputs.index(name) for name in lost if name not in leaves}
     inputs = {name: (number, plain.returned.get(number)) for name, number in numbers.items()}
     arguments = f"nesting(program), state, inputs, {leaves!r}, {inputs!r}"
-    return Check("keeps_donated_buffers", (f"output = keeps_donated_buffers({arguments})",), donates=True)
+    return Check(keeps_donated_buffers, (f"output = keeps_donated_buffers({arguments})",), donates=True)
 
 
 def check_of_memory(outcome: Outcome, known: Evidence, plain: Plain, copied: tuple[int, int]) -> Check | None:
@@ -166,10 +174,10 @@ def check_of_memory(outcome: Outcome, known: Evidence, plain: Plain, copied: tup
     if over or copied[0]:
         more = f", state={plain.state_bytes}, copied={copied[0]}, seen={copied[1]}" if copied[0] else ""
         lines = (f"output = {RUN}", f"peak_is_within(COMPILED[-1], {outcome.budget}{more})")
-        return Check("peak_is_within", lines, donates=True, compiles=True)
+        return Check(peak_is_within, lines, donates=True, compiles=True)
     if known.captured:
         return Check(
-            "captures_little", (f"captures_little(program, state, inputs, {FLOOR})", f"output = {RUN}"), donates=True
+            captures_little, (f"captures_little(program, state, inputs, {FLOOR})", f"output = {RUN}"), donates=True
         )
     return None
 
@@ -191,11 +199,11 @@ def short_form(
     """The text of a short program; ``taken`` are names that mean something else in it."""
     layers = tuple(name for name in nesting_text.layers_of(nesting) if name not in GIVEN)
     axes, output = nesting_text.axes(nesting), nesting_text.un_nested(nesting, "output")
-    names = [*layers, ("standalone_plain", "plain_call"), ("standalone_plain", check.function)]
-    names += [("standalone", "compiled_of"), ("compat.programs", "staged")] if check.compiles else []
-    names += [("transforms", "stack")] if axes else []
-    names += [("standalone", "first_of")] if "first_of(" in output else []
-    needed = extract(tuple(names), taken, given=GIVEN)
+    definitions: list[Callable[..., Any]] = [plain_call, check.function]
+    definitions += [compiled_of, compat.staged] if check.compiles else []
+    definitions += [transforms.stack] if axes else []
+    definitions += [first_of] if "first_of(" in output else []
+    needed = extract((*layers, *map(place, definitions)), taken, given=GIVEN)
     ran = extract(layers, taken, given=GIVEN).definitions
     texts = [text for place, text in needed.definitions.items() if place in ran]
     jit = root_jit(nesting, plain, check, donates_state=donates_state)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from pytest_nnxcheck.profile import Profile, describe
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.subject import Subject
 
 Typed = tuple[str, str]

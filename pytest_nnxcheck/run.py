@@ -14,11 +14,12 @@ import hypothesis
 from pytest_nnxcheck import compat, expected, modes, neighbours, report, story, strategies, sweep, uncomputed
 from pytest_nnxcheck.active import RUNNING, Active, engine
 from pytest_nnxcheck.collector import held_back
-from pytest_nnxcheck.failures import one_line, passes_through, plainest
+from pytest_nnxcheck.errors import passes_through, plainest
 from pytest_nnxcheck.footprint import OF_PROCESS
 from pytest_nnxcheck.nesting import MODES, STATE_BOUND, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
 from pytest_nnxcheck.sweep import Sweep
+from pytest_nnxcheck.text import one_line
 from pytest_nnxcheck.verdicts import (
     CheckError,
     InvariantViolation,

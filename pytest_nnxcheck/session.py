@@ -7,14 +7,15 @@ from typing import Any, Protocol
 
 from pytest_nnxcheck import compat, gradient
 from pytest_nnxcheck.advice import Advice, Sizes, advice
-from pytest_nnxcheck.buffers import Memory
+from pytest_nnxcheck.compat.arrays import describe, nbytes
 from pytest_nnxcheck.evidence import Evidence, Growth, Split
 from pytest_nnxcheck.findings import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.misfits import Misfit, unfit
 from pytest_nnxcheck.nesting import Nesting
+from pytest_nnxcheck.observation import Memory
 from pytest_nnxcheck.observe import measure, observe
 from pytest_nnxcheck.places import Places
-from pytest_nnxcheck.profile import Profile, describe, nbytes, profile, restored_leaves
+from pytest_nnxcheck.profile import Profile, profile, restored_leaves
 from pytest_nnxcheck.program import LOOPS, baseline_for
 from pytest_nnxcheck.reference import References
 from pytest_nnxcheck.settings import Settings

@@ -23,7 +23,8 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.pointers import Leaf, read_leaf
+from pytest_nnxcheck.observation import Leaf
+from pytest_nnxcheck.pointers import read_leaf
 from pytest_nnxcheck.reading import LIBRARIES
 from pytest_nnxcheck.subject import Nodes, argument_names, copy_leaf, is_array, node_name, spell
 from pytest_nnxcheck.transforms import Plan, Program, stack

@@ -12,7 +12,8 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.pointers import Leaf, read_leaf
+from pytest_nnxcheck.observation import Leaf
+from pytest_nnxcheck.pointers import read_leaf
 from pytest_nnxcheck.program import stack as stack_leaf
 from pytest_nnxcheck.standalone import (
     Call,

@@ -15,13 +15,15 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe, nbytes
 from pytest_nnxcheck.dataflow import constants
 from pytest_nnxcheck.evidence import FLOOR
-from pytest_nnxcheck.pointers import Leaf, byte_ranges, read_leaf, resharded, without_successor
-from pytest_nnxcheck.profile import describe, dropped_updates, nbytes, numbered
-from pytest_nnxcheck.report import format_bytes
+from pytest_nnxcheck.observation import Leaf
+from pytest_nnxcheck.pointers import byte_ranges, read_leaf, resharded, without_successor
+from pytest_nnxcheck.profile import dropped_updates, numbered
 from pytest_nnxcheck.standalone import Ran, Setup
 from pytest_nnxcheck.standalone_walk import reachable, remaining_tracers
+from pytest_nnxcheck.text import format_bytes
 from pytest_nnxcheck.transforms import LENGTH
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these

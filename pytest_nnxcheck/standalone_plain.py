@@ -19,12 +19,12 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe, nbytes
 from pytest_nnxcheck.dataflow import constants
 from pytest_nnxcheck.pointers import pointers
-from pytest_nnxcheck.profile import describe, nbytes
-from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.standalone_checks import broken, used_by
 from pytest_nnxcheck.subject import Nodes, is_array
+from pytest_nnxcheck.text import format_bytes
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

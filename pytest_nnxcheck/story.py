@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pytest_nnxcheck.evidence import FLOOR, Captured, Evidence, Held, Place, Split
-from pytest_nnxcheck.report import Row, format_bytes
+from pytest_nnxcheck.text import Row, format_bytes
+from pytest_nnxcheck.verdicts import Outcome
 
 BUFFERS = (2, 1, 0)
 """Rows that people read within a minute: three lines, and so many buffers of each. The evidence holds the rest."""
@@ -21,6 +23,20 @@ LEAST = 1024
 
 OUTER = 3
 """Lines that are shown of those that called a line."""
+
+
+def located(outcome: Outcome) -> Outcome:
+    """The outcome, its violations of memory with the rows that say where the bytes are."""
+    if outcome.evidence is None or not any(each.invariant == "memory" for each in outcome.violations):
+        return outcome
+    where_rows = rows(outcome.evidence)
+    return replace(
+        outcome,
+        violations=tuple(
+            replace(each, details=(*each.details, *where_rows)) if each.invariant == "memory" else each
+            for each in outcome.violations
+        ),
+    )
 
 
 def rows(known: Evidence) -> tuple[Row, ...]:

@@ -19,14 +19,13 @@ from flax import nnx
 
 from pytest_nnxcheck import compat, holders
 from pytest_nnxcheck.fingerprint import fingerprint, show
+from pytest_nnxcheck.observation import Path
 from pytest_nnxcheck.origins import labelled
 from pytest_nnxcheck.twins import abstract_inputs, abstract_state
 from pytest_nnxcheck.verdicts import CheckError, Unfit
 from pytest_nnxcheck.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-Path = tuple[Any, ...]
 
 
 class Nodes(nnx.Module):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pytest_nnxcheck import chains, modes, strategies
 from pytest_nnxcheck.nesting import MODES, Layer, Nesting
 from pytest_nnxcheck.settings import Settings
-from pytest_nnxcheck.verdicts import InvariantViolation
-
-if TYPE_CHECKING:
-    from pytest_nnxcheck.run import Run
+from pytest_nnxcheck.verdicts import InvariantViolation, Outcome
 
 Body = Callable[[], object]
 Errors = Iterator[BaseException | None]
@@ -37,19 +34,39 @@ class Sweep:
         return tuple(modes.in_mode(self.replayed or (*able, *asked), mode))
 
 
-def errors(run: Run, case: Sweep, body: Body) -> Errors:
+class Executor(Protocol):
+    """What runs the nestings of a sweep, and learns from each which layers fit."""
+
+    problem: str
+    outcomes: dict[Nesting, Outcome]
+    exclusions: dict[str, strategies.Exclusions]
+
+    def try_un_nested(self, mode: str, body: Body) -> BaseException | None:
+        """Run the un-nested call in a mode of flax; what it raised."""
+
+    def try_nesting(self, nesting: Nesting, body: Body) -> BaseException | None:
+        """Run a nesting; what it raised."""
+
+    def rules_out(self, nesting: Nesting) -> bool:
+        """Whether the nesting cannot work."""
+
+    def stop(self, case: Sweep, mode: str) -> None:
+        """Leave out the rest of a sweep."""
+
+
+def errors(run: Executor, case: Sweep, body: Body) -> Errors:
     """Run the sweep, and hand out what each nesting raised; `None` where it held."""
     __tracebackhide__ = True
     for mode in case.modes:
         yield from _replay(run, case, mode, body) if case.replayed else _sweep(run, case, mode, body)
 
 
-def _replay(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
+def _replay(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
     yield None
     yield from (run.try_nesting(nesting, body) for nesting in case.nestings(mode, run.exclusions[mode]))
 
 
-def _sweep(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
+def _sweep(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
     error = run.try_un_nested(mode, body)
     yield error
     # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
@@ -72,11 +89,11 @@ def _sweep(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
     yield from (run.try_nesting(nesting, body) for nesting in asked if nesting not in run.outcomes)
 
 
-def _able(run: Run, nestings: Iterator[Nesting], mode: str, asked: tuple[Nesting, ...]) -> Iterator[Nesting]:
+def _able(run: Executor, nestings: Iterator[Nesting], mode: str, asked: tuple[Nesting, ...]) -> Iterator[Nesting]:
     return (nesting for nesting in modes.in_mode(nestings, mode) if nesting in asked or not run.rules_out(nesting))
 
 
-def _singles(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
+def _singles(run: Executor, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
     """The probes, and every layer alone; up to the plainest that breaks an invariant, or to a plain jit that raises."""
     probed: dict[Nesting, BaseException | None] = {}
     for nesting in _able(run, strategies.probes(case.settings), mode, asked):
@@ -92,7 +109,7 @@ def _singles(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting,
             return
 
 
-def _several(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
+def _several(run: Executor, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
     """Nestings of several layers; where one breaks, the smallest that does is looked for, and the rest is left."""
     for nesting in _able(run, strategies.second_stage(case.settings, run.exclusions[mode]), mode, asked):
         error = run.try_nesting(nesting, body)
@@ -103,7 +120,7 @@ def _several(run: Run, case: Sweep, mode: str, body: Body, asked: tuple[Nesting,
                 return
 
 
-def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, body: Body) -> Errors:
+def _smaller(run: Executor, case: Sweep, nesting: Nesting, broken: BaseException, body: Body) -> Errors:
     """The plainest nesting that breaks as well, among what is left where layers are taken away and the pairs of all layers.
 
     Nothing runs beyond one that is known to break.

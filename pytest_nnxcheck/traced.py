@@ -14,7 +14,8 @@ from flax import nnx
 
 from pytest_nnxcheck import compat, dataflow, uncomputed
 from pytest_nnxcheck.nesting import CALL_FIRST, Nesting
-from pytest_nnxcheck.observe import Observation, unmoved
+from pytest_nnxcheck.observation import Observation
+from pytest_nnxcheck.observe import unmoved
 from pytest_nnxcheck.places import Places
 from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import Guards, compose, plain_jit, stack_inputs, un_nest

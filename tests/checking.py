@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 from flax import nnx
 from healthy import HEALTHY
 
+from pytest_nnxcheck import story
 from pytest_nnxcheck.call import Call, check_call
 from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, styles_of
 from pytest_nnxcheck.session import Session
@@ -34,7 +36,8 @@ FURTHER_SINGLES = [
 def call(subject: Any, *args: Any, nesting: str = "un-nested", session: Session | None = None, **settings: Any) -> Call:
     """``subject(*args)`` under one nesting; settings as in the marker."""
     chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
-    return check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
+    found = check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
+    return replace(found, outcome=story.located(found.outcome))
 
 
 def takes_over(before: Any, after: Any) -> bool:

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import baseline, growth, renewal
-from pytest_nnxcheck.baseline import Baseline, Buffers, Entry, Stamp
+from pytest_nnxcheck.baseline import Baseline, Buffers, Entry
 from pytest_nnxcheck.evidence import Evidence, Held, Split
 from pytest_nnxcheck.growth import Measured
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.renewal import Refused, Result, renewed
 from pytest_nnxcheck.report import Report
 from pytest_nnxcheck.settings import SettingError, Settings
+from pytest_nnxcheck.stamp import Stamp
 from pytest_nnxcheck.verdicts import Outcome
 
 OLD = Stamp("0.5.3", "0.5.3", "0.10.2", "cpu", "cpu")

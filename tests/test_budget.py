@@ -15,12 +15,12 @@ from pytest_nnxcheck import standalone
 from pytest_nnxcheck.nesting import Nesting
 from pytest_nnxcheck.profile import profile
 from pytest_nnxcheck.program import baseline_for, kept
-from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.reproducer import facts_of
 from pytest_nnxcheck.settings import merge
 from pytest_nnxcheck.standalone import Setup, first_of, run, take_apart
 from pytest_nnxcheck.standalone_checks import Rule, memory_is_within
 from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.text import format_bytes
 from pytest_nnxcheck.transforms import jit_argument, jit_functional, vmap_argument
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]

@@ -19,6 +19,7 @@ from pytest_nnxcheck.observe import observe
 from pytest_nnxcheck.program import Guards, make_plan, plain_jit
 from pytest_nnxcheck.session import Session
 from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.text import format_bytes
 from pytest_nnxcheck.verdicts import Outcome
 
 FEW = {"sweep": "singles", "max_examples": 0}
@@ -393,7 +394,7 @@ def test_an_idle_remat_is_in_the_summary():
     assert made.ok, str(made)
     peaks = {str(outcome.nesting): outcome.peak for outcome in made.outcomes}
     assert peaks["jit > grad > remat"] >= 0.99 * peaks["jit > grad"] > 0
-    shown = [report.format_bytes(peaks[nesting]) for nesting in ("jit > grad > remat", "jit > grad")]
+    shown = [format_bytes(peaks[nesting]) for nesting in ("jit > grad > remat", "jit > grad")]
     wanted = f"remat does not lower the peak under grad: {shown[0]} with it, {shown[1]} without (jit > grad > remat)"
     assert wanted in str(made)
     assert dict(report.properties(made))["nnx_remat"].startswith(wanted)

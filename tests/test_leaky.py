@@ -97,7 +97,7 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
         model.kernel = nnx.Param(model.kernel[...] + 1)
     assert guards.mutated == [(layer, "model.kernel")]
 
-    from pytest_nnxcheck.observe import Observation
+    from pytest_nnxcheck.observation import Observation
 
     (violation,) = tracers(Observation(Nesting((layer,)), model, mutated=tuple(guards.mutated)))
     assert violation.summary == "eval_shape changed model.kernel"

@@ -17,8 +17,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.api import assert_invariants, check
 from pytest_nnxcheck.invariants.donation import Returned, donation, notes
 from pytest_nnxcheck.nesting import MODES, Nesting
-from pytest_nnxcheck.observe import Observation
-from pytest_nnxcheck.pointers import Leaf, Move
+from pytest_nnxcheck.observation import Leaf, Move, Observation
 from pytest_nnxcheck.settings import SettingError
 from pytest_nnxcheck.verdicts import CheckError, TracerResidue
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pytest_nnxcheck import check, mapped_files, walk
+from pytest_nnxcheck import check, mapped_files, visit
 
 X = jnp.ones((2, 4))
 FEW = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0}
@@ -24,7 +24,7 @@ def linear():
 
 
 def test_a_walk_that_ended_early_is_a_note(monkeypatch):
-    monkeypatch.setattr(walk, "MOST_OBJECTS", 5)
+    monkeypatch.setattr(visit, "MOST_OBJECTS", 5)
     report = check(linear(), X, **FEW)
     (note,) = [note for note in report.notes if note.startswith("tracers looked for in part: Linear reaches more than")]
     assert note.endswith("objects, or one that cannot be read")

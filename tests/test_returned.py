@@ -20,8 +20,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.pointers import Leaf, without_successor
-from pytest_nnxcheck.profile import describe
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.observation import Leaf
+from pytest_nnxcheck.pointers import without_successor
 from pytest_nnxcheck.returned import likeness, new_values
 
 # No two types have as many bytes, nor has one of them as many in bfloat16: newer XLA would give away any buffer that fits.

@@ -17,7 +17,7 @@ from wild import HERE
 
 from pytest_nnxcheck import check, traced
 from pytest_nnxcheck.nesting import FURTHER
-from pytest_nnxcheck.observe import Observation
+from pytest_nnxcheck.observation import Observation
 from pytest_nnxcheck.verdicts import Outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

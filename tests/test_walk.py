@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pytest_nnxcheck import compat, openers
-from pytest_nnxcheck import walk as walking
-from pytest_nnxcheck.walk import Found, Walk, walk
+from pytest_nnxcheck import compat, visit
+from pytest_nnxcheck.visit import Found
+from pytest_nnxcheck.walk import Walk, walk
 
 X = jnp.ones((2, 3))
 STATIC = tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12)
@@ -816,21 +816,21 @@ def test_unset_slots_empty_cells_and_cycles() -> None:
 
 
 def test_the_fuse_is_reported() -> None:
-    huge = [[] for _ in range(walking.MOST_OBJECTS + 10)]
+    huge = [[] for _ in range(visit.MOST_OBJECTS + 10)]
     met = walk([("huge", huge)])
     assert not met.complete
-    assert met.objects <= walking.MOST_OBJECTS + 2
+    assert met.objects <= visit.MOST_OBJECTS + 2
 
 
 def test_a_vocabulary_does_not_blow_the_fuse() -> None:
     tracer = tracer_of(jax.jit)
-    met = walk([("words", {str(n): n for n in range(walking.MOST_OBJECTS + 10)}), ("x", [tracer])])
+    met = walk([("words", {str(n): n for n in range(visit.MOST_OBJECTS + 10)}), ("x", [tracer])])
     assert met.complete
     assert [found.path for found in met.tracers] == ["x[0]"]
 
 
 def test_a_container_too_long_to_look_through_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walking, "MOST_ITEMS", 100)
+    monkeypatch.setattr(visit, "MOST_ITEMS", 100)
     assert not walk([("long", list(range(101)))]).complete
     assert walk([("long", list(range(100)))]).complete
 
@@ -889,4 +889,4 @@ def test_line_of_a_grad_tracer_under_an_outer_trace() -> None:
 
 def test_every_atom_is_a_type_that_holds_nothing() -> None:
     assert walk([("n", 1), ("s", "s"), ("none", None)]).objects == walk([]).objects
-    assert id(list) not in openers.ATOMS
+    assert id(list) not in visit.ATOMS

@@ -18,6 +18,7 @@ from pytest_nnxcheck.compat.modes import (
     mode_flags,
     mode_words,
     modes,
+    require_modes,
     split,
     state,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "quick_compiles",
     "raw_leaves",
     "remat_updates_can_be_off",
+    "require_modes",
     "scan_layout",
     "serialized_buffer_assignment",
     "serialized_hlo_module",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -77,3 +78,22 @@ def first(array: Any) -> Any:
     import numpy as np
 
     return _owned(np.asarray(array)[0]) if _is_plain(array) else array[0]
+
+
+def nbytes(array: Any, sharding: Any = None) -> int:
+    """Bytes on one device of an array or its abstract twin, key arrays included; 0 for a Python number."""
+    import jax
+
+    if not hasattr(array, "shape"):
+        return 0
+    sharding = sharding or getattr(array, "sharding", None)
+    several = isinstance(sharding, jax.sharding.Sharding) and len(sharding.device_set) > 1
+    shape = sharding.shard_shape(array.shape) if several else array.shape
+    return int(math.prod(shape) * array.dtype.itemsize)
+
+
+def describe(array: Any) -> str:
+    """The type of an array: ``float32[8,64]``."""
+    if not hasattr(array, "shape"):
+        return type(array).__name__
+    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"

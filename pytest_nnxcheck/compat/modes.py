@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_nnxcheck.nesting import MODES
+from pytest_nnxcheck.settings import SettingError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -130,3 +131,15 @@ def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     text = str(error).lower()
     return str(pathlib.Path(nnx.__file__).parent) in last and any(word in text for word in _WORDS)
+
+
+def require_modes(wanted: tuple[str, ...]) -> None:
+    """Refuse modes that the installed flax lacks. Raises `SettingError`."""
+    if wanted == MODES[:1]:
+        return
+    lacking = [mode for mode in wanted if mode not in modes()]
+    if lacking:
+        raise SettingError(
+            f"mode {lacking[0]!r} is not one of flax {flax_version()}, which has {', '.join(modes())}: write one of"
+            f" these, or install a newer flax (0.12.7 has {', '.join(MODES)})"
+        )

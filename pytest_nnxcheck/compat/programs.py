@@ -13,21 +13,15 @@ from pytest_nnxcheck.verdicts import Unfit
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-def serialized_buffer_assignment(compiled: Any) -> bytes | None:
-    """XLA's ``BufferAssignmentProto`` of a compiled program, `None` where this jaxlib does not give it.
+def serialized_buffer_assignment(compiled: Any) -> tuple[bytes | None, bool]:
+    """XLA's ``BufferAssignmentProto`` of a compiled program, and whether it is field 3 of the ``HloProto`` that is given in its place.
 
-    No public way: ``memory_analysis()`` documents totals only. On jax 0.6.2 to 0.12 the proto is an attribute of
-    its own, on jax 0.4.33 and 0.5.3 it is field 3 of an ``HloProto``. Tried on all versions, CPU.
+    `None` where this jaxlib gives neither. No public way: ``memory_analysis()`` documents totals only. On jax 0.6.2 to 0.12 the proto is
+    an attribute of its own, on jax 0.4.33 and 0.5.3 it stands in the other. Tried on all versions, CPU.
     """
-    from pytest_nnxcheck import hlo
-
     totals = compiled.memory_analysis()
-    found = getattr(totals, "serialized_buffer_assignment_proto", None)
-    whole = getattr(totals, "serialized_hlo_proto", None)
-    try:
-        return found or (bytes(hlo.raw(hlo.fields(whole), 3)) if whole else None)
-    except (ValueError, TypeError):
-        return None
+    assignment = getattr(totals, "serialized_buffer_assignment_proto", None)
+    return (assignment, False) if assignment else (getattr(totals, "serialized_hlo_proto", None), True)
 
 
 def serialized_hlo_module(compiled: Any) -> bytes | None:

@@ -192,9 +192,7 @@ def equation_line(eqn: Any) -> str:
 
     No public way: `jax.extend.source_info_util.summarize` leaves out the frames of jax, but not those of flax, nor of a plugin. All versions.
     """
-    import pytest_nnxcheck
-
-    own = str(pathlib.Path(pytest_nnxcheck.__file__).parent) + os.sep
+    own = str(pathlib.Path(__file__).parents[1]) + os.sep
     traceback = _read(_read(eqn, "source_info"), "traceback")
     for frame in traceback.frames if traceback is not None else ():
         if frame.file_name.startswith(own):

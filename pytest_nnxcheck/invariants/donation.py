@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck import hints
-from pytest_nnxcheck.observe import Observation
-from pytest_nnxcheck.pointers import Leaf, resharded, spec, spread, without_successor
+from pytest_nnxcheck.observation import Leaf, Observation
+from pytest_nnxcheck.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.program import STACKED
 from pytest_nnxcheck.verdicts import Violation
 

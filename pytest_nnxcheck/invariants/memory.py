@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_nnxcheck import hints
-from pytest_nnxcheck.buffers import Buffer, Memory, state_copies
+from pytest_nnxcheck.buffers import state_copies
+from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.evidence import FLOOR
 from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.observe import Observation
-from pytest_nnxcheck.profile import Profile, nbytes
+from pytest_nnxcheck.observation import Buffer, Memory, Observation
+from pytest_nnxcheck.profile import Profile
 from pytest_nnxcheck.program import factor, kept, maps_written
-from pytest_nnxcheck.report import format_bytes
 from pytest_nnxcheck.settings import Budget
+from pytest_nnxcheck.text import format_bytes
 from pytest_nnxcheck.verdicts import Violation
 
 ASKED = "memory_budget"

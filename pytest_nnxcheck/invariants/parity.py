@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
-from pytest_nnxcheck.profile import describe
 from pytest_nnxcheck.verdicts import Violation
 
 SHOWN = 6

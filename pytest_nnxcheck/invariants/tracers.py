@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_nnxcheck import compat, hints
 from pytest_nnxcheck.nesting import Layer
-from pytest_nnxcheck.observe import Leak, Observation
+from pytest_nnxcheck.observation import Leak, Observation
 from pytest_nnxcheck.verdicts import Violation
 
 SHOWN = 6

@@ -1,0 +1,43 @@
+"""Small pieces of text: sizes, lists of names, and an exception as one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+Row = tuple[str, str]
+
+
+def format_bytes(size: int) -> str:
+    """``1.5 MiB``; whole bytes below 1 KiB."""
+    if size < 1024:
+        return f"{size} B"
+    value, unit = float(size), "B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):  # noqa: B007
+        value /= 1024
+        if value < 1023.95:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """``a, b, c, ...``: the first of the names, each once."""
+    each = list(dict.fromkeys(names))
+    return ", ".join([*each[:most], *(["..."] if len(each) > most else [])])
+
+
+_LINK = re.compile(r"\s*\(https?://[^\s()]+\)")
+"""What flax puts at the end of its messages, longer than they are."""
+
+
+def first_line(error: BaseException) -> str:
+    """``ValueError: the first line of its text``, short enough for a table."""
+    text = _LINK.sub("", str(error).strip().partition("\n")[0])
+    name = type(error).__name__
+    return f"{name}: {text[:160]}" if text else name
+
+
+def one_line(error: BaseException) -> str:
+    """``TypeError: the first line``."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}".rstrip(": ")
