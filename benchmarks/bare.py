@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.profile import Profile, profile
-from pytest_nnxcheck.program import compose, stack_inputs
-from pytest_nnxcheck.subject import Subject, bind
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.subject.profile import Profile, profile
+from pytest_nnxcheck.subject.subject import Subject, bind
+from pytest_nnxcheck.transforms.compose import compose, stack_inputs
 
 Jitted = Any
 """What `jax.jit` and `nnx.jit` return; flax has no name for its own."""

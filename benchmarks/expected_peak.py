@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.call import check_call
-from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, impossible
-from pytest_nnxcheck.session import Session
-from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck.core.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, impossible
+from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.engine.check_call import check_call
+from pytest_nnxcheck.engine.session import Session
 
 WIDTH = 256
 BATCH = jnp.ones((16, WIDTH))
@@ -66,7 +66,9 @@ def nestings(draws: int, transforms: tuple[str, ...]) -> Iterator[Nesting]:
 
 
 def ratios(
-    make: Callable[[nnx.Rngs], tuple[nnx.Module, Any]], draws: int, transforms: tuple[str, ...]
+    make: Callable[[nnx.Rngs], tuple[nnx.Module, Any]],
+    draws: int,
+    transforms: tuple[str, ...],
 ) -> list[tuple[float, str]]:
     """Peak over expected peak of each nesting of one model."""
     session = Session()

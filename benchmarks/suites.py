@@ -105,7 +105,7 @@ def suite(plan: Plan, tests: str, conftest: str = "") -> Path:
 def with_the_plugin() -> tuple[str, ...]:
     """The option that loads the plugin where it is not installed."""
     installed = "nnxcheck" in entry_points(group="pytest11").names
-    return () if installed else ("-p", "pytest_nnxcheck.plugin")
+    return () if installed else ("-p", "pytest_nnxcheck.plugin.hooks")
 
 
 def second_run(plan: Plan) -> Result:
@@ -160,7 +160,12 @@ def grown(samples: Sequence[Sample], few: int, many: int) -> Ratio:
     """The sizes of each round in MB, after the first test with which so many nestings are done."""
     early, late = ([size_after(sample.facts, number) / 1e6 for sample in samples] for number in (few, many))
     return Ratio(
-        "marked tests", f"after {many} nestings", f"after {few} nestings", tuple(late), tuple(early), unit="MB"
+        "marked tests",
+        f"after {many} nestings",
+        f"after {few} nestings",
+        tuple(late),
+        tuple(early),
+        unit="MB",
     )
 
 

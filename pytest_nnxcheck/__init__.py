@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import assert_invariants, check
-    from pytest_nnxcheck.nesting import Layer, Nesting
-    from pytest_nnxcheck.registry import register_transform
-    from pytest_nnxcheck.report import Report
-    from pytest_nnxcheck.suite import ExpectedFailuresWarning
-    from pytest_nnxcheck.verdicts import (
+    from pytest_nnxcheck.core.nesting import Layer, Nesting
+    from pytest_nnxcheck.core.outcome import (
         CheckError,
         DonationLost,
         InvariantViolation,
@@ -25,6 +22,9 @@ if TYPE_CHECKING:
         UnexpectedPass,
         Violation,
     )
+    from pytest_nnxcheck.plugin.known_failures import ExpectedFailuresWarning
+    from pytest_nnxcheck.reporting.report import Report
+    from pytest_nnxcheck.transforms.custom import register_transform
 
     __version__: str
 
@@ -51,11 +51,11 @@ __all__ = [
 _ROOMS = {
     "assert_invariants": "api",
     "check": "api",
-    "Layer": "nesting",
-    "Nesting": "nesting",
-    "Report": "report",
-    "register_transform": "registry",
-    "ExpectedFailuresWarning": "suite",
+    "Layer": "core.nesting",
+    "Nesting": "core.nesting",
+    "Report": "reporting.report",
+    "register_transform": "transforms.custom",
+    "ExpectedFailuresWarning": "plugin.known_failures",
 }
 
 
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("pytest-nnxcheck")
-    return getattr(importlib.import_module(f"{__name__}.{_ROOMS.get(name, 'verdicts')}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_ROOMS.get(name, 'core.outcome')}"), name)
 
 
 def __dir__() -> list[str]:

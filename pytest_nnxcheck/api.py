@@ -10,12 +10,16 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import compat, devices, errors, examples, failures, modes, programs
-from pytest_nnxcheck.active import active
-from pytest_nnxcheck.report import Report, rejected_modes
-from pytest_nnxcheck.run import Run
-from pytest_nnxcheck.settings import SettingError, merge, parse_given
-from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, UnexpectedPass
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import devices
+from pytest_nnxcheck.core import modes
+from pytest_nnxcheck.core.outcome import CheckError, InvariantViolation, UnexpectedPass
+from pytest_nnxcheck.core.settings import SettingError, merge, parse_given
+from pytest_nnxcheck.reporting.report import Report, rejected_modes
+from pytest_nnxcheck.reproducer import files
+from pytest_nnxcheck.runner import conclude, errors, hypothesis_test
+from pytest_nnxcheck.runner.execution import active
+from pytest_nnxcheck.runner.run import Run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +47,7 @@ class Wrapped(Generic[P, R]):
         if running is None:
             raise CheckError(
                 f"{self!r} was called outside of a test with @pytest.mark.nnx_invariants: mark the test, or use"
-                " pytest_nnxcheck.check(subject, *args)"
+                " pytest_nnxcheck.check(subject, *args)",
             )
         arguments = tuple(unwrap(value) for value in args)
         named = {name: unwrap(value) for name, value in kwargs.items()}
@@ -79,7 +83,7 @@ def wrapped_for(subject: Callable[P, R], frame: FrameType | None) -> Wrapped[P, 
     if not callable(subject):
         raise CheckError(
             f"nnx_wrap got {type(subject).__name__} {subject!r:.60}, which cannot be called: wrap a module with a __call__,"
-            " a bound method such as model.decode, or a function whose arguments hold modules"
+            " a bound method such as model.decode, or a function whose arguments hold modules",
         )
     method = unwrap(subject)
     return Wrapped(method, owner_name(method, None if frame is None else frame.f_back))
@@ -113,7 +117,10 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
 
 
 def assert_invariants(
-    subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
+    subject: Callable[..., Any],
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> None:
     """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting.
 
@@ -153,8 +160,8 @@ def _run(
         wrapped(*args, **kwargs)
 
     called_by = None if frame is None else frame.f_back
-    texts = programs.of_check(called_by, wrapped.__wrapped__, args, kwargs, chosen)
-    built, run = examples.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
+    texts = files.of_check(called_by, wrapped.__wrapped__, args, kwargs, chosen)
+    built, run = hypothesis_test.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
     error = _outcome(built, run)
     run.forget()
     if error is None and (problem := run.finish()):
@@ -168,7 +175,7 @@ def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
     except BaseException as error:
         if errors.passes_through(error):
             raise
-        return failures.conclude(error, run, own_given=False)
+        return conclude.conclude(error, run, own_given=False)
     return None
 
 

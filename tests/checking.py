@@ -13,11 +13,11 @@ import pytest
 from flax import nnx
 from healthy import HEALTHY
 
-from pytest_nnxcheck import story
-from pytest_nnxcheck.call import Call, check_call
-from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, styles_of
-from pytest_nnxcheck.session import Session
-from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck.core.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, styles_of
+from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.engine.check_call import Call, check_call
+from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.reporting import memory_breakdown
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
 WITHOUT_CLOSURES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES[:2]]
@@ -37,7 +37,7 @@ def call(subject: Any, *args: Any, nesting: str = "un-nested", session: Session 
     """``subject(*args)`` under one nesting; settings as in the marker."""
     chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
     found = check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
-    return replace(found, outcome=story.located(found.outcome))
+    return replace(found, outcome=memory_breakdown.located(found.outcome))
 
 
 def takes_over(before: Any, after: Any) -> bool:

@@ -36,7 +36,8 @@ import hypothesis.strategies  # noqa: F401
 import jax  # noqa: F401
 import pytest
 
-from pytest_nnxcheck import api, plugin  # noqa: F401
+from pytest_nnxcheck import api  # noqa: F401
+from pytest_nnxcheck.plugin import hooks
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
@@ -46,7 +47,7 @@ sys.path.insert(0, str(TESTS))
 def inner_args(request: pytest.FixtureRequest) -> list[str]:
     """What an inner run needs to load the plugin: nothing where the package is installed."""
     installed = request.config.pluginmanager.hasplugin("nnxcheck")
-    return [] if installed else ["-p", plugin.__name__]
+    return [] if installed else ["-p", hooks.__name__]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,9 @@ def fake(monkeypatch: pytest.MonkeyPatch):
     """The engine of fake_engine.py in place of the real one, for checks made in this process."""
     import fake_engine
 
-    monkeypatch.setitem(sys.modules, "pytest_nnxcheck.call", sys.modules.get("pytest_nnxcheck.call"))
+    monkeypatch.setitem(
+        sys.modules, "pytest_nnxcheck.engine.check_call", sys.modules.get("pytest_nnxcheck.engine.check_call")
+    )
     fake_engine.install()
     return fake_engine
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pytest_nnxcheck import records
-from pytest_nnxcheck.evidence import Captured, Evidence, Growth, Held, Moved, Place, Residue, Split
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.report import Report
-from pytest_nnxcheck.settings import Settings
-from pytest_nnxcheck.verdicts import Outcome, Violation
+from pytest_nnxcheck.core.evidence import Captured, Evidence, Growth, Held, Moved, Place, Residue, Split
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import Outcome, Violation
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.reporting import records
+from pytest_nnxcheck.reporting.report import Report
 
 RUN = {
     "started": "2026-01-02T03:04:05+00:00",
@@ -37,7 +37,10 @@ EVIDENCE = Evidence(
     reusable=("x",),
 )
 MEMORY = Violation(
-    "memory", "peak 5.0 MiB is over the budget of 4.0 MiB", (("buffer", "1.0 MiB temporary"),), "donate the state"
+    "memory",
+    "peak 5.0 MiB is over the budget of 4.0 MiB",
+    (("buffer", "1.0 MiB temporary"),),
+    "donate the state",
 )
 
 
@@ -63,7 +66,12 @@ BROKEN = (
 
 
 def ended(
-    nodeid: str, outcomes: Iterable[Outcome] = HELD, *, end: str = "passed", not_run: int = 0, **more: Any
+    nodeid: str,
+    outcomes: Iterable[Outcome] = HELD,
+    *,
+    end: str = "passed",
+    not_run: int = 0,
+    **more: Any,
 ) -> records.Records:
     """The records of a test that pytest has seen end."""
     found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid, not_run=not_run))

@@ -5,10 +5,10 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pytest_nnxcheck.evidence import Evidence, Held, Split
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.uncomputed import Values
-from pytest_nnxcheck.verdicts import CheckError, Outcome, Violation
+from pytest_nnxcheck.core.evidence import Evidence, Held, Split
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import CheckError, Outcome, Violation
+from pytest_nnxcheck.subject.uncomputed import Values
 
 NEVER = lambda nesting: False  # noqa: E731
 RUNS: list[str] = []
@@ -106,7 +106,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, session, owner=""):
 
 def install() -> None:
     """Take the place of the real module; pytester's snapshot of the modules, or the end of the process, puts it back."""
-    module = types.ModuleType("pytest_nnxcheck.call")
+    module = types.ModuleType("pytest_nnxcheck.engine.check_call")
     module.Session, module.Call, module.check_call = Session, Call, check_call
-    sys.modules["pytest_nnxcheck.call"] = module
+    sys.modules["pytest_nnxcheck.engine.check_call"] = module
     RUNS.clear()

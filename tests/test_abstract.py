@@ -16,7 +16,7 @@ from leaky import LEAKY
 from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.session import Session
+from pytest_nnxcheck.engine.session import Session
 
 COMPILED = ["jit", "jit[functional]", "jit > scan", "jit[functional] > vmap[functional] > remat", "jit > call_first"]
 TRACED = ["scan", "vmap[functional]", "while_loop > remat", "eval_shape > scan", "remat[functional] > jit"]

@@ -12,10 +12,11 @@ from checking import models
 from flax import nnx
 from healthy import HEALTHY
 
-from pytest_nnxcheck import check, compat, dataflow
-from pytest_nnxcheck.advice import Sizes, advice
-from pytest_nnxcheck.evidence import Held
-from pytest_nnxcheck.waste import Recast, Saved, Stack, Waste, waste
+from pytest_nnxcheck import check, compat
+from pytest_nnxcheck.core.evidence import Held
+from pytest_nnxcheck.invariants.advice import Sizes, advice
+from pytest_nnxcheck.subject import jaxpr_flow
+from pytest_nnxcheck.subject.waste import Recast, Saved, Stack, Waste, waste
 
 JIT = {"nesting": "jit"}
 
@@ -226,7 +227,7 @@ def test_part_of_a_leaf_and_what_was_computed_are_no_recast():
     assert len(facts_of(lambda w: w.astype(jnp.float32), w).recasts) == 1
     assert facts_of(lambda w: w[0].astype(jnp.float32), w).recasts == ()
     assert facts_of(lambda w: (w + 1).astype(jnp.float32), w).recasts == ()
-    assert dataflow.REMATS <= dataflow.CALLS, "looked into"
+    assert jaxpr_flow.REMATS <= jaxpr_flow.CALLS, "looked into"
 
 
 # --- where it is shown

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import baseline, growth, renewal
-from pytest_nnxcheck.baseline import Baseline, Buffers, Entry
-from pytest_nnxcheck.evidence import Evidence, Held, Split
-from pytest_nnxcheck.growth import Measured
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.renewal import Refused, Result, renewed
-from pytest_nnxcheck.report import Report
-from pytest_nnxcheck.settings import SettingError, Settings
-from pytest_nnxcheck.stamp import Stamp
-from pytest_nnxcheck.verdicts import Outcome
+from pytest_nnxcheck.core.evidence import Evidence, Held, Split
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.settings import SettingError, Settings
+from pytest_nnxcheck.core.stamp import Stamp
+from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
+from pytest_nnxcheck.reporting.baseline_comparison import Measured
+from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry
+from pytest_nnxcheck.reporting.baseline_update import Refused, Result, renewed
+from pytest_nnxcheck.reporting.report import Report
 
 OLD = Stamp("0.5.3", "0.5.3", "0.10.2", "cpu", "cpu")
 NEW = Stamp("0.6.2", "0.6.1", "0.10.7", "cpu", "cpu")
@@ -45,7 +45,7 @@ KNOWN = Baseline(
 
 def error_of(text):
     with pytest.raises(SettingError) as caught:
-        baseline.parse(text, "peaks.txt")
+        baseline_file.parse(text, "peaks.txt")
     return str(caught.value)
 
 
@@ -53,8 +53,8 @@ def error_of(text):
 
 
 def test_the_file_is_read_as_it_is_written():
-    assert baseline.format_baseline(KNOWN) == TEXT
-    assert baseline.parse(TEXT, "here") == KNOWN
+    assert baseline_file.format_baseline(KNOWN) == TEXT
+    assert baseline_file.parse(TEXT, "here") == KNOWN
 
 
 SIZES = st.integers(0, 10**18)
@@ -75,10 +75,15 @@ NAMES = st.text(st.characters(), min_size=1) | st.sampled_from(
         "ü[é-日本]",
         "\ud800",
         "\\u007c",
-    ]
+    ],
 )
 SPLITS = st.builds(
-    lambda a, o, t, c, less: Split(a, o, t, min(less, a + o + t + c), c), SIZES, SIZES, SIZES, SIZES, SIZES
+    lambda a, o, t, c, less: Split(a, o, t, min(less, a + o + t + c), c),
+    SIZES,
+    SIZES,
+    SIZES,
+    SIZES,
+    SIZES,
 )
 ENTRIES = SPLITS.flatmap(
     lambda split: st.builds(
@@ -87,7 +92,7 @@ ENTRIES = SPLITS.flatmap(
         st.just(split),
         st.lists(st.builds(Buffers, SIZES, NAMES, st.integers(1, 99)), max_size=3).map(tuple),
         st.booleans(),
-    )
+    ),
 ) | st.builds(Entry, SIZES, drawn=st.booleans())
 STAMPS = st.builds(Stamp, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES)
 
@@ -95,35 +100,35 @@ STAMPS = st.builds(Stamp, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES)
 @settings(deadline=None)
 @given(st.builds(Baseline, STAMPS, st.dictionaries(st.tuples(NAMES, NAMES), ENTRIES, max_size=4)))
 def test_any_baseline_round_trips(known):
-    text = baseline.format_baseline(known)
-    assert baseline.parse(text, "here") == known
+    text = baseline_file.format_baseline(known)
+    assert baseline_file.parse(text, "here") == known
     assert len(text.encode("utf-8").splitlines()) == 7 + len(known.entries) == text.count("\n")
     # What a text file may turn around is turned back.
-    assert baseline.parse(text.encode("utf-8").decode("utf-8"), "here") == known
+    assert baseline_file.parse(text.encode("utf-8").decode("utf-8"), "here") == known
 
 
 @settings(deadline=None)
 @given(st.text() | st.text(st.sampled_from(list(TEXT))).map(lambda text: TEXT + text))
 def test_any_text_is_a_baseline_or_an_error_with_a_line(text):
     try:
-        baseline.parse(text, "peaks.txt")
+        baseline_file.parse(text, "peaks.txt")
     except SettingError as error:
         name, number, _ = str(error).split(":", 2)
         assert name == "peaks.txt"
         assert 1 <= int(number) <= text.count("\n") + 1
         return
-    assert baseline.format_baseline(baseline.parse(text, "peaks.txt"))
+    assert baseline_file.format_baseline(baseline_file.parse(text, "peaks.txt"))
 
 
 def test_lines_are_sorted_by_test_then_nesting():
     keys = [("b", "jit"), ("a", "jit > vmap"), ("a-b", "jit"), ("a", "jit")]
-    lines = baseline.format_baseline(Baseline(OLD, {key: Entry(1) for key in keys})).splitlines()[7:]
+    lines = baseline_file.format_baseline(Baseline(OLD, {key: Entry(1) for key in keys})).splitlines()[7:]
     assert lines == ["a | jit | 1 B", "a | jit > vmap | 1 B", "a-b | jit | 1 B", "b | jit | 1 B"]
 
 
 def test_plain_names_stay_readable_and_others_stay_on_their_line():
-    assert baseline.quoted(r"tests/ä b.py::test_x[1-\u00e9]") == r"tests/ä b.py::test_x[1-\u00e9]"
-    assert baseline.quoted("a|b;c\n\u2028") == r'"a\u007cb\u003bc\n\u2028"'
+    assert baseline_file.quoted(r"tests/ä b.py::test_x[1-\u00e9]") == r"tests/ä b.py::test_x[1-\u00e9]"
+    assert baseline_file.quoted("a|b;c\n\u2028") == r'"a\u007cb\u003bc\n\u2028"'
 
 
 def replaced(old, new):
@@ -137,7 +142,8 @@ BAD = {
     "": "peaks.txt:1: this is no baseline of pytest-nnxcheck, it starts with an empty line: name another file,",
     "[project]\nname = 'x'\n": "peaks.txt:1: this is no baseline of pytest-nnxcheck, it starts with '[project]': name another file, or",
     replaced(
-        "format 1", "format 2"
+        "format 1",
+        "format 2",
     ): "peaks.txt:1: this is format '2' of the baseline, and this version of pytest-nnxcheck reads 1:",
     replaced("# flax: 0.10.2\n", ""): "peaks.txt:4: '# platform: cpu' is not the line '# flax: ...' of the stamp"
     + ANEW,
@@ -159,7 +165,8 @@ BAD = {
     TEXT[:-1]: "peaks.txt:9: the file ends in the middle of a line, so something is missing" + ANEW,
     TEXT[:-40]: "peaks.txt:9: the file ends in the middle of a line",
     replaced(
-        "# jax", "<<<<<<< HEAD\n# jax"
+        "# jax",
+        "<<<<<<< HEAD\n# jax",
     ): "peaks.txt:2: a merge conflict, '<<<<<<< HEAD': take either side, then write the file anew",
     TEXT + "=======\n": "peaks.txt:10: a merge conflict, '=======': take either side, then write the file anew",
     ">>>>>>> theirs\n" + TEXT: "peaks.txt:1: a merge conflict, '>>>>>>> theirs': take either side",
@@ -177,39 +184,39 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(text, message):
 
 def test_a_file_is_read_whatever_its_line_ends(tmp_path):
     path = tmp_path / "peaks.txt"
-    assert baseline.read(path, "peaks.txt") is None
+    assert baseline_file.read(path, "peaks.txt") is None
     path.write_bytes(TEXT.replace("\n", "\r\n").encode())
-    assert baseline.read(path, "peaks.txt") == KNOWN
+    assert baseline_file.read(path, "peaks.txt") == KNOWN
 
 
 def test_what_is_no_file_and_no_text(tmp_path):
     (tmp_path / "x").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingError, match=r"^x is no text file: 'utf-8' codec can't decode .*, name another file, or"):
-        baseline.read(tmp_path / "x", "x")
+        baseline_file.read(tmp_path / "x", "x")
     with pytest.raises(SettingError, match=r"^cannot read here: Is a directory$"):
-        baseline.read(tmp_path, "here")
+        baseline_file.read(tmp_path, "here")
     with pytest.raises(SettingError, match=r"^cannot read here: Not a directory$"):
-        baseline.read(tmp_path / "x" / "y", "here")
-    assert baseline.unwritable(tmp_path) == "Is a directory"
-    assert baseline.unwritable(tmp_path / "x" / "y") == "Not a directory"
-    assert baseline.unwritable(tmp_path / "no" / "y") == "No such file or directory"
-    assert baseline.unwritable(tmp_path / "y") == baseline.unwritable(tmp_path / "x") == ""
+        baseline_file.read(tmp_path / "x" / "y", "here")
+    assert baseline_file.unwritable(tmp_path) == "Is a directory"
+    assert baseline_file.unwritable(tmp_path / "x" / "y") == "Not a directory"
+    assert baseline_file.unwritable(tmp_path / "no" / "y") == "No such file or directory"
+    assert baseline_file.unwritable(tmp_path / "y") == baseline_file.unwritable(tmp_path / "x") == ""
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_file_is_written_in_one_step(tmp_path, monkeypatch):
     path = tmp_path / "päks of a b.txt"
-    baseline.write(path, KNOWN)
+    baseline_file.write(path, KNOWN)
     assert path.read_text(encoding="utf-8") == TEXT
     path.chmod(0o640)
     for owner, name in ((os, "fsync"), (type(path), "replace")):
         monkeypatch.setattr(owner, name, no_space)
         with pytest.raises(OSError, match="No space left"):
-            baseline.write(path, Baseline(NEW))
+            baseline_file.write(path, Baseline(NEW))
         monkeypatch.undo()
         assert path.read_text(encoding="utf-8") == TEXT
         assert list(tmp_path.iterdir()) == [path]
-    baseline.write(path, Baseline(NEW))
+    baseline_file.write(path, Baseline(NEW))
     assert "# jax: 0.6.2\n" in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [path]
@@ -223,7 +230,7 @@ def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "there").mkdir()
     link = tmp_path / "link.txt"
     link.symlink_to(tmp_path / "there" / "peaks.txt")
-    baseline.write(link, KNOWN)
+    baseline_file.write(link, KNOWN)
     assert link.is_symlink()
     assert (tmp_path / "there" / "peaks.txt").read_text() == TEXT
 
@@ -238,7 +245,7 @@ def held(size, kind="temporary", shape="float32[4]", operation="dot", line="", n
 def test_an_entry_keeps_the_largest_buffers_those_that_are_alike_together():
     buffers = (held(64), held(64), held(64, name="model.k"), held(32, operation=""), held(16), held(8))
     split = Split(0, 0, 248, 0, 0)
-    kept = baseline.entry(248, Evidence(split, buffers=buffers), drawn=True)
+    kept = baseline_file.entry(248, Evidence(split, buffers=buffers), drawn=True)
     assert kept == Entry(
         248,
         split,
@@ -252,9 +259,9 @@ def test_an_entry_keeps_the_largest_buffers_those_that_are_alike_together():
 
 
 def test_a_peak_without_evidence_is_an_entry_too():
-    assert baseline.entry(5, None, drawn=False) == Entry(5)
+    assert baseline_file.entry(5, None, drawn=False) == Entry(5)
     # Of two calls in one nesting the peak may be that of another than the evidence.
-    assert baseline.entry(5, Evidence(SPLIT, buffers=(held(16),)), drawn=False) == Entry(5)
+    assert baseline_file.entry(5, Evidence(SPLIT, buffers=(held(16),)), drawn=False) == Entry(5)
 
 
 # --- growth --------------------------------------------------------------------------------------------------------------
@@ -265,7 +272,8 @@ JIT, SCAN, VMAP = map(Nesting.parse, ("jit", "jit > scan", "jit > vmap"))
 def measured(nesting, split, *buffers):
     known = Evidence(split, buffers=buffers)
     return Measured(
-        Outcome(nesting, "held", peak=split.peak, evidence=known), baseline.entry(split.peak, known, drawn=False)
+        Outcome(nesting, "held", peak=split.peak, evidence=known),
+        baseline_file.entry(split.peak, known, drawn=False),
     )
 
 
@@ -297,21 +305,21 @@ def found(**sizes):
 )
 def test_what_grew_and_what_shrank(before, now, tolerance, grew, shrank):
     part = Fraction(tolerance.rstrip("%")) / 100
-    result = growth.compare(peaks(jit=before), found(jit=now), part)
+    result = baseline_comparison.compare(peaks(jit=before), found(jit=now), part)
     assert (result.grew, result.shrank) == ((JIT,) if grew else (), ("jit",) if shrank else ())
     assert (result.compared, result.new) == (1, ())
 
 
 def test_what_is_not_in_the_baseline_is_new():
-    result = growth.compare(peaks(jit=1, jit_remat=5), found(jit=1, jit_scan=9), Fraction(0))
+    result = baseline_comparison.compare(peaks(jit=1, jit_remat=5), found(jit=1, jit_scan=9), Fraction(0))
     assert (result.compared, result.grew, result.new) == (1, (), ("jit > scan",))
 
 
 def text_of(known, now, **more):
     tolerance = Fraction(1, 20)
-    result = growth.compare(known, now, tolerance)
+    result = baseline_comparison.compare(known, now, tolerance)
     checked = Report((), Settings(), test_id="t.py::test_x[a b]", **more)
-    return growth.message(result, known, now, tolerance=tolerance, checked=checked).splitlines()
+    return baseline_comparison.message(result, known, now, tolerance=tolerance, checked=checked).splitlines()
 
 
 def test_the_message_says_what_grew():
@@ -361,14 +369,14 @@ def test_many_that_grew_are_counted():
 def test_what_the_baseline_does_not_name_is_not_called_new():
     before = measured(JIT, Split(0, 0, 99, 0, 0), *(held(size) for size in (64, 32, 16, 8)))
     now = measured(JIT, Split(0, 0, 199, 0, 0), *(held(size) for size in (64, 32, 20, 16, 8, 4)))
-    assert [*growth.buffer_rows(before.entry, now)] == ["+ 20 B temporary float32[4] dot"]
+    assert [*baseline_comparison.buffer_rows(before.entry, now)] == ["+ 20 B temporary float32[4] dot"]
 
 
 def test_what_the_evidence_does_not_name_is_not_called_gone():
     before = measured(JIT, Split(0, 0, 99, 0, 0), held(70), held(50), held(8))
     now = measured(JIT, Split(0, 0, 199, 0, 0), *(held(size) for size in range(60, 50, -1)))
-    assert [row for row in growth.buffer_rows(before.entry, now) if row.startswith("-")] == [
-        "- 70 B temporary float32[4] dot"
+    assert [row for row in baseline_comparison.buffer_rows(before.entry, now) if row.startswith("-")] == [
+        "- 70 B temporary float32[4] dot",
     ]
 
 
@@ -389,13 +397,13 @@ BEFORE = Baseline(OLD, {("a", "jit"): Entry(1), ("a", "jit > vmap"): Entry(2, dr
 def test_an_update_replaces_the_tests_that_ran():
     made = renewed(BEFORE, {"a": result(jit=9, jit_scan=8)}, seen={"a"})
     assert sizes_of(made) == {("a", "jit"): 9, ("a", "jit > scan"): 8, ("b", "jit"): 3}
-    assert renewal.changes(BEFORE, made) == "3 entries: 1 new, 1 changed, 1 removed"
+    assert baseline_update.changes(BEFORE, made) == "3 entries: 1 new, 1 changed, 1 removed"
 
 
 def test_an_update_takes_out_what_is_gone():
     made = renewed(BEFORE, {"a": result(jit=1)}, gone=[("b", "jit")], seen={"a"})
     assert sizes_of(made) == {("a", "jit"): 1}
-    assert renewal.changes(made, made) == "1 entry: nothing changed"
+    assert baseline_update.changes(made, made) == "1 entry: nothing changed"
 
 
 def test_a_replay_replaces_its_nesting_alone():
@@ -442,5 +450,5 @@ def test_a_run_that_measured_nothing():
 
 
 def test_entries_cross_processes_as_lines():
-    lines = json.loads(json.dumps([baseline.format_line(*pair) for pair in KNOWN.entries.items()]))
-    assert dict(map(baseline.parse_line, lines)) == KNOWN.entries
+    lines = json.loads(json.dumps([baseline_file.format_line(*pair) for pair in KNOWN.entries.items()]))
+    assert dict(map(baseline_file.parse_line, lines)) == KNOWN.entries

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from pytest_nnxcheck import baseline, strategies
-from pytest_nnxcheck.settings import DEFAULTS
+from pytest_nnxcheck.core.settings import DEFAULTS
+from pytest_nnxcheck.reporting import baseline_file
+from pytest_nnxcheck.runner import strategies
 
 PEAKS = "peaks.txt"
 TITLE = "=+ nnx memory baseline =+"
@@ -57,7 +58,7 @@ def test_created_then_passed(run, peaks):
     result = run(OK, UPDATE)
     result.assert_outcomes(passed=1)
     assert section(result) == ["peaks.txt is written, 18 entries: 18 new"]
-    known = baseline.read(peaks, PEAKS)
+    known = baseline_file.read(peaks, PEAKS)
     assert {nesting: entry.peak for (_, nesting), entry in known.entries.items()} == {
         "jit": 2000,
         "jit[functional]": 2000,
@@ -91,7 +92,7 @@ def test_growth_beyond_the_tolerance_fails_and_says_what_grew(run, peaks):
             "  accept      pytest test_inner.py::test_x --nnx-baseline peaks.txt --nnx-baseline-update",
             "  replay      pytest test_inner.py::test_x --nnx-baseline peaks.txt --nnx-nesting jit",
             "FAILED test_inner.py::test_x - Failed: nnx memory baseline exceeded*",
-        ]
+        ],
     )
     assert section(result) == ["peaks.txt: 18 nestings compared, 18 grew by more than 5%"]
     assert peaks.read_bytes() == before
@@ -125,13 +126,14 @@ def test_the_ini_file_names_file_and_tolerance(run_inner, pytester):
     result = run_inner(GROWN, "--nnx-memory-tolerance=9%")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["  accept      pytest test_inner.py::test_x --nnx-memory-tolerance 9% --nnx-baseline-update"]
+        ["  accept      pytest test_inner.py::test_x --nnx-memory-tolerance 9% --nnx-baseline-update"],
     )
 
 
 def test_what_broke_an_invariant_is_not_in_the_baseline(run, peaks):
     source = OK.replace("max_examples=0", "max_examples=0, expected_failures={'vmap': 'x'}").replace(
-        "Model()", "Model(memory=has('jit', 'vmap'))"
+        "Model()",
+        "Model(memory=has('jit', 'vmap'))",
     )
     run(source, UPDATE).assert_outcomes(passed=1)
     assert "jit > scan" in peaks.read_text()
@@ -401,7 +403,7 @@ def test_two_workers_write_one_whole_file(run, peaks, monkeypatch):
 
 
 def read(path):
-    return baseline.read(path, PEAKS)
+    return baseline_file.read(path, PEAKS)
 
 
 # --- the stamp -----------------------------------------------------------------------------------------------------------
@@ -422,7 +424,7 @@ def test_another_stamp_is_compared_only_where_asked(run, peaks):
     result.assert_outcomes(passed=1)
     assert section(result) == [
         differs
-        + "nothing was compared: --nnx-baseline-any-stamp compares all the same, --nnx-baseline-update measures all anew"
+        + "nothing was compared: --nnx-baseline-any-stamp compares all the same, --nnx-baseline-update measures all anew",
     ]
     assert run(RENAMED).ret == 0
     result = run(GROWN, "--nnx-baseline-any-stamp")
@@ -527,7 +529,8 @@ def test_with_arguments_of_the_users_only_the_sweep_is_kept(run, peaks):
 
 def test_of_several_examples_the_first_is_kept(run, peaks):
     source = GIVEN.replace("@given", "@example(size=150)\n@example(size=800)\n@given").replace(
-        "given, s", "given, example, s"
+        "given, s",
+        "given, example, s",
     )
     run(source.replace("jit,scan", "jit"), UPDATE)
     assert {entry.peak for entry in read(peaks).entries.values()} == {3000, 4500}
@@ -570,7 +573,7 @@ def test_paths_with_spaces_and_accents(run_inner, pytester):
 def plugin_args(pytester):
     from importlib.metadata import entry_points
 
-    return [] if "nnxcheck" in entry_points(group="pytest11").names else ["-p", "pytest_nnxcheck.plugin"]
+    return [] if "nnxcheck" in entry_points(group="pytest11").names else ["-p", "pytest_nnxcheck.plugin.hooks"]
 
 
 USAGE = {
@@ -637,7 +640,7 @@ def test_an_option_of_no_baseline(run_inner, option):
     result = run_inner(OK, option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        [f"ERROR: option {option}: of which file? Add --nnx-baseline PATH, or nnx_baseline to the ini file"]
+        [f"ERROR: option {option}: of which file? Add --nnx-baseline PATH, or nnx_baseline to the ini file"],
     )
 
 
@@ -721,5 +724,5 @@ def test_a_real_model_that_grows_by_a_tenth(pytester, inner_args):
             r"  peak        \d+ B, was \d+ B: \+\d+ B \(\+1\d\.\d %\), tolerance 5%",
             r"  arguments   \d+ B, was \d+ B: \+\d+ B",
             r"  buffer      \+ .*float32\[8,72\]",
-        ]
+        ],
     )

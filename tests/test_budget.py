@@ -11,17 +11,18 @@ from flax import nnx
 from healthy import numbers, rngs
 from reports import ScanOverRemat, inputs_scan_over_remat
 
-from pytest_nnxcheck import standalone
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.profile import profile
-from pytest_nnxcheck.program import baseline_for, kept
-from pytest_nnxcheck.reproducer import facts_of
-from pytest_nnxcheck.settings import merge
-from pytest_nnxcheck.standalone import Setup, first_of, run, take_apart
-from pytest_nnxcheck.standalone_checks import Rule, memory_is_within
-from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.text import format_bytes
-from pytest_nnxcheck.transforms import jit_argument, jit_functional, vmap_argument
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import merge
+from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.reproducer.compose import facts_of
+from pytest_nnxcheck.reproducer.runtime import long_form
+from pytest_nnxcheck.reproducer.runtime.checks import Rule, memory_is_within
+from pytest_nnxcheck.reproducer.runtime.long_form import Setup, first_of, run, take_apart
+from pytest_nnxcheck.subject.profile import profile
+from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.transforms.compose import baseline_for, kept
+from pytest_nnxcheck.transforms.mapping import vmap_argument
+from pytest_nnxcheck.transforms.wrappers import jit_argument, jit_functional
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
@@ -116,7 +117,7 @@ def test_the_program_to_paste_has_the_same_bound(less, capsys):
     model, x, one = Mlp(), batch(), peak(Mlp(), "jit") - less
     found = call(model, x, nesting=str(nesting), memory_budget=one).outcome
     bound = bind(model, (x,), {})
-    facts = eval(facts_of(bound, profile(bound), nesting, merge({})).text, vars(standalone))
+    facts = eval(facts_of(bound, profile(bound), nesting, merge({})).text, vars(long_form))
     un_nested = Setup(run, lambda f, plans: jit_functional(f, plans[0]), lambda out: out, (0,), 0, 2)
     assert str(baseline_for(nesting)) == "jit[functional]"
     setup = Setup(run, lambda f, plans: jit_argument(vmap_argument(f, plans[1]), plans[0]), first_of, (1, 0), 1, 1)

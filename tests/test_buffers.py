@@ -15,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pytest_nnxcheck import buffers, compat, hlo, origins, protobuf
-from pytest_nnxcheck.buffers import read, state_copies
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.inspection import buffers, hlo, origins, protobuf
+from pytest_nnxcheck.inspection.buffers import read, state_copies
 
 STATE = 0
 P = jnp.ones((64, 128))
@@ -470,11 +471,14 @@ def module_of(*instructions, root):
 
 
 @pytest.mark.parametrize(
-    "opcode", ["copy", "while", "fusion", "call", "conditional", "dynamic-update-slice", "bitcast"]
+    "opcode",
+    ["copy", "while", "fusion", "call", "conditional", "dynamic-update-slice", "bitcast"],
 )
 def test_an_instruction_made_of_itself_ends(opcode):
     module = module_of(
-        instruction(1, "parameter", parameter=3), instruction(2, opcode, operands=(2, 1), called=(1,)), root=2
+        instruction(1, "parameter", parameter=3),
+        instruction(2, opcode, operands=(2, 1), called=(1,)),
+        root=2,
     )
     assert origins.origin(module, (2, ())).parameters <= {3}
     assert module.operation(module.instructions[2]) == opcode

@@ -14,9 +14,9 @@ from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
 
-from pytest_nnxcheck.session import Session
-from pytest_nnxcheck.signatures import identifiers
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.subject.signatures import identifiers
 
 X = jnp.ones((2, 4))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import chains
-from pytest_nnxcheck.nesting import (
+from pytest_nnxcheck.core import chains
+from pytest_nnxcheck.core.nesting import (
     CALL_FIRST,
     FURTHER,
     STYLES,

@@ -16,8 +16,10 @@ from checking import call
 from flax import nnx
 from reports import Pair, step_other_dtype
 
-from pytest_nnxcheck import buffers, compat, compiles, hlo
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import compile_cache
+from pytest_nnxcheck.inspection import buffers, hlo
+from pytest_nnxcheck.plugin import compiled_programs
 
 JAX = jax.__version_info__
 WORKS = JAX >= (0, 6, 2)
@@ -260,7 +262,7 @@ def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path, donate):
             compile_cache.DIRECTORY: str(tmp_path),
             "jax_persistent_cache_min_compile_time_secs": 0.0,
             "jax_persistent_cache_min_entry_size_bytes": -1,
-        }
+        },
     ):
         for lines in ("", "# moved" + 5 * "\n"):
             namespace: dict[str, object] = {}
@@ -338,14 +340,14 @@ def fill(folder, sizes):
 def test_the_oldest_entries_go(tmp_path):
     fill(tmp_path, {"a": 40, "b": 30, "c": 20, "d": 10})
     os.utime(tmp_path / "a", (2e9, 1e9))  # written first, used last
-    compiles.prune(tmp_path, 60)
+    compiled_programs.prune(tmp_path, 60)
     assert entries(tmp_path) == ["a", "d"]
-    compiles.prune(tmp_path, 60)
+    compiled_programs.prune(tmp_path, 60)
     assert entries(tmp_path) == ["a", "d"]
 
 
 def test_a_folder_that_is_gone_is_no_error(tmp_path):
-    compiles.prune(tmp_path / "none", 0)
+    compiled_programs.prune(tmp_path / "none", 0)
 
 
 SUITE = """
@@ -375,11 +377,18 @@ def suite(pytester, inner_args, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     pytester.makepyfile(test_net=textwrap.dedent(SUITE))
-    folder = pytester.path / ".pytest_cache" / "d" / compiles.NAME
+    folder = pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME
 
     def run(*args, passed=2):
         ran = pytester.runpytest_subprocess(
-            *inner_args, "-p", "no:randomly", "-W", "error", "--nnx-effort=quick", "--nnx-report=report.json", *args
+            *inner_args,
+            "-p",
+            "no:randomly",
+            "-W",
+            "error",
+            "--nnx-effort=quick",
+            "--nnx-report=report.json",
+            *args,
         )
         ran.assert_outcomes(passed=passed)
         told = json.loads((pytester.path / "report.json").read_text())
@@ -419,29 +428,29 @@ def configured(pytester, inner_args):
 
 
 def test_where_the_folder_is(configured, pytester):
-    folder = compiles.folder_of(configured())
-    assert folder == pytester.path / ".pytest_cache" / "d" / compiles.NAME
+    folder = compiled_programs.folder_of(configured())
+    assert folder == pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME
     assert folder.is_dir()
 
 
 @pytest.mark.parametrize("args", [["--nnx-no-cache"], ["-p", "no:cacheprovider"]])
 def test_where_there_is_none(args, configured, pytester):
-    assert compiles.folder_of(configured(*args)) is None
-    assert not (pytester.path / ".pytest_cache" / "d" / compiles.NAME).exists()
+    assert compiled_programs.folder_of(configured(*args)) is None
+    assert not (pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME).exists()
 
 
 def test_a_folder_that_cannot_be_made_is_none(configured, pytester):
-    blocked = pytester.path / ".pytest_cache" / "d" / compiles.NAME
+    blocked = pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME
     blocked.parent.mkdir(parents=True)
     blocked.write_text("")
-    assert compiles.folder_of(configured()) is None
+    assert compiled_programs.folder_of(configured()) is None
 
 
 def test_a_run_ends_within_the_bound(configured, monkeypatch):
-    monkeypatch.setattr(compiles, "BOUND", 50)
+    monkeypatch.setattr(compiled_programs, "BOUND", 50)
     config = configured()
-    folder = compiles.folder_of(config)
-    assert compiles.folder_of(config) == folder
+    folder = compiled_programs.folder_of(config)
+    assert compiled_programs.folder_of(config) == folder
     fill(folder, {"old": 40, "new": 40})
     config._ensure_unconfigure()
     assert entries(folder) == ["new"]

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_nnxcheck import compat, dataflow
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.subject import jaxpr_flow
 
 W = jnp.ones((3, 3))
 
 
 def sources(f, *args):
-    return dataflow.sources(compat.open_jaxpr(jax.make_jaxpr(f)(*args)))
+    return jaxpr_flow.sources(compat.open_jaxpr(jax.make_jaxpr(f)(*args)))
 
 
 def in_scan(body):
@@ -65,29 +66,29 @@ def test_equal_values_are_computed_all_the_same():
 def test_captured_constants_are_counted_once_and_inside_jits():
     table = np.ones((50, 2), np.float32)
     closed = jax.make_jaxpr(jax.jit(lambda x: x + table.sum() + jnp.asarray(table)[0, 0]))(W)
-    assert [const.shape for const in dataflow.constants(closed)] == [(50, 2)]
+    assert [const.shape for const in jaxpr_flow.constants(closed)] == [(50, 2)]
 
 
 def test_inner_donations_are_counted():
     step = jax.jit(lambda a, b: (a + 1, b), donate_argnums=0)
-    assert dataflow.inner_donations(jax.make_jaxpr(step)(W, W)) == 1
-    assert dataflow.inner_donations(jax.make_jaxpr(lambda a, b: jax.jit(lambda a: a + b)(a))(W, W)) == 0
+    assert jaxpr_flow.inner_donations(jax.make_jaxpr(step)(W, W)) == 1
+    assert jaxpr_flow.inner_donations(jax.make_jaxpr(lambda a, b: jax.jit(lambda a: a + b)(a))(W, W)) == 0
 
 
 def test_a_remat_in_a_scan_is_seen():
     block = jax.checkpoint(jnp.tanh)
     scanned = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: (block(x), None), x, None, length=2)[0])
-    assert dataflow.remat_in_scan(scanned(W))
-    assert not dataflow.remat_in_scan(jax.make_jaxpr(block)(W))
+    assert jaxpr_flow.remat_in_scan(scanned(W))
+    assert not jaxpr_flow.remat_in_scan(jax.make_jaxpr(block)(W))
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_which_inputs_go_into_an_output(wrapper):
-    found = dataflow.origins(compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W)))
+    found = jaxpr_flow.origins(compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W)))
     # A loop or a branch mixes all it is given, which is the safe side.
     assert found == ((0b01, 0b11) if wrapper in ("plain", "jit", "remat") else (0b11, 0b11))
 
 
 def test_an_output_that_no_input_goes_into_or_that_is_one():
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(lambda w, x: (jnp.zeros(3), 1.0, x, jax.jit(lambda a, b: a)(x, w)))(W, W))
-    assert dataflow.origins(jaxpr) == (0, 0, 0b10, 0b10)
+    assert jaxpr_flow.origins(jaxpr) == (0, 0, 0b10, 0b10)

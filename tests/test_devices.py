@@ -9,9 +9,10 @@ from fake_engine import Model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import check, devices
-from pytest_nnxcheck.devices import FLAG, Devices, too_few, with_flag
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import devices
+from pytest_nnxcheck.compat.devices import FLAG, Devices, too_few, with_flag
+from pytest_nnxcheck.core.outcome import CheckError
 
 NUMBERS = st.integers(1, 999)
 OTHER = "--xla_dump_to='/tmp/a b'  --xla_cpu_multi_thread_eigen=false"
@@ -96,7 +97,8 @@ def test_too_few_devices_says_what_to_run(there, simulated, text):
 def test_check_says_what_to_set():
     assert check(Model(), 1, devices=1, sweep="probes", max_examples=0).ok
     with pytest.raises(
-        CheckError, match=rf"^check\(..., devices=8\) needs 8 devices, jax has 1: .* XLA_FLAGS={FLAG}=8 in the env"
+        CheckError,
+        match=rf"^check\(..., devices=8\) needs 8 devices, jax has 1: .* XLA_FLAGS={FLAG}=8 in the env",
     ):
         check(Model(), 1, devices=8)
 
@@ -135,7 +137,7 @@ def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\nnnx_devices = 3\n")
-    pytester.makeconftest("pytest_plugins = ['pytest_nnxcheck.plugin']\n")
+    pytester.makeconftest("pytest_plugins = ['pytest_nnxcheck.plugin.hooks']\n")
     pytester.makepyfile("import jax\ndef test_x(): assert jax.device_count() == 3\n")
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
@@ -156,8 +158,8 @@ def test_marker_over_command_line_over_ini(run_inner, pytester, marker, args, in
     simulated = 3 if args else 4
     result.stdout.fnmatch_lines(
         [
-            f"SKIPPED [[]1] test_inner.py:7: needs {number} devices, jax has 1, * before pytest could simulate {simulated}: *"
-        ]
+            f"SKIPPED [[]1] test_inner.py:7: needs {number} devices, jax has 1, * before pytest could simulate {simulated}: *",
+        ],
     )
     assert os.environ.get("XLA_FLAGS") == before
 

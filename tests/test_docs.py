@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from healthy import FLAX
 
-from pytest_nnxcheck.nesting import REGISTERED
-from pytest_nnxcheck.outlets import outlets_table_markdown
-from pytest_nnxcheck.settings import settings_table_markdown
+from pytest_nnxcheck.core.nesting import REGISTERED
+from pytest_nnxcheck.core.settings import settings_table_markdown
+from pytest_nnxcheck.plugin.run_options import outlets_table_markdown
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -68,7 +68,8 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
     options = ["--nnx-nesting=jit"] if snippet.fails else FEW
     result = pytester.runpytest_inprocess(*inner_args, "--strict-markers", *options)
     result.assert_outcomes(
-        failed=int(bool(snippet.fails)), passed=0 if snippet.fails else snippet.code.count("def test_")
+        failed=int(bool(snippet.fails)),
+        passed=0 if snippet.fails else snippet.code.count("def test_"),
     )
     if snippet.fails:
         assert f"nnx invariant broken: {snippet.fails}" in rows(result.stdout.str())[0]
@@ -101,12 +102,16 @@ def test_every_python_block_is_found():
 
 def test_the_table_of_settings_is_that_of_the_code():
     (table,) = re.findall(r"<!-- settings -->\n(.*?)<!-- /settings -->", README, re.DOTALL)
-    assert table == settings_table_markdown(), "paste pytest_nnxcheck.settings.settings_table_markdown() into README.md"
+    assert table == settings_table_markdown(), (
+        "paste pytest_nnxcheck.core.settings.settings_table_markdown() into README.md"
+    )
 
 
 def test_the_table_of_outlets_is_that_of_the_code():
     (table,) = re.findall(r"<!-- outlets -->\n(.*?)<!-- /outlets -->", README, re.DOTALL)
-    assert table == outlets_table_markdown(), "paste pytest_nnxcheck.outlets.outlets_table_markdown() into README.md"
+    assert table == outlets_table_markdown(), (
+        "paste pytest_nnxcheck.plugin.run_options.outlets_table_markdown() into README.md"
+    )
 
 
 def test_the_quick_start_is_two_commands():

@@ -9,15 +9,17 @@ from checking import broken, call, takes_over, text
 from flax import nnx
 from healthy import assign, numbers, rngs
 
-from pytest_nnxcheck import compat, standalone
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.profile import profile
-from pytest_nnxcheck.reproducer import facts_of
-from pytest_nnxcheck.settings import merge, parse_given
-from pytest_nnxcheck.standalone import Setup, first_of, run, take_apart
-from pytest_nnxcheck.standalone_checks import donated_buffers_are_kept
-from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.transforms import jit_argument, vmap_argument
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.reproducer.compose import facts_of
+from pytest_nnxcheck.reproducer.runtime import long_form
+from pytest_nnxcheck.reproducer.runtime.checks import donated_buffers_are_kept
+from pytest_nnxcheck.reproducer.runtime.long_form import Setup, first_of, run, take_apart
+from pytest_nnxcheck.subject.profile import profile
+from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.transforms.mapping import vmap_argument
+from pytest_nnxcheck.transforms.wrappers import jit_argument
 
 
 class KeepsInDict(nnx.Module):
@@ -47,7 +49,8 @@ def takes_plain_arrays():
 
 
 has_plain_arrays = pytest.mark.skipif(
-    not takes_plain_arrays(), reason="this flax takes no module that keeps an array in a plain dict"
+    not takes_plain_arrays(),
+    reason="this flax takes no module that keeps an array in a plain dict",
 )
 
 ROOTS = ["jit", "jit[functional]", "jit > vmap", "jit > scan[functional]", "jit > eval_shape", "jit[closure]"]
@@ -309,7 +312,7 @@ def test_the_program_to_paste_says_what_the_message_says(subject, nesting):
     found = call(subject, *args(cache), nesting=nesting, **DONATED)
     bound = bind(subject, args(cache), {})
     chosen = merge(parse_given(DONATED, str))
-    facts = eval(facts_of(bound, profile(bound), Nesting.parse(nesting), chosen).text, vars(standalone))
+    facts = eval(facts_of(bound, profile(bound), Nesting.parse(nesting), chosen).text, vars(long_form))
     ran = run(take_apart(subject, args(cache), {}), facts, SETUPS[nesting])
     if found.outcome.verdict == "held":
         donated_buffers_are_kept(ran)

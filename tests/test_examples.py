@@ -10,12 +10,12 @@ from flax import nnx
 from hypothesis import strategies as st
 
 import pytest_nnxcheck
-from pytest_nnxcheck import examples
 from pytest_nnxcheck.api import Wrapped, assert_invariants, check, wrap
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.run import Run
-from pytest_nnxcheck.settings import DEFAULTS
-from pytest_nnxcheck.verdicts import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
+from pytest_nnxcheck.core.settings import DEFAULTS
+from pytest_nnxcheck.runner import hypothesis_test
+from pytest_nnxcheck.runner.run import Run
 
 pytestmark = pytest.mark.usefixtures("fake")
 UN_NESTED = has()
@@ -218,7 +218,8 @@ def test_keyword_arguments_of_the_subject():
 
 def test_bad_settings_name_their_source():
     with pytest.raises(
-        CheckError, match=r"check\(\.\.\., memory_budget=\.\.\.\): memory_budget='5MBfoo' is not a size"
+        CheckError,
+        match=r"check\(\.\.\., memory_budget=\.\.\.\): memory_budget='5MBfoo' is not a size",
     ):
         check(Model(), 1, memory_budget="5MBfoo")
 
@@ -308,7 +309,7 @@ def run_of(step):
     def body():
         step(1)
 
-    built, run = examples.build(body, lambda remember: Run(DEFAULTS, remember=remember), ())
+    built, run = hypothesis_test.build(body, lambda remember: Run(DEFAULTS, remember=remember), ())
     built()
     return run
 

@@ -7,12 +7,14 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import UnexpectedPass, assert_invariants, check, expected, report
-from pytest_nnxcheck.expected import Entry, EntryError, add_up, excuse, tally, unexpected
-from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Layer, Nesting
-from pytest_nnxcheck.run import Active, Run
-from pytest_nnxcheck.settings import SettingError, merge
-from pytest_nnxcheck.verdicts import INVARIANTS, InvariantViolation, NestingExcused, Outcome, Violation
+from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
+from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.expected_failures import Entry, EntryError, add_up, excuse, tally, unexpected
+from pytest_nnxcheck.core.nesting import STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.core.outcome import INVARIANTS, InvariantViolation, NestingExcused, Outcome, Violation
+from pytest_nnxcheck.core.settings import SettingError, merge
+from pytest_nnxcheck.reporting import report
+from pytest_nnxcheck.runner.run import Active, Run
 
 LAYERS = st.builds(Layer, st.sampled_from(TRANSFORMS), st.sampled_from(STYLES))
 NESTINGS = st.lists(LAYERS, max_size=4).map(lambda layers: Nesting(tuple(layers)))
@@ -116,7 +118,7 @@ def test_a_reason_is_needed(reason):
 @pytest.mark.parametrize("value", ["memory", ["memory"], 3, None])
 def test_what_is_no_mapping(value):
     with pytest.raises(EntryError, match=r"is no mapping of keys to reasons, write \{'memory': 'why'"):
-        expected.parse(value)
+        expected_failures.parse(value)
 
 
 def test_entries_add_up_and_the_later_source_wins():
@@ -233,7 +235,10 @@ class TestCheck:
         for settings in ({}, {"sweep": "probes"}, {"max_examples": 0}):
             RUNS.clear()
             found = check(
-                Model(failed=has("vmap", "remat", "scan[functional]")), 1, expected_failures={named: "x"}, **settings
+                Model(failed=has("vmap", "remat", "scan[functional]")),
+                1,
+                expected_failures={named: "x"},
+                **settings,
             )
             assert found.ok
             assert named in RUNS
@@ -259,7 +264,10 @@ class TestCheck:
 
     def test_a_loop_that_cannot_carry_added_state_runs_where_it_is_named(self):
         found = check(
-            Model(adds_state=True, failed=has("scan")), 1, expected_failures={"scan[argument]": "sow"}, max_examples=0
+            Model(adds_state=True, failed=has("scan")),
+            1,
+            expected_failures={"scan[argument]": "sow"},
+            max_examples=0,
         )
         assert found.ok
         assert [text for text in RUNS if "scan" in text.split(" > ")] == ["scan"]
@@ -273,7 +281,11 @@ class TestCheck:
         assert check(model, 1, on_rejection="fail", expected_failures=known, max_examples=0).ok
         assert check(model, 1, expected_failures=known, max_examples=0).ok
         assert not check(
-            Model(rejected=has("vmap[closure]")), 1, on_rejection="fail", expected_failures=known, max_examples=0
+            Model(rejected=has("vmap[closure]")),
+            1,
+            on_rejection="fail",
+            expected_failures=known,
+            max_examples=0,
         ).ok
 
     def test_un_nested(self):
@@ -282,7 +294,7 @@ class TestCheck:
             check(Model(failed=lambda nesting: not nesting.layers), 1, expected_failures={"tracers": "x"})
 
     def test_a_call_that_raises_un_nested_is_the_users_own_whatever_it_leaves_behind(self):
-        run = Run(merge({"expected_failures": expected.parse({"tracers": "x"})}))
+        run = Run(merge({"expected_failures": expected_failures.parse({"tracers": "x"})}))
         error = TypeError("mine")
         with pytest.raises(TypeError, match="mine"):
             Active(run, Nesting())._settle(Call(None, broken("jit", "tracers"), error))
@@ -304,7 +316,8 @@ class TestCheck:
 
     def test_bad_entries_name_the_setting(self):
         with pytest.raises(
-            SettingError, match=r"^check\(..., expected_failures=...\): expected failure 'memry' names no"
+            SettingError,
+            match=r"^check\(..., expected_failures=...\): expected failure 'memry' names no",
         ):
             check(Model(), 1, expected_failures={"memry": "x"})
 

@@ -13,7 +13,7 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.nesting import ITERATING, Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import ITERATING, Layer, Nesting, impossible
 
 LAYERS = [str(Layer(transform, style)) for transform in ITERATING for style in ("argument", "functional")]
 CAPTURING = [str(Layer(transform, style)) for transform in ITERATING for style in ("closure", "jax_closure")]

@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytest_nnxcheck import check, footprint
-from pytest_nnxcheck.collector import held_back
-from pytest_nnxcheck.footprint import GROWTH, LEAST, Footprint
+from pytest_nnxcheck import check
+from pytest_nnxcheck.runner import footprint
+from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint
+from pytest_nnxcheck.runner.garbage_collector import held_back
 
 linux = pytest.mark.skipif(
-    not Path("/proc/self/statm").exists(), reason="the system does not say how large a process is"
+    not Path("/proc/self/statm").exists(),
+    reason="the system does not say how large a process is",
 )
 MB = 2**20
 
@@ -138,9 +140,9 @@ def test_the_collector_is_held_back_and_is_as_it_was_afterwards(on):
 
 GROWS = """
 import jax, jax.numpy as jnp
-from pytest_nnxcheck import footprint
-from pytest_nnxcheck.collector import held_back
-from pytest_nnxcheck.footprint import Footprint, resident
+from pytest_nnxcheck.runner import footprint
+from pytest_nnxcheck.runner.garbage_collector import held_back
+from pytest_nnxcheck.runner.footprint import Footprint, resident
 
 footprint.LEAST = 24 * 2**20
 footprint.GROWTH = 1.0
@@ -179,7 +181,7 @@ def test_a_check_begins_and_ends(fake, monkeypatch):
 
 
 def test_so_does_every_marked_test(run_inner, pytester):
-    conftest = "from pytest_nnxcheck.footprint import Footprint\n" + "".join(
+    conftest = "from pytest_nnxcheck.runner.footprint import Footprint\n" + "".join(
         f"Footprint.{name} = lambda self: print('{name}', file=open('seen', 'a'))\n" for name in ("begin", "end")
     )
     source = "@marked\ndef test_a(nnx_wrap):\n    nnx_wrap(Model())(1)\n\ndef test_b(): pass\n"

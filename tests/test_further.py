@@ -12,15 +12,17 @@ from checking import FURTHER_SINGLES, LACKING, broken, call, text
 from flax import nnx
 from healthy import assign, numbers
 
-from pytest_nnxcheck import CheckError, check, compat, further, report
+from pytest_nnxcheck import CheckError, check, compat
+from pytest_nnxcheck.core.nesting import FURTHER, Layer, Nesting
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.memory import saves_steps
-from pytest_nnxcheck.nesting import FURTHER, Layer, Nesting
-from pytest_nnxcheck.observe import observe
-from pytest_nnxcheck.program import Guards, make_plan, plain_jit
-from pytest_nnxcheck.session import Session
-from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.text import format_bytes
-from pytest_nnxcheck.verdicts import Outcome
+from pytest_nnxcheck.reporting import report
+from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.transforms import compose
+from pytest_nnxcheck.transforms.compose import Guards, make_plan, plain_jit
 
 FEW = {"sweep": "singles", "max_examples": 0}
 
@@ -46,7 +48,8 @@ class Norm(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    "nesting", ["grad", "grad[functional]", "jit > grad", "jit[functional] > grad[functional]", "grad > custom_vjp"]
+    "nesting",
+    ["grad", "grad[functional]", "jit > grad", "jit[functional] > grad[functional]", "grad > custom_vjp"],
 )
 def test_gradients_are_those_of_the_sum_of_the_outputs_by_the_parameters(nesting):
     x, scale = numbers((4, 3)), jnp.int32(2)
@@ -85,7 +88,7 @@ def test_the_branch_that_is_not_taken_is_in_the_program(name):
     subject = bind(model, (x,), {})
     profile = Session().profile_of(subject)
     plan = make_plan(subject, profile, Layer("cond"), (), Guards(subject), plain_jit)
-    layer = getattr(further, name)(subject.program, plan)
+    layer = getattr(compose.home(name), name)(subject.program, plan)
     assert " conditional(" in jax.jit(lambda x: layer(model, x)).lower(x).compile().as_text()
 
 

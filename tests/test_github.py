@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import github
-from pytest_nnxcheck.records import plain
+from pytest_nnxcheck.reporting import github
+from pytest_nnxcheck.reporting.records import plain
 
 COMMAND = re.compile(r"::error (?P<properties>[^:]*)::(?P<message>.*)")
 HOSTILE = st.lists(
-    st.sampled_from(["\n", "\r", "%", "%0A", ":", "::", ",", "=", "::error ::", "é", "x"]), max_size=8
+    st.sampled_from(["\n", "\r", "%", "%0A", ":", "::", ",", "=", "::error ::", "é", "x"]),
+    max_size=8,
 ).map("".join)
 
 

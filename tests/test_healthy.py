@@ -8,8 +8,8 @@ from flax import nnx
 from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.nesting import STYLES
-from pytest_nnxcheck.session import Session
+from pytest_nnxcheck.core.nesting import STYLES
+from pytest_nnxcheck.engine.session import Session
 
 STYLES_HERE = STYLES[:2] if FLAX < (0, 11) else STYLES
 """On flax 0.10 a closure over state that changes leaks in truth (google/flax#4520)."""
@@ -51,7 +51,8 @@ class Block(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    "nesting", [f"jit > {layer}" for layer in WITHOUT_CLOSURES] + ["jit[functional] > scan > vmap > remat"]
+    "nesting",
+    [f"jit > {layer}" for layer in WITHOUT_CLOSURES] + ["jit[functional] > scan > vmap > remat"],
 )
 def test_a_model_above_the_floor_stays_below_1_2_of_its_expected_peak(nesting):
     from healthy import numbers

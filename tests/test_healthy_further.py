@@ -6,8 +6,8 @@ import pytest
 from checking import FURTHER_SINGLES, LONG, call, models, text
 from healthy import HEALTHY
 
-from pytest_nnxcheck.nesting import FURTHER, TRANSFORMS, Layer, Nesting, impossible
-from pytest_nnxcheck.session import Session
+from pytest_nnxcheck.core.nesting import FURTHER, TRANSFORMS, Layer, Nesting, impossible
+from pytest_nnxcheck.engine.session import Session
 
 WITHOUT_PARAMETERS = {"dropout"}
 LAYERS = [layer for layer in map(Layer.parse, FURTHER_SINGLES) if not layer.captures]
@@ -19,7 +19,7 @@ PAIRS = list(
         for other in [*LAYERS, *OTHERS]
         for pair in ((layer, other), (other, layer))
         if not impossible(Nesting(pair))
-    )
+    ),
 )
 SHARE = 7
 """Pairs for each model, from its own place on: no model runs the pairs of another."""

@@ -9,7 +9,7 @@ from healthy import FLAX
 from leaky import LEAKY, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.session import Session
+from pytest_nnxcheck.engine.session import Session
 
 HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)
 REST = sorted(set(LEAKY) - set(HERE))
@@ -82,10 +82,10 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
     """flax hands no state out of eval_shape, so only a guard's note can say this; here the probe is made to touch it."""
     from flax import nnx
 
+    from pytest_nnxcheck.core.nesting import Layer, Nesting
     from pytest_nnxcheck.invariants.tracers import tracers
-    from pytest_nnxcheck.nesting import Layer, Nesting
-    from pytest_nnxcheck.program import Guards
-    from pytest_nnxcheck.subject import bind
+    from pytest_nnxcheck.subject.subject import bind
+    from pytest_nnxcheck.transforms.compose import Guards
 
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     guards = Guards(bind(model, (jax.numpy.ones((1, 2)),), {}))
@@ -97,7 +97,7 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
         model.kernel = nnx.Param(model.kernel[...] + 1)
     assert guards.mutated == [(layer, "model.kernel")]
 
-    from pytest_nnxcheck.observation import Observation
+    from pytest_nnxcheck.core.observation import Observation
 
     (violation,) = tracers(Observation(Nesting((layer,)), model, mutated=tuple(guards.mutated)))
     assert violation.summary == "eval_shape changed model.kernel"

@@ -10,8 +10,8 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.profile import restored_leaves
-from pytest_nnxcheck.subject import bind
+from pytest_nnxcheck.subject.profile import restored_leaves
+from pytest_nnxcheck.subject.subject import bind
 
 X = numbers((3, 8))
 in_place = pytest.mark.skipif(FLAX < (0, 10, 7), reason="earlier flax has no `variable[...] = value`")
@@ -63,7 +63,8 @@ class Initialized(nnx.Module):
 
 @pytest.mark.parametrize("make", [SpectralNorm, pytest.param(InPlace, marks=in_place)])
 @pytest.mark.parametrize(
-    "nesting", ["vmap", "jit > vmap", "vmap > jit", "scan > vmap", "jit > vmap > while_loop", "vmap[functional]"]
+    "nesting",
+    ["vmap", "jit > vmap", "vmap > jit", "scan > vmap", "jit > vmap > while_loop", "vmap[functional]"],
 )
 def test_what_is_written_and_restored_may_be_mapped(make, nesting):
     module = make()

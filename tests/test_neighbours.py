@@ -13,13 +13,15 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from hypothesis import given, settings
 
-from pytest_nnxcheck import assert_invariants, check, handed, neighbours, strategies
-from pytest_nnxcheck.evidence import Evidence
-from pytest_nnxcheck.nesting import Nesting, impossible
-from pytest_nnxcheck.settings import Settings, merge
-from pytest_nnxcheck.strategies import Exclusions
-from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.verdicts import InvariantViolation, Outcome, Violation
+from pytest_nnxcheck import assert_invariants, check
+from pytest_nnxcheck.core.evidence import Evidence
+from pytest_nnxcheck.core.nesting import Nesting, impossible
+from pytest_nnxcheck.core.outcome import InvariantViolation, Outcome, Violation
+from pytest_nnxcheck.core.settings import Settings, merge
+from pytest_nnxcheck.engine import handing_over
+from pytest_nnxcheck.runner import neighbours, strategies
+from pytest_nnxcheck.runner.strategies import Exclusions
+from pytest_nnxcheck.subject.subject import bind
 
 EVERY = Settings()
 OPEN = Exclusions()
@@ -45,7 +47,11 @@ def test_the_neighbours_are_each_layer_in_another_style_or_taken_away():
     few = merge({"styles": ("argument", "functional")})
     found = neighbours.neighbours(Nesting.parse("jit > scan[closure]"), few, OPEN)
     assert found == parsed(
-        "jit", "scan[closure]", "jit > scan", "jit > scan[functional]", "jit[functional] > scan[closure]"
+        "jit",
+        "scan[closure]",
+        "jit > scan",
+        "jit > scan[functional]",
+        "jit[functional] > scan[closure]",
     )
 
 
@@ -78,7 +84,10 @@ def test_a_neighbour_differs_in_one_layer(nesting):
 
 def test_the_way_leads_from_the_un_nested_call_outwards():
     assert neighbours.way(Nesting.parse("jit > scan > remat")) == parsed(
-        "un-nested", "remat", "scan > remat", "jit > scan > remat"
+        "un-nested",
+        "remat",
+        "scan > remat",
+        "jit > scan > remat",
     )
     assert neighbours.way(Nesting.parse("tree: jit")) == parsed("tree: un-nested", "tree: jit")
 
@@ -105,7 +114,9 @@ def test_a_memory_violation_is_answered_only_by_what_was_measured():
 def test_the_rows():
     violated = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain"),))
     around = neighbours.Around(
-        parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated"))
+        parsed("jit", "jit[functional]"),
+        5,
+        ((Nesting(), "held"), (violated.nesting, "violated")),
     )
     assert neighbours.told(violated, around).explained == (
         ("holds", "jit, jit[functional]   (nearest, of 5 tried)"),
@@ -137,7 +148,7 @@ def test_a_donation_is_tried_only_where_an_input_can_be_reused():
     hint = neighbours.told(over, around).explained[0]
     assert hint[0] == "hint"
     assert hint[1].startswith(
-        "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B"
+        "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B",
     )
     asked.clear()
     neighbours.look_around(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
@@ -152,7 +163,13 @@ def test_neighbours_are_counted_nowhere():
         return x * 2 if x.shape == () or isinstance(x, jax.core.Tracer) is False else x / bool(x.sum())
 
     found = check(
-        call, numbers(BATCH), transforms="jit", styles="closure", sweep="singles", max_depth=1, max_examples=0
+        call,
+        numbers(BATCH),
+        transforms="jit",
+        styles="closure",
+        sweep="singles",
+        max_depth=1,
+        max_examples=0,
     )
     assert [str(outcome.nesting) for outcome in found.outcomes] == ["un-nested", "jit[closure]"]
     assert ("way", "un-nested held, jit[closure] failed") in found.outcomes[1].explained
@@ -189,7 +206,7 @@ def test_an_exception_of_the_user_s_has_them_as_a_note(pytester, inner_args):
                 return x * 2
 
             nnx_wrap(call)(jnp.ones(3))
-        """
+        """,
     )
     result = pytester.runpytest(*inner_args)
     result.assert_outcomes(failed=1)
@@ -227,8 +244,8 @@ def test_what_does_not_hold_by_argument_either_is_not_named():
         return nnx.while_loop(lambda carry: carry[1] < 3, lambda carry: (model(carry[0]), carry[1] + 1), (x, 0))[0]
 
     subject = bind(loop, (Grows(), jnp.ones(3)), {})
-    assert handed.holds(subject) == ()
-    assert handed.holds(bind(lambda x: x, (jnp.ones(3),), {})) == ()
+    assert handing_over.holds(subject) == ()
+    assert handing_over.holds(bind(lambda x: x, (jnp.ones(3),), {})) == ()
 
 
 def test_a_bound_method_and_a_name_that_was_imported_are_handed_on_too():
@@ -243,4 +260,4 @@ def test_a_bound_method_and_a_name_that_was_imported_are_handed_on_too():
             return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
 
     subject = bind(Decoder().decode, (numbers(BATCH),), {})
-    assert handed.holds(subject) == ("while_loop by argument, with self (Decoder) in its carry",)
+    assert handing_over.holds(subject) == ("while_loop by argument, with self (Decoder) in its carry",)

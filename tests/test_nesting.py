@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.nesting import (
+from pytest_nnxcheck.core.nesting import (
     CALL_FIRST,
     FURTHER,
     ITERATING,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import page, page_nesting
-from pytest_nnxcheck.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting
-from pytest_nnxcheck.page_nesting import Scale
-from pytest_nnxcheck.records import plain
-from pytest_nnxcheck.verdicts import Violation
+from pytest_nnxcheck.core.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.reporting import html_nesting, html_page
+from pytest_nnxcheck.reporting.html_nesting import Scale
+from pytest_nnxcheck.reporting.records import plain
 
 VOID = {"meta", "link", "input", "wbr"}
 PARTS = [
@@ -71,7 +71,7 @@ class Parsed(HTMLParser):
         return [attrs["title"] for tag, attrs in self.elements if tag == "a" and "cell" in (attrs.get("class") or "")]
 
 
-MIXED = page.render(documents.mixed())
+MIXED = html_page.render(documents.mixed())
 
 
 def test_every_nesting_has_a_cell_that_leads_to_its_cause():
@@ -112,19 +112,21 @@ def test_a_cause_has_what_the_message_says_and_what_was_measured():
 def test_where_the_bytes_are_is_told_once():
     held, broken = documents.mixed()["nestings"][1:3]
     line = '<dt class="">line</dt><dd class="">model.py:7 (called from test_model.py:9)   3.0 MiB, 100 % of the temporaries'
-    assert page_nesting.cause(held).count(line) == page_nesting.cause(broken).count(line) == 1
+    assert html_nesting.cause(held).count(line) == html_nesting.cause(broken).count(line) == 1
     broken["violations"][0]["details"] = broken["story"]
-    assert page_nesting.cause(broken).count(line) == 1
+    assert html_nesting.cause(broken).count(line) == 1
 
 
 def test_the_program_is_on_the_page():
     found = documents.ended("t.py::t", [documents.outcome("jit", "violated", program="prog.py")], end="failed")
     found["nestings"][0]["program_text"] = "print('<b>')\n"
-    text = page.render(documents.document(found))
+    text = html_page.render(documents.document(found))
     assert "Program: prog.py" in text
     assert "print(&#x27;&lt;b&gt;&#x27;)" in text
     found["nestings"][0]["program_text"] = ""
-    assert '<dt class="command">program</dt><dd class="command">prog.py</dd>' in page.render(documents.document(found))
+    assert '<dt class="command">program</dt><dd class="command">prog.py</dd>' in html_page.render(
+        documents.document(found),
+    )
 
 
 def test_a_page_takes_in_what_it_has_room_for(monkeypatch):
@@ -132,25 +134,29 @@ def test_a_page_takes_in_what_it_has_room_for(monkeypatch):
     found = documents.ended("t.py::t", broken, end="failed")
     for nesting in found["nestings"]:
         nesting["program_text"] = f"# {nesting['nesting']}".ljust(100, "#")
-    monkeypatch.setattr(page, "PROGRAMS", 250)
-    text = page.render(documents.document(found))
+    monkeypatch.setattr(html_page, "PROGRAMS", 250)
+    text = html_page.render(documents.document(found))
     assert found["test"]["shown"] == "jit"
     assert re.findall(r"<pre[^>]*># (\w+)#", text) == ["jit", "scan", "jit"]  # that of the message is there twice
     assert '<dd class="command">remat.py</dd>' in text
 
 
 @pytest.mark.parametrize(
-    "end, said", [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")], ids=str
+    "end, said",
+    [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")],
+    ids=str,
 )
 def test_the_badge_of_a_broken_test(end, said):
-    assert said in page.render(documents.document(documents.ended("t.py::t", documents.BROKEN, end=end)))
+    assert said in html_page.render(documents.document(documents.ended("t.py::t", documents.BROKEN, end=end)))
 
 
 @pytest.mark.parametrize(
-    "end, said", [("passed", "✓ held"), ("failed", "! failed"), ("skipped", "✓ held"), ("error", "! error")], ids=str
+    "end, said",
+    [("passed", "✓ held"), ("failed", "! failed"), ("skipped", "✓ held"), ("error", "! error")],
+    ids=str,
 )
 def test_the_badge_of_a_test_whose_nestings_hold(end, said):
-    assert said in page.render(documents.document(documents.ended("t.py::t", end=end)))
+    assert said in html_page.render(documents.document(documents.ended("t.py::t", end=end)))
 
 
 @pytest.mark.parametrize(
@@ -165,14 +171,14 @@ def test_the_badge_of_a_test_whose_nestings_hold(end, said):
 )
 def test_the_title_says_how_it_went(tests, title):
     document = documents.document(*(documents.ended(f"t.py::t{n}", end=end) for n, end in enumerate(tests)))
-    text = page.render(document)
+    text = html_page.render(document)
     assert f"<title>{title}</title>" in text
     Parsed(text)
 
 
 def test_modes_have_lines_of_their_own():
     outcomes = [documents.outcome(name) for name in ("graph: jit", "tree: jit", "tree: scan")]
-    text = page.render(documents.document(documents.ended("t.py::t", outcomes)))
+    text = html_page.render(documents.document(documents.ended("t.py::t", outcomes)))
     assert re.findall(r'class="mode">(\w+)<', text) == ["graph", "tree"]
     assert "modes: graph held, tree held" in text
 
@@ -180,7 +186,7 @@ def test_modes_have_lines_of_their_own():
 def test_transforms_of_the_users_own_have_columns():
     found = documents.ended("t.py::t", [documents.outcome("jit"), documents.outcome("grad")])
     found["nestings"].append(found["nestings"][1] | {"nesting": "<own>", "layers": ["<own>[closure]"]})
-    heads = re.findall(r'<th scope="col">(.*?)</th>', page.render(documents.document(found)))
+    heads = re.findall(r'<th scope="col">(.*?)</th>', html_page.render(documents.document(found)))
     assert heads[:4] == ["test", "jit", "grad", "&lt;own&gt;"]
 
 
@@ -196,7 +202,7 @@ def test_no_text_becomes_a_part_of_the_page(name, words, file):
         found = documents.ended(f"{name}::{name}", outcomes, end="failed", notes=[plain(words)])
         found["nestings"][0]["program_text"] = plain(words)
         found["nestings"][1].update(nesting=plain(words), layers=[plain(words)], mode=plain(words))
-        return page.render(documents.document(found))
+        return html_page.render(documents.document(found))
 
     hostile, plainest = Parsed(rendered(name, words, file)), Parsed(rendered("n", "w", "f"))
     assert [(tag, *attrs) for tag, attrs in hostile.elements] == [(tag, *attrs) for tag, attrs in plainest.elements]
@@ -238,9 +244,9 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-LIGHT = colours(page._style().partition("@media")[0])
-DARK = colours(page._style().partition("(prefers-color-scheme: dark)")[2].partition("\n}")[0])
-KINDS = tuple(page_nesting.SYMBOLS)
+LIGHT = colours(html_page._style().partition("@media")[0])
+DARK = colours(html_page._style().partition("(prefers-color-scheme: dark)")[2].partition("\n}")[0])
+KINDS = tuple(html_nesting.SYMBOLS)
 READ = [(kind, f"{kind}-ink") for kind in KINDS]
 READ += [(paper, ink) for paper in ("page", "card", "inset") for ink in ("text", "muted", "link", "good", "bad")]
 SEEN = [("track", part) for part in ("resident", "temporaries", "constants", "mark")] + [("card", "focus")]
@@ -256,8 +262,8 @@ def test_contrast_is_enough_for_everybody(scheme):
 
 
 def test_no_verdict_is_told_by_colour_alone():
-    assert len(set(page_nesting.SYMBOLS.values())) == len(KINDS) == 6
-    style = page._style()
+    assert len(set(html_nesting.SYMBOLS.values())) == len(KINDS) == 6
+    style = html_page._style()
     assert all(f".cell.{kind} " in style for kind in KINDS)
 
 
@@ -273,7 +279,7 @@ def test_a_budget_far_away_does_not_squeeze_the_bars(peak, expected, budget, top
 
 def test_a_bar_shows_the_parts_of_the_peak():
     nesting = documents.ended("t.py::t", [documents.outcome("jit > scan", "violated")])["nestings"][0]
-    drawn = page_nesting.bar(nesting, Scale(10 * documents.MIB))
+    drawn = html_nesting.bar(nesting, Scale(10 * documents.MIB))
     assert re.findall(r'class="([\w-]+)" style="(?:width|left):([\d.]+)%"', drawn) == [
         ("resident", "20.00"),
         ("temporaries", "30.00"),
@@ -290,7 +296,7 @@ def many(count: int) -> dict:
     triples = [Nesting((one, two, three)) for one in layers for two in layers for three in layers]
     evidence = documents.EVIDENCE
     evidence = type(evidence)(
-        **{n: getattr(evidence, n) for n in evidence.__slots__} | {"buffers": evidence.buffers * 10}
+        **{n: getattr(evidence, n) for n in evidence.__slots__} | {"buffers": evidence.buffers * 10},
     )
     each = max(1, count // 10)
     tests = [
@@ -298,7 +304,11 @@ def many(count: int) -> dict:
             f"tests/test_model.py::test_number_{number}",
             [
                 documents.outcome(
-                    str(nesting), "violated" if at % 9 == 0 else "held", peak=5000, budget=9000, evidence=evidence
+                    str(nesting),
+                    "violated" if at % 9 == 0 else "held",
+                    peak=5000,
+                    budget=9000,
+                    evidence=evidence,
                 )
                 for at, nesting in enumerate(triples[:each])
             ],
@@ -313,15 +323,15 @@ def test_a_thousand_nestings_are_a_page_of_a_few_megabytes():
     document = many(1000)
     assert len(document["nestings"]) == 1000
     started = time.perf_counter()
-    text = page.render(document)
+    text = html_page.render(document)
     assert time.perf_counter() - started < 5
     assert len(text.encode()) < 3_000_000
 
 
 def test_the_page_says_what_was_not_run():
     stopped = documents.ended("t.py::t", documents.BROKEN, end="failed", not_run=12)
-    text = page.render(
-        documents.document(stopped, documents.ended("t.py::u", documents.BROKEN, end="failed", not_run=3))
+    text = html_page.render(
+        documents.document(stopped, documents.ended("t.py::u", documents.BROKEN, end="failed", not_run=3)),
     )
     assert "<li>14 nestings, 15 not run</li>" in text
     assert re.search(r"7 nestings: 1 violated, [^·]*, 12 not run ·", text)

@@ -12,12 +12,18 @@ import documents
 import pytest
 import test_page
 
-from pytest_nnxcheck import page
+from pytest_nnxcheck.reporting import html_page
 
-FLAGS = """
-    --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-    --disable-component-update --disable-sync
-""".split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 LONG = "x" * 300
 OVERFLOW = """
@@ -82,7 +88,7 @@ def started(tmp_path_factory, *, scripts: bool):
 
 
 def show(driver, path: Path, document, width=1280, scheme="light"):
-    path.write_text(page.render(document), encoding="utf-8")
+    path.write_text(html_page.render(document), encoding="utf-8")
     screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}

@@ -11,13 +11,15 @@ from checking import LONG, LOOPS, broken, call, models, text
 from flax import nnx
 from healthy import FLAX, HEALTHY, WIDTH, Case, assign, node_dict, numbers
 
-from pytest_nnxcheck import ParityLost, assert_invariants, check, reference, transforms
-from pytest_nnxcheck.facts import read
+from pytest_nnxcheck import ParityLost, assert_invariants, check
+from pytest_nnxcheck.engine import reference
+from pytest_nnxcheck.engine.reference import References, evaluate, identity
+from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.parity import compare
-from pytest_nnxcheck.reference import References, evaluate, identity
-from pytest_nnxcheck.session import Session
-from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.transforms import first, functional, rebuild, split, stack
+from pytest_nnxcheck.subject.state_facts import read
+from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.transforms import compose, loops, wrappers
+from pytest_nnxcheck.transforms.layer import first, functional, rebuild, split, stack
 
 X = numbers((3, 8))
 XS = numbers((2, 3, 8))
@@ -67,7 +69,7 @@ def broadcast_scan(f, plan):
 
 def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them(monkeypatch):
     assert parity(norm(), X, nesting="scan").outcome.verdict == "held"
-    monkeypatch.setattr(transforms, "scan_argument", broadcast_scan)
+    monkeypatch.setattr(loops, "scan_argument", broadcast_scan)
     found = parity(norm(), X, nesting="jit > scan")
     assert broken(found) == ["parity"]
     assert "model.mean kept its old value: the update was dropped" in text(found)
@@ -79,7 +81,7 @@ def test_a_broadcast_scan_drops_the_updates_of_batch_norm_and_a_carry_keeps_them
 
 
 def test_a_count_that_is_dropped_is_compared_bit_by_bit(monkeypatch):
-    monkeypatch.setattr(transforms, "scan_argument", broadcast_scan)
+    monkeypatch.setattr(loops, "scan_argument", broadcast_scan)
     found = parity(Counts(plain=False), X, nesting="scan")
     assert "model.counter kept its old value" in text(found)
     assert "Counter int32[]   2 expected, 0 after, 1 of 1 elements" in text(found)
@@ -113,7 +115,9 @@ def dropping(name):
             graphdef, changed, rest = split(state, plan)
             pure = functional(f, graphdef, plan)
             outs = jax.lax.scan(
-                lambda carry, inputs: (None, pure(rebuild(changed), rebuild(rest), *inputs)), None, inputs
+                lambda carry, inputs: (None, pure(rebuild(changed), rebuild(rest), *inputs)),
+                None,
+                inputs,
             )[1]
             nnx.update(state, first(outs[0]))
             return outs[1]
@@ -128,7 +132,7 @@ def dropping(name):
 def test_a_layer_that_forgets_an_update_is_found(name, around, monkeypatch):
     nesting = f"{around}{name}[functional]"
     assert parity(norm(), X, nesting=nesting).outcome.verdict == "held"
-    monkeypatch.setattr(transforms, f"{name}_functional", dropping(name))
+    monkeypatch.setattr(compose.home(f"{name}_functional"), f"{name}_functional", dropping(name))
     found = parity(norm(), X, nesting=nesting)
     assert broken(found) == ["parity"], text(found)
     assert "model.mean" in text(found)
@@ -142,7 +146,7 @@ def test_an_output_that_differs_is_named_with_its_place_in_what_the_call_returns
 
         return layer
 
-    monkeypatch.setattr(transforms, "jit_argument", jit)
+    monkeypatch.setattr(wrappers, "jit_argument", jit)
     found = parity(lambda model, x: {"y": [model(x)]}, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), X, nesting="jit")
     assert "output['y'][0] differs from that of the un-nested call" in text(found)
     assert "float32[3,8]   largest difference 1 (" in text(found)
@@ -158,8 +162,8 @@ def test_the_second_step_of_a_scan_counts_too(monkeypatch):
 
         return layer
 
-    right = transforms.scan_functional
-    monkeypatch.setattr(transforms, "scan_functional", scan)
+    right = loops.scan_functional
+    monkeypatch.setattr(loops, "scan_functional", scan)
     assert (
         broken(parity(norm(), X, nesting="scan[functional]")) == []
     )  # BatchNorm's output does not depend on its state
@@ -209,7 +213,7 @@ def test_tree_mode_drops_a_python_attribute(switch):
 
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
 def test_a_layer_in_tree_mode_drops_a_python_attribute(monkeypatch):
-    monkeypatch.setattr(transforms, "jit_argument", lambda f, plan: nnx.jit(f, graph=False))
+    monkeypatch.setattr(wrappers, "jit_argument", lambda f, plan: nnx.jit(f, graph=False))
     assert "model.calls: 1 expected, 0 after" in text(parity(Counts(plain=True), X, nesting="jit"))
     assert parity(Counts(plain=False), X, nesting="jit").outcome.verdict == "held"
 
@@ -357,7 +361,7 @@ def test_a_call_that_cannot_run_without_jit_says_so():
 
 
 def test_a_loop_of_too_many_steps_says_so(monkeypatch):
-    monkeypatch.setattr("pytest_nnxcheck.drops.MOST_EVENTS", 500)
+    monkeypatch.setattr("pytest_nnxcheck.engine.dropped_updates.MOST_EVENTS", 500)
     found = parity(lambda model, xs: jax.lax.map(lambda x: x * 2.0, xs), norm(), numbers((200, 8)))
     assert found.outcome.verdict == "held"
     assert "parity inside the call not asserted: with jax.disable_jit it raises TooLong: more than 500" in text(found)
@@ -464,7 +468,7 @@ def rounds(f, plan):
 
 
 def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
-    monkeypatch.setattr(transforms, "remat_argument", rounds)
+    monkeypatch.setattr(wrappers, "remat_argument", rounds)
     found = parity(Noise(), numbers((64, WIDTH)), nesting="remat")
     assert found.outcome.verdict == "held", text(found)
     monkeypatch.setattr("pytest_nnxcheck.invariants.parity.NOISE", 0)
@@ -566,7 +570,13 @@ def test_a_report_names_the_un_nested_call():
     assert str(report).startswith("nnx invariant broken: parity")
     with pytest.raises(ParityLost, match="is updated in the body of nnx.scan"):
         assert_invariants(
-            broadcasts, norm(), XS, invariants="parity", sweep="probes", max_examples=0, styles="argument"
+            broadcasts,
+            norm(),
+            XS,
+            invariants="parity",
+            sweep="probes",
+            max_examples=0,
+            styles="argument",
         )
 
 
@@ -583,7 +593,7 @@ def test_on_the_command_line(pytester, inner_args):
                 return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)
 
             nnx_wrap(run)(nnx.BatchNorm(4, use_running_average=False, rngs=nnx.Rngs(0)), jnp.ones((2, 3, 4)))
-        """
+        """,
     )
     pytester.runpytest_inprocess(*inner_args).assert_outcomes(passed=1)
     result = pytester.runpytest_inprocess(*inner_args, "--nnx-invariants", "parity")
@@ -595,7 +605,7 @@ def test_on_the_command_line(pytester, inner_args):
             "E * parity * model.mean is updated in the body of nnx.scan at *test_on_the_command_line.py:*",
             "E * dropped * model.mean   BatchStat in the body of nnx.scan at *",
             "E * hint * carry it: in_axes=(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None}), 0)*",
-        ]
+        ],
     )
 
 

@@ -11,7 +11,9 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 from wild_training import apply_gradients, optimizer_of
 
-from pytest_nnxcheck import compat, hints, transforms
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.transforms import wrappers
 
 X = numbers((3, 4))
 KEPT = {
@@ -152,7 +154,7 @@ def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
 
 
 def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
-    right = transforms.jit_functional
+    right = wrappers.jit_functional
 
     def drops(f, plan):
         def layer(state, *inputs):
@@ -165,7 +167,7 @@ def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
 
         return layer
 
-    monkeypatch.setattr(transforms, "jit_functional", drops)
+    monkeypatch.setattr(wrappers, "jit_functional", drops)
     found = call(step, *mixed_step(), nesting="jit[functional]", invariants="parity", donate="none")
     assert "model.steps kept its old value: the update was dropped" in text(found)
     assert "largest difference 1 (" in text(found)

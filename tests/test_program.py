@@ -14,13 +14,13 @@ from healthy import assign, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.nesting import ITERATING, STYLES, TRANSFORMS, Layer, Nesting, layer_names
-from pytest_nnxcheck.observe import observe
-from pytest_nnxcheck.profile import UNKNOWN
-from pytest_nnxcheck.program import factor, output_shapes, primal, stack_inputs, un_nest
-from pytest_nnxcheck.session import Session
-from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.uncomputed import Values
+from pytest_nnxcheck.core.nesting import ITERATING, STYLES, TRANSFORMS, Layer, Nesting, layer_names
+from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.subject.profile import UNKNOWN
+from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.subject.uncomputed import Values
+from pytest_nnxcheck.transforms.compose import factor, output_shapes, primal, stack_inputs, un_nest
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]

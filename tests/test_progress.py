@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import progress
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.progress import Count, fit, planned, rounded, under_way, width
-from pytest_nnxcheck.settings import Settings
-from pytest_nnxcheck.verdicts import Outcome
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.plugin import progress
+from pytest_nnxcheck.plugin.progress import Count, fit, planned, rounded, under_way, width
 
 SLOW = """
 import time
@@ -115,7 +115,17 @@ def test_the_line_of_a_nesting():
         progress.ended(NESTING, outcome, 0.314)
         == f"  {'jit > scan > remat':<38} held                 2.0 KiB    0.31 s"
     )
-    assert progress.ended(NESTING, None, 12).split() == "jit > scan > remat not checked 12.00 s".split()
+    assert progress.ended(NESTING, None, 12).split() == [
+        "jit",
+        ">",
+        "scan",
+        ">",
+        "remat",
+        "not",
+        "checked",
+        "12.00",
+        "s",
+    ]
 
 
 # --- a terminal ----------------------------------------------------------------------------------------------------------
@@ -169,7 +179,12 @@ def on_terminal(run_inner, pytester, inner_args, monkeypatch):
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         with subprocess.Popen(
-            command, cwd=pytester.path, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, **environment}
+            command,
+            cwd=pytester.path,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, **environment},
         ) as process:
             os.close(slave)
             text = b"".join(read_all(master))
@@ -226,7 +241,8 @@ def test_one_line_is_rewritten_and_taken_away(on_terminal, args):
 
 def test_a_narrow_terminal_is_not_wrapped(on_terminal):
     screen = Screen(
-        on_terminal(SLOW.replace("test_slow", "test_with_a_name_that_is_long_enough_for_two"), columns=50), 10**6
+        on_terminal(SLOW.replace("test_slow", "test_with_a_name_that_is_long_enough_for_two"), columns=50),
+        10**6,
     )
     shown = [line for line in screen.seen if " > " in line]
     assert len(shown) > 5
@@ -281,7 +297,7 @@ def test_in_a_pipe_there_is_a_line_a_nesting_with_v(run_inner):
 
 
 def test_in_a_pipe_a_long_test_shows_a_line_now_and_then(run_inner):
-    conftest = "from pytest_nnxcheck import progress\nprogress.LONG, progress.OFTEN = 0.5, 0.3\n"
+    conftest = "from pytest_nnxcheck.plugin import progress\nprogress.LONG, progress.OFTEN = 0.5, 0.3\n"
     result = run_inner(SLOW, subprocess=True, conftest=conftest)
     result.assert_outcomes(passed=2)
     lines = [line for line in result.outlines if re.match(r"test_slow  .+  \d+ of \d+, about \d+ s left$", line)]
@@ -315,7 +331,10 @@ class Quiet:
 
 def progress_on(stream, column=lambda: 14, *, quiet_tests=True, lines=False):
     made = progress.Progress(
-        progress.Terminal(stream, column, quiet_tests=quiet_tests), "test_x", Settings(), lines=lines
+        progress.Terminal(stream, column, quiet_tests=quiet_tests),
+        "test_x",
+        Settings(),
+        lines=lines,
     )
     made.first()
     return made

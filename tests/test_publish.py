@@ -84,7 +84,7 @@ def test_reports_properties_and_annotations_are_the_same_under_xdist(run_inner, 
     (line,) = [line for line in result.outlines if "::error" in line]
     place = f"{pytester.path.name}/test_inner.py"
     assert line.startswith(
-        f"::error file={place},line=8,title=nnx invariant broken%3A tracers::nnx invariant broken: tracers "
+        f"::error file={place},line=8,title=nnx invariant broken%3A tracers::nnx invariant broken: tracers ",
     )
     assert "%0A  nesting     jit > scan" in line
     assert actions.read_text("utf-8").count("## ✗ nnx invariants: 1 of 2 tests failed") == 1
@@ -272,14 +272,14 @@ def test_a_write_that_fails_at_the_end_fails_the_run_and_loses_nothing_else(run_
             "-* nnx report: report.json -*",
             "=* nnx report =*",
             "ERROR option --nnx-report: cannot write gone/report.json: *",
-        ]
+        ],
     )
     assert len(written(pytester)["tests"]) == 2
     assert "Traceback" not in result.stdout.str()
 
 
 def test_a_page_that_cannot_be_made_is_told_and_loses_nothing_else(run_inner, pytester):
-    broken = "def broken(document):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck import publish\npublish.FORMATS['.html'] = broken\n"
+    broken = "def broken(document):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck.plugin import reports\nreports.FORMATS['.html'] = broken\n"
     result = run_inner(MIXED, "--nnx-report=a.html", "--nnx-report=report.json", conftest=broken, subprocess=True)
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["ERROR option --nnx-report: cannot make a.html: RuntimeError: <what>"])
@@ -287,7 +287,7 @@ def test_a_page_that_cannot_be_made_is_told_and_loses_nothing_else(run_inner, py
 
 
 def test_a_test_that_cannot_be_told_of_is_told_by_name(run_inner, pytester):
-    broken = "def broken(report, folder):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck import records\nrecords.of_report = broken\n"
+    broken = "def broken(report, folder):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck.reporting import records\nrecords.of_report = broken\n"
     result = run_inner(MIXED, "--nnx-report=report.json", conftest=broken, subprocess=True)
     result.assert_outcomes(passed=2, failed=1)
     told = {name: (test["outcome"], test["message"]) for name, test in heads(pytester).items()}
@@ -298,7 +298,8 @@ def test_the_old_report_stays_until_the_new_one_is_whole(run_inner, pytester):
     (pytester.path / "real.json").write_text("old")
     (pytester.path / "report.json").symlink_to("real.json")
     run_inner(
-        MIXED + "\ndef test_sees():\n    assert open('report.json').read() == 'old'\n", "--nnx-report=report.json"
+        MIXED + "\ndef test_sees():\n    assert open('report.json').read() == 'old'\n",
+        "--nnx-report=report.json",
     )
     assert heads(pytester)["test_holds"]["outcome"] == "passed"
     assert (pytester.path / "report.json").is_symlink()
@@ -324,7 +325,8 @@ def test_raises(nnx_wrap, name):
 
 
 @pytest.mark.parametrize(
-    "workers", [pytest.param([], id="one process"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.full)]
+    "workers",
+    [pytest.param([], id="one process"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.full)],
 )
 def test_hostile_names_and_messages_lose_nothing(run_inner, pytester, workers):
     asked = [f"--nnx-report=schöner Bericht.{kind}" for kind in ("json", "html", "md")]
@@ -357,7 +359,7 @@ def test_elsewhere_github_is_told_nothing(run_inner, actions, monkeypatch):
 
 
 def test_a_run_without_reports_imports_nothing_for_them(run_inner):
-    source = "def test_plain():\n    import sys\n    assert 'pytest_nnxcheck.publish' not in sys.modules\n"
+    source = "def test_plain():\n    import sys\n    assert 'pytest_nnxcheck.plugin.reports' not in sys.modules\n"
     run_inner(source, subprocess=True).assert_outcomes(passed=1)
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import records
-from pytest_nnxcheck.evidence import Evidence, Held, Split
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.report import Report, properties
-from pytest_nnxcheck.settings import Settings, merge, parse_given
-from pytest_nnxcheck.verdicts import Outcome, Violation
+from pytest_nnxcheck.core.evidence import Evidence, Held, Split
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import Outcome, Violation
+from pytest_nnxcheck.core.settings import Settings, merge, parse_given
+from pytest_nnxcheck.reporting import records
+from pytest_nnxcheck.reporting.report import Report, properties
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = st.text(st.characters(), max_size=20)  # surrogates and controls too
@@ -54,7 +54,13 @@ def outcomes_of(draw, nesting):
     evidence = draw(st.sampled_from([None, Evidence(split, draw(BYTES), buffers=(held,))]))
     peak = draw(st.none() | BYTES)
     return Outcome(
-        Nesting.parse(nesting), verdict, broken, draw(TEXT), peak, evidence=evidence, seconds=draw(st.floats(0, 1e6))
+        Nesting.parse(nesting),
+        verdict,
+        broken,
+        draw(TEXT),
+        peak,
+        evidence=evidence,
+        seconds=draw(st.floats(0, 1e6)),
     )
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nnxcheck import check, nesting, register_transform
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.programs import Programs, ProgramWarning, file_name, own_transforms
-from pytest_nnxcheck.settings import merge
+from pytest_nnxcheck import check, register_transform
+from pytest_nnxcheck.core import nesting
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import merge
+from pytest_nnxcheck.reproducer.files import Programs, ProgramWarning, file_name, own_transforms
 
 TESTS = Path(__file__).parent
 BLOCK = """
@@ -274,7 +275,8 @@ def test_method(nnx_wrap):
 
 
 @pytest.mark.parametrize(
-    "nesting", ["jit > while_loop", pytest.param("jit[functional] > scan", marks=pytest.mark.full)]
+    "nesting",
+    ["jit > while_loop", pytest.param("jit[functional] > scan", marks=pytest.mark.full)],
 )
 def test_a_call_that_is_not_plain_has_the_long_form_and_fails_in_the_same_way(inner, pytester, nesting):
     result = inner(LONG, "--nnx-nesting", nesting)
@@ -651,12 +653,12 @@ def test_a_warning_that_is_an_error_costs_no_run_either(inner, pytester):
 def test_without_the_cache_it_lies_in_a_temporary_folder(inner, tmp_path, monkeypatch):
     import tempfile
 
-    from pytest_nnxcheck import of_item
+    from pytest_nnxcheck.plugin import programs
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    of_item._temporary.cache_clear()
+    programs._temporary.cache_clear()
     result = inner(LEAK, "--nnx-nesting", "jit", "-p", "no:cacheprovider")
-    of_item._temporary.cache_clear()
+    programs._temporary.cache_clear()
     ((_, _, program),) = told(result).values()
     assert Path(program).is_relative_to(tmp_path)
     assert Path(program).is_file()
@@ -687,7 +689,7 @@ def test_file_names_are_short_safe_and_each_its_own():
 SCRIPT = """
 import jax.numpy as jnp
 from flax import nnx
-from pytest_nnxcheck import check, nesting, register_transform
+from pytest_nnxcheck import check, register_transform
 
 KEPT = []
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import settings as table
-from pytest_nnxcheck.nesting import STYLES, TRANSFORMS, Nesting
-from pytest_nnxcheck.settings import DEFAULTS, EFFORTS, OPTIONS, SWEEPS, Budget, SettingError, Settings
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck.core import settings as table
+from pytest_nnxcheck.core.nesting import STYLES, TRANSFORMS, Nesting
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, OPTIONS, SWEEPS, Budget, SettingError, Settings
 
 
 def parse(name, value):
@@ -98,7 +98,8 @@ def test_budget_text_is_short():
 
 
 @pytest.mark.parametrize(
-    "value", ["scan,jit", "scan, jit", "scan jit", ["scan", "jit"], ("jit", "scan"), ["jit,scan"], {"jit", "scan"}]
+    "value",
+    ["scan,jit", "scan, jit", "scan jit", ["scan", "jit"], ("jit", "scan"), ["jit,scan"], {"jit", "scan"}],
 )
 def test_lists_come_in_many_spellings_and_are_kept_plainest_first(value):
     assert parse("transforms", value) == ("jit", "scan")

@@ -8,7 +8,7 @@ import numpy as np
 from checking import call
 
 from pytest_nnxcheck.compat import SharedPrograms
-from pytest_nnxcheck.session import Session
+from pytest_nnxcheck.engine.session import Session
 
 X = jnp.ones((2, 4))
 

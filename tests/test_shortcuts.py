@@ -15,10 +15,11 @@ from healthy import FLAX, HEALTHY, LEFT_OUT, Case, assign, numbers
 from leaky import LEAKY
 from wild import HERE
 
-from pytest_nnxcheck import check, traced
-from pytest_nnxcheck.nesting import FURTHER
-from pytest_nnxcheck.observation import Observation
-from pytest_nnxcheck.verdicts import Outcome
+from pytest_nnxcheck import check
+from pytest_nnxcheck.core.nesting import FURTHER
+from pytest_nnxcheck.core.observation import Observation
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.engine import traced
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -112,10 +113,12 @@ OWN = {"mixed": mixed, "retyped": retyped, "branches_on_values": branches_on_val
 REPORTS: dict[str, Callable[[], Any]] = {
     "4520": lambda: Case(reports.report_4520(nnx.Rngs(0)), reports.inputs_4520()),
     "4819": lambda: Case(
-        reports.autoregressive_decode, (reports.report_4819(nnx.Rngs(0), True, True), *reports.inputs_4819())
+        reports.autoregressive_decode,
+        (reports.report_4819(nnx.Rngs(0), True, True), *reports.inputs_4819()),
     ),
     "scan_over_remat": lambda: Case(
-        reports.call_twice, (reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat())
+        reports.call_twice,
+        (reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat()),
     ),
     "step_in_place": lambda: StepOfPair(reports.step_in_place),
     "step_other_dtype": lambda: StepOfPair(reports.step_other_dtype),

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from healthy import assign
 
-from pytest_nnxcheck.standalone_plain import (
+from pytest_nnxcheck.reproducer.runtime.short_form import (
     captures_little,
     keeps_donated_buffers,
     leaves_no_tracers,
@@ -106,7 +106,10 @@ def test_a_call_is_taken_apart_and_put_together():
 
     batch = {"x": jnp.ones((2, 64)), "mask": None}
     program, state, inputs, rebuild = plain_call(
-        function, (batch, model), {"second": other, "train": True}, ("first", "second")
+        function,
+        (batch, model),
+        {"second": other, "train": True},
+        ("first", "second"),
     )
     assert len(inputs) == 1
     assert state.first is model

@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pytest_nnxcheck import buffers, compat, story
-from pytest_nnxcheck.evidence import Captured, Evidence, Growth, Held, Place, Split
-from pytest_nnxcheck.findings import added, places
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.evidence import Captured, Evidence, Growth, Held, Place, Split
+from pytest_nnxcheck.engine.evidence import added, places
+from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.reporting import memory_breakdown
 
 KiB, MiB = 1024, 1024 * 1024
 
@@ -75,7 +77,7 @@ KNOWN = Evidence(
 
 
 def test_the_story_of_a_copy():
-    assert story.rows(KNOWN) == (
+    assert memory_breakdown.rows(KNOWN) == (
         ("un-nested", "17.0 MiB; the nesting adds 8.0 MiB: temporaries +8.0 MiB"),
         (
             "line",
@@ -95,7 +97,7 @@ def test_the_story_of_a_copy():
 
 def test_a_program_that_is_the_un_nested_one_says_so():
     same = dataclasses.replace(KNOWN, un_nested=KNOWN.split)
-    found = story.rows(same)
+    found = memory_breakdown.rows(same)
     assert found[0] == ("un-nested", "25.0 MiB: the nesting adds nothing to the peak")
     assert not any("un-nested" in row for _, row in found[1:])
 
@@ -111,44 +113,46 @@ def test_a_program_that_is_the_un_nested_one_says_so():
     ],
 )
 def test_a_place_says_what_is_known_of_it(place, heading):
-    assert story.heading(place) == heading
+    assert memory_breakdown.heading(place) == heading
 
 
 def test_what_no_line_is_shown_of_is_summed_up():
     every = tuple(Place(f"m.py:{n}", (), False, 1, MiB, 0, 0, 0) for n in range(10))
-    found = story.rows(Evidence(split=Split(0, 0, 10 * MiB, 0, 0), places=every))
+    found = memory_breakdown.rows(Evidence(split=Split(0, 0, 10 * MiB, 0, 0), places=every))
     assert [label for label, _ in found] == ["line", "line", "line", ""]
     assert found[-1][1] == "7.0 MiB more in 7 other places"
 
 
 def test_a_jaxlib_that_names_no_buffer_is_told():
-    found = story.rows(Evidence(split=Split(1, 1, MiB, 0, 0)))
+    found = memory_breakdown.rows(Evidence(split=Split(1, 1, MiB, 0, 0)))
     assert found == (("line", "unknown: this jaxlib does not name the buffers"),)
-    assert story.rows(Evidence()) == ()
+    assert memory_breakdown.rows(Evidence()) == ()
 
 
 def test_what_a_step_adds_is_told_with_its_parts():
     known = Evidence(split=Split(0, 0, 0, 0, 0), growth=Growth("scan", 2, Split(KiB, 3 * KiB, 0, 0, 0)))
-    assert story.rows(known) == (
+    assert memory_breakdown.rows(known) == (
         (
             "growth",
             "each further step of scan adds 4.0 KiB: outputs +3.0 KiB, arguments +1.0 KiB   (from 2 and 4 steps)",
         ),
     )
     none = dataclasses.replace(known, growth=Growth("vmap[functional]", 2, Split(0, 0, 0, 0, 0)))
-    assert story.rows(none)[0][1].startswith("each further element of vmap[functional] adds nothing to the peak")
+    assert memory_breakdown.rows(none)[0][1].startswith(
+        "each further element of vmap[functional] adds nothing to the peak",
+    )
 
 
 def test_a_captured_array_is_told_with_its_line_or_without():
     named = Captured(MiB, "float32[512,512]", "m.py:3", "table (closure of f)")
     nameless = Captured(MiB, "float32[512,512]")
     known = Evidence(split=Split(0, 0, 0, 0, 2 * MiB), captured=(named, nameless))
-    assert [row for label, row in story.rows(known) if label == "captured"] == [
+    assert [row for label, row in memory_breakdown.rows(known) if label == "captured"] == [
         "float32[512,512] 1.0 MiB   table (closure of f)   used at m.py:3",
         "float32[512,512] 1.0 MiB   (no line)",
     ]
     small = dataclasses.replace(known, captured=(dataclasses.replace(named, bytes=64 * KiB - 1),))
-    assert not any(label == "captured" for label, _ in story.rows(small))
+    assert not any(label == "captured" for label, _ in memory_breakdown.rows(small))
 
 
 HELD = st.builds(
@@ -180,7 +184,7 @@ def test_places_are_a_partition_of_the_buffers(after, before):
     assert sum(place.un_nested for place in found) <= sum(each.bytes for each in before)
     assert list(found) == sorted(found, key=lambda place: -place.bytes)
     for each in after:
-        (home,) = [place for place in found if story.belongs(each, place)]
+        (home,) = [place for place in found if memory_breakdown.belongs(each, place)]
         assert set(home.outer) <= set(each.stack) or each.bytes < 0.05 * home.bytes
 
 
@@ -188,10 +192,13 @@ def test_places_are_a_partition_of_the_buffers(after, before):
 @given(after=SEVERAL, before=SEVERAL)
 def test_a_story_is_short_and_its_shares_add_up(after, before):
     split = Split(
-        0, *(sum(each.bytes for each in after if each.kind == kind) for kind in ("output", "temporary")), 0, 0
+        0,
+        *(sum(each.bytes for each in after if each.kind == kind) for kind in ("output", "temporary")),
+        0,
+        0,
     )
     known = Evidence(split=split, un_nested=Split(0, 0, 0, 0, 0), buffers=after[:10], places=places(after, before))
-    found = story.rows(known)
+    found = memory_breakdown.rows(known)
     assert len(found) <= 9
     assert all(len(label) <= 11 and "\n" not in row for label, row in found)
     shares = [int(row.partition(" % of the temporaries")[0].split()[-1]) for _, row in found if "% of the temp" in row]
@@ -332,7 +339,7 @@ def test_the_same_line_is_held_against_the_un_nested_program():
     # The evidence keeps the ten largest buffers of each program, and the figure counts them all.
     assert before <= known.places[0].un_nested <= before + 64
     assert "1 added by the nesting" in rows(found, "buffer")[0]
-    assert f"un-nested {story.format_bytes(known.places[0].un_nested)}" in rows(found, "line")[0]
+    assert f"un-nested {memory_breakdown.format_bytes(known.places[0].un_nested)}" in rows(found, "line")[0]
 
 
 def test_what_a_generated_layer_made_is_told_by_the_layer():
@@ -525,7 +532,9 @@ def test_a_captured_array_has_the_line_that_uses_it_and_its_name(subject, fragme
     (one,) = told(found).captured
     assert (one.name, one.line) == (name, line(subject, fragment))
     assert rows(found, "captured") == [
-        f"{one.type} {story.format_bytes(one.bytes)}" + (f"   {name}" if name else "") + f"   used at {one.line}"
+        f"{one.type} {memory_breakdown.format_bytes(one.bytes)}"
+        + (f"   {name}" if name else "")
+        + f"   used at {one.line}",
     ]
 
 

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from pytest_nnxcheck import strategies
-from pytest_nnxcheck.nesting import (
+from pytest_nnxcheck.core.nesting import (
     FURTHER,
     STATE_BOUND,
     STYLES,
@@ -19,8 +18,9 @@ from pytest_nnxcheck.nesting import (
     layer_names,
     styles_of,
 )
-from pytest_nnxcheck.settings import DEFAULTS, SWEEPS, merge
-from pytest_nnxcheck.strategies import Exclusions
+from pytest_nnxcheck.core.settings import DEFAULTS, SWEEPS, merge
+from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner.strategies import Exclusions
 
 quiet = settings(database=None, derandomize=True, max_examples=2000, suppress_health_check=list(HealthCheck))
 unshrunk = settings(quiet, phases=[Phase.generate])
@@ -31,11 +31,11 @@ some = st.builds(
             "transforms": st.lists(st.sampled_from(layer_names()), min_size=1, unique=True).map(tuple),
             "styles": st.lists(st.sampled_from(STYLES), min_size=1, unique=True).map(tuple),
             "max_depth": st.integers(1, 4),
-        }
+        },
     ),
 )
 every_layer = st.sampled_from(
-    [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
+    [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)],
 )
 known = st.builds(
     Exclusions,

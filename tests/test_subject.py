@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.api import wrap
-from pytest_nnxcheck.subject import Nodes, bind, flatten_output, spell
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.subject.subject import Nodes, bind, flatten_output, spell
 
 
 class Stack(nnx.Module):
@@ -114,7 +114,11 @@ class Pair(NamedTuple):
 
 
 LEAVES = st.one_of(
-    st.none(), st.text(max_size=3), st.integers(0, 9), st.booleans(), st.just(np.ones((2, 3), np.float32))
+    st.none(),
+    st.text(max_size=3),
+    st.integers(0, 9),
+    st.booleans(),
+    st.just(np.ones((2, 3), np.float32)),
 )
 TREES = st.recursive(
     LEAVES,
@@ -153,7 +157,8 @@ def test_a_copy_shares_no_buffer_with_the_original_and_keeps_ties():
 
 
 @pytest.mark.parametrize(
-    "path, text", [(("a", "b"), "m.a.b"), (("layers", 0), "m.layers[0]"), (("d", "x y"), "m.d['x y']"), ((), "m")]
+    "path, text",
+    [(("a", "b"), "m.a.b"), (("layers", 0), "m.layers[0]"), (("d", "x y"), "m.d['x y']"), ((), "m")],
 )
 def test_spelling_of_paths(path, text):
     assert spell("m", path) == text

@@ -4,10 +4,11 @@ import pytest
 from fake_engine import NEVER, Model, has
 from healthy import FLAX
 
-from pytest_nnxcheck import check, report
-from pytest_nnxcheck.nesting import TRANSFORMS, Nesting
-from pytest_nnxcheck.report import NOT_RUN
-from pytest_nnxcheck.settings import DEFAULTS, EFFORTS, merge
+from pytest_nnxcheck import check
+from pytest_nnxcheck.core.nesting import TRANSFORMS, Nesting
+from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, merge
+from pytest_nnxcheck.reporting import report
+from pytest_nnxcheck.reporting.report import NOT_RUN
 
 several_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
 
@@ -254,7 +255,7 @@ BROKEN = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)\n
 SHOW = """
 @marked{marker}
 def test_x(nnx_wrap, request):
-    from pytest_nnxcheck.plugin import _settings
+    from pytest_nnxcheck.plugin.hooks import _settings
     s = request.node.stash[_settings]
     print("SETTINGS", s.sweep, s.max_examples, s.all)
     nnx_wrap(Model())(1)
@@ -268,7 +269,7 @@ def test_the_terminal_says_what_was_not_run(run_inner):
         [
             f"E * nesting     jit * smallest of 4 tried; 1 violated, 3 held; {left} not run, --nnx-all runs them",
             f"test_inner.py::test_x  4 nestings: 1 violated, 3 held, {left} not run; worst peak *",
-        ]
+        ],
     )
 
 
@@ -279,7 +280,7 @@ def test_all_takes_no_value_and_is_of_no_use_to_a_replay(run_inner):
         [
             f"E * nesting     jit * smallest of {SWEEP} tried; *",
             "E * replay      pytest test_inner.py::test_x --nnx-donate none --nnx-nesting jit",
-        ]
+        ],
     )
     assert "not run" not in result.stdout.str()
     again = run_inner(BROKEN, "--nnx-all", "--nnx-donate", "none", "--nnx-nesting", "jit")

@@ -22,11 +22,11 @@ from wild_training import (
 )
 
 from pytest_nnxcheck import check, compat
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.observe import observe
-from pytest_nnxcheck.profile import profile
-from pytest_nnxcheck.subject import bind
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.subject.profile import profile
+from pytest_nnxcheck.subject.subject import bind
 
 ROOTS = ["jit", "jit[functional]"]
 ADAM = optax.adam(1e-3)
@@ -320,7 +320,8 @@ def test_arguments_are_donated_by_name():
     lost, _ = rows(call(upcasts, *args, nesting="jit", donate="state,cache"))
     assert lost == {"cache['keys']   bfloat16[4,8]   an output is float32[4,8]: dtype changed"}
     with pytest.raises(
-        CheckError, match="donate='state,caches': .*decode has no argument caches with arrays, it has cache, token"
+        CheckError,
+        match="donate='state,caches': .*decode has no argument caches with arrays, it has cache, token",
     ):
         call(decode, *args, donate="state,caches")
 

@@ -14,11 +14,14 @@ from flax import nnx
 from healthy import assign, numbers
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import examples, failures, register_transform, traced, uncomputed
+from pytest_nnxcheck import register_transform
 from pytest_nnxcheck.api import wrap
-from pytest_nnxcheck.nesting import REGISTERED
-from pytest_nnxcheck.run import Run
-from pytest_nnxcheck.settings import merge, parse_given
+from pytest_nnxcheck.core.nesting import REGISTERED
+from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.engine import traced
+from pytest_nnxcheck.runner import conclude, hypothesis_test
+from pytest_nnxcheck.runner.run import Run
+from pytest_nnxcheck.subject import uncomputed
 
 STYLES = {"styles": "argument", "transforms": "jit,scan,vmap,remat,while_loop"}
 
@@ -43,11 +46,11 @@ def run(body, **settings):
     def test():
         body()
 
-    built, made = examples.build(test, lambda remember: Run(chosen, remember=remember), ())
+    built, made = hypothesis_test.build(test, lambda remember: Run(chosen, remember=remember), ())
     try:
         built()
     except BaseException as error:
-        return made, failures.conclude(error, made, own_given=False)
+        return made, conclude.conclude(error, made, own_given=False)
     return made, None
 
 
@@ -116,7 +119,8 @@ def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
     # The first traced nesting ran twice: what it saw first is not what counts.
     assert seen.count(-1.0) <= 1
     assert [value for value in seen if value != -1.0] == pytest.approx(
-        [expected.sum()] * (len(made.outcomes)), rel=1e-5
+        [expected.sum()] * (len(made.outcomes)),
+        rel=1e-5,
     )
 
 
@@ -206,7 +210,12 @@ def test_a_transform_that_drops_an_update_fails_the_assertion(shortcuts):
         assert float(model.count[...]) >= 3
 
     made, error = run(
-        body, transforms="jit,drops", styles="argument", sweep="singles", max_examples=0, shortcuts=shortcuts
+        body,
+        transforms="jit,drops",
+        styles="argument",
+        sweep="singles",
+        max_examples=0,
+        shortcuts=shortcuts,
     )
     assert isinstance(error, AssertionError)
     assert {str(o.nesting): o.verdict for o in made.outcomes.values()} == {
@@ -221,7 +230,11 @@ def test_values_of_equal_programs_are_compiled_once():
         assert float(wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4))).sum()) != 0
 
     made, _ = run(
-        body, transforms="jit,remat,eval_shape,vmap", styles="argument,functional", sweep="singles", max_examples=0
+        body,
+        transforms="jit,remat,eval_shape,vmap",
+        styles="argument,functional",
+        sweep="singles",
+        max_examples=0,
     )
     assert len(made.outcomes) == 9
     # jit = eval_shape = remat, twice, for there are jits with state and without; and vmap.
@@ -240,7 +253,7 @@ def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
         assert float(abs(y).sum()) > 0
 
     settings = merge(parse_given({**STYLES, "max_examples": 4, "transforms": "remat,vmap,jit"}, str))
-    built, made = examples.build(test, lambda remember: Run(settings, remember=remember), ())
+    built, made = hypothesis_test.build(test, lambda remember: Run(settings, remember=remember), ())
     built()
     assert made.session.values.needed
     assert len(drawn) == 4
@@ -319,16 +332,17 @@ def test_no_trace_tells_where_the_settings_ask_for_a_run(settings):
 
 
 def _tells(layers, **settings):
-    from pytest_nnxcheck.nesting import Nesting
-    from pytest_nnxcheck.profile import profile
-    from pytest_nnxcheck.subject import bind
+    from pytest_nnxcheck.core.nesting import Nesting
+    from pytest_nnxcheck.subject.profile import profile
+    from pytest_nnxcheck.subject.subject import bind
 
     subject = bind(Counts(), (numbers((2, 4)),), {})
     return traced.tells(subject, profile(subject), Nesting.parse(layers), merge(parse_given(settings, str)))
 
 
 @pytest.mark.parametrize(
-    "wanted", [jnp.ones((2, 3), jnp.bfloat16), jnp.asarray(1.0), jax.random.split(jax.random.key(0), 3)]
+    "wanted",
+    [jnp.ones((2, 3), jnp.bfloat16), jnp.asarray(1.0), jax.random.split(jax.random.key(0), 3)],
 )
 def test_a_stand_in_has_the_type_and_no_value(wanted):
     made = uncomputed.stand_in(wanted.aval, [wanted])

@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pytest_nnxcheck import compat, visit
-from pytest_nnxcheck.visit import Found
-from pytest_nnxcheck.walk import Walk, walk
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.inspection import visit
+from pytest_nnxcheck.inspection.visit import Found
+from pytest_nnxcheck.inspection.walk import Walk, walk
 
 X = jnp.ones((2, 3))
 STATIC = tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12)
@@ -447,7 +448,8 @@ def test_global_set_by_a_function_that_the_module_calls(kept: Keep) -> None:
 
 
 @pytest.mark.parametrize(
-    "spelling", ["import tables", "from lib import tables", "from lib.tables import CACHE", "inside"]
+    "spelling",
+    ["import tables", "from lib import tables", "from lib.tables import CACHE", "inside"],
 )
 def test_global_of_another_module(spelling: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed packages are entered: users test them."""
@@ -791,7 +793,8 @@ def shadowed(held: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "make", [Hostile, hostile_instance, lambda t: HostileList([t]), lambda t: HostileDict(a=t), shadowed]
+    "make",
+    [Hostile, hostile_instance, lambda t: HostileList([t]), lambda t: HostileDict(a=t), shadowed],
 )
 def test_user_code_is_never_run(make: Callable[[Any], Any]) -> None:
     value = make(tracer_of(jax.jit))

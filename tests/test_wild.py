@@ -20,12 +20,12 @@ from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Mlp, batch_of
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.call import check_call
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.session import Session
-from pytest_nnxcheck.settings import merge, parse_given
-from pytest_nnxcheck.uncomputed import Values
-from pytest_nnxcheck.verdicts import CheckError
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.engine.check_call import check_call
+from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.subject.uncomputed import Values
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -179,7 +179,12 @@ def test_added_variables_are_there_after_the_call_and_gone_after_the_example():
 
 def test_the_note_on_added_state_names_the_variables():
     report = check(
-        Sows(rngs()), numbers(X), sweep="singles", max_examples=0, styles="argument", transforms="jit,scan,vmap"
+        Sows(rngs()),
+        numbers(X),
+        sweep="singles",
+        max_examples=0,
+        styles="argument",
+        transforms="jit,scan,vmap",
     )
     assert report.notes == ("the call adds model.hidden, which no loop can carry: argument scan, vmap left out",)
     replayed = call(LazyCache(rngs()), numbers(X), nesting="vmap").outcome

@@ -56,7 +56,7 @@ class MoveToCenter:
 def test_recurrent_step(nnx_wrap: Wrap) -> None:
     rngs = nnx.Rngs(0)
     action = containers.Sequential(
-        [feedforward.Dense(16, 4, rngs), sampling.NormalTanhSampler(rngs, entropy_weight=0.01)]
+        [feedforward.Dense(16, 4, rngs), sampling.NormalTanhSampler(rngs, entropy_weight=0.01)],
     )
     network = containers.Sequential([
         normalizer.Normalizer(2),

@@ -128,7 +128,7 @@ class TestAtRealSize:
 
     def test_decoding(self, nnx_wrap: Wrap) -> None:
         decoding = nnx.eval_shape(
-            lambda: Decoding(qwen3.Qwen3(qwen3.ModelConfig.qwen3_8b(), rngs=nnx.Rngs(0)), batch=4, length=2048)
+            lambda: Decoding(qwen3.Qwen3(qwen3.ModelConfig.qwen3_8b(), rngs=nnx.Rngs(0)), batch=4, length=2048),
         )
         logits = nnx_wrap(decoding)(abstract(4, 1), abstract(4, 1), abstract(4, 1, 2048, dtype=bool))
         assert logits.shape == (4, 151_936)

@@ -8,9 +8,23 @@ jax 0.4.33 and 0.5.3 with flax 0.10.2, jax 0.6.2 with flax 0.10.7, jax 0.10.2 wi
 from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import copied, first, stacked
+from pytest_nnxcheck.compat.compilation import (
+    byte_bounds,
+    checks_values,
+    compiler_options,
+    fault_of_jax,
+    nnx_shard_map,
+    open_jaxpr,
+    quick_compiles,
+    scan_layout,
+    serialized_buffer_assignment,
+    serialized_hlo_module,
+    shard_map,
+    staged,
+    whole_stacks,
+)
 from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, judged_compiles, no_compile_cache
-from pytest_nnxcheck.compat.meshes import active_mesh, annotated, on_devices
-from pytest_nnxcheck.compat.modes import (
+from pytest_nnxcheck.compat.flax_modes import (
     flax_mode,
     flax_version,
     is_mode_refusal,
@@ -22,7 +36,7 @@ from pytest_nnxcheck.compat.modes import (
     split,
     state,
 )
-from pytest_nnxcheck.compat.nodes import (
+from pytest_nnxcheck.compat.graph import (
     attributes,
     cached_partial,
     flat_state,
@@ -39,23 +53,9 @@ from pytest_nnxcheck.compat.nodes import (
     variables,
     zeros,
 )
-from pytest_nnxcheck.compat.programs import (
-    byte_bounds,
-    checks_values,
-    compiler_options,
-    fault_of_jax,
-    nnx_shard_map,
-    open_jaxpr,
-    quick_compiles,
-    scan_layout,
-    serialized_buffer_assignment,
-    serialized_hlo_module,
-    shard_map,
-    staged,
-    whole_stacks,
-)
+from pytest_nnxcheck.compat.sharding import active_mesh, annotated, on_devices
 from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
-from pytest_nnxcheck.compat.values import (
+from pytest_nnxcheck.compat.variables import (
     concrete,
     equation_line,
     is_library_file,

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_nnxcheck.compat.compilation import compiler_options
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
-from pytest_nnxcheck.compat.programs import compiler_options
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pytest_nnxcheck import hints
-from pytest_nnxcheck.observation import Leaf, Observation
-from pytest_nnxcheck.pointers import resharded, spec, spread, without_successor
-from pytest_nnxcheck.program import STACKED
-from pytest_nnxcheck.verdicts import Violation
+from pytest_nnxcheck.core.observation import Leaf, Observation
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
+from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.transforms.compose import STACKED
 
 SHOWN = 12
 

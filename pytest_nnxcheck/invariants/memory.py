@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_nnxcheck import hints
-from pytest_nnxcheck.buffers import state_copies
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.evidence import FLOOR
-from pytest_nnxcheck.nesting import Nesting
-from pytest_nnxcheck.observation import Buffer, Memory, Observation
-from pytest_nnxcheck.profile import Profile
-from pytest_nnxcheck.program import factor, kept, maps_written
-from pytest_nnxcheck.settings import Budget
-from pytest_nnxcheck.text import format_bytes
-from pytest_nnxcheck.verdicts import Violation
+from pytest_nnxcheck.core.evidence import FLOOR
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.observation import Buffer, Memory, Observation
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.settings import Budget
+from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.inspection.buffers import state_copies
+from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.transforms.compose import factor, kept, maps_written
 
 ASKED = "memory_budget"
 
@@ -121,7 +121,7 @@ def saves_steps(nesting: Nesting) -> bool:
     """
     names = [layer.transform for layer in nesting.layers]
     return "grad" in names and not {"scan", "fori_loop", "iterate_scan", "iterate_fori_loop"}.isdisjoint(
-        names[names.index("grad") :]
+        names[names.index("grad") :],
     )
 
 

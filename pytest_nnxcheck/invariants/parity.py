@@ -18,8 +18,8 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
-from pytest_nnxcheck.verdicts import Violation
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
 
 SHOWN = 6
 RELATIVE = {8: 1e-9, 4: 1e-4, 2: 2e-2}
@@ -127,7 +127,10 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kin
     """One array against the other."""
     if isinstance(have, jax.Array) and have.is_deleted():
         return Difference(
-            path, "deleted", f"{kind} {describe(want)} was donated, and no new value took its place", kind
+            path,
+            "deleted",
+            f"{kind} {describe(want)} was donated, and no new value took its place",
+            kind,
         )
     want, have = comparable(want, kind), comparable(have, kind)
     if describe(want) != describe(have):

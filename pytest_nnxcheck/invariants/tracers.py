@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck import compat, hints
-from pytest_nnxcheck.nesting import Layer
-from pytest_nnxcheck.observation import Leak, Observation
-from pytest_nnxcheck.verdicts import Violation
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.observation import Leak, Observation
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.invariants import hints
 
 SHOWN = 6
 

@@ -1,0 +1,191 @@
+"""Programs of jax: staging, compiler options, jaxprs, and what XLA tells of a compiled one."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from pytest_nnxcheck.core.outcome import Unfit
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def serialized_buffer_assignment(compiled: Any) -> tuple[bytes | None, bool]:
+    """XLA's ``BufferAssignmentProto`` of a compiled program, and whether it is field 3 of the ``HloProto`` that is given in its place.
+
+    `None` where this jaxlib gives neither. No public way: ``memory_analysis()`` documents totals only. On jax 0.6.2 to 0.12 the proto is
+    an attribute of its own, on jax 0.4.33 and 0.5.3 it stands in the other. Tried on all versions, CPU.
+    """
+    totals = compiled.memory_analysis()
+    assignment = getattr(totals, "serialized_buffer_assignment_proto", None)
+    return (assignment, False) if assignment else (getattr(totals, "serialized_hlo_proto", None), True)
+
+
+def serialized_hlo_module(compiled: Any) -> bytes | None:
+    """XLA's ``HloModuleProto`` of a compiled program as it was optimized, `None` where this jaxlib does not give it.
+
+    No public way: ``as_text()`` has no instruction ids, which the buffer assignment names buffers by.
+    Tried on all versions, CPU.
+    """
+    try:
+        (module, *_) = compiled.runtime_executable().hlo_modules()
+        proto: bytes = module.as_serialized_hlo_module_proto()
+    except (AttributeError, ValueError, RuntimeError, NotImplementedError):
+        return None
+    return proto
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr inside a closed one. jax 0.12 has one type for both, whose ``jaxpr`` may be itself; open ones pass. All versions."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def scan_layout(eqn: Any) -> tuple[int, int]:
+    """(constants, carries) of a scan equation: `num_consts`, `num_carry` up to jax 0.10, three flat trees from 0.12. All versions."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
+def staged(
+    wrapper: Callable[..., Any],
+    f: Callable[..., Any],
+    compiled_of: Callable[[Any], Callable[..., Any]],
+    on_compiled: Callable[[Any, Any, Any], Any],
+    *,
+    abstract: bool,
+    **options: Any,
+) -> Any:
+    """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces, lowers and compiles once, shows the compiled program, and runs it.
+
+    ``compiled_of`` compiles a lowered program; ``on_compiled`` gets the compiled program, its arguments and the lowered one. An abstract
+    program is not run: its result is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its
+    result hides the abstract outputs: the `jax.jit` inside it is staged instead. All versions.
+    """
+    import jax
+
+    def stage(jitted: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            lowered = jitted.trace(*args).lower()
+            compiled = compiled_of(lowered)
+            outputs = on_compiled(compiled, args, lowered)
+            if abstract:
+                return outputs
+            try:
+                return compiled(*args)
+            except TypeError as error:
+                if "Computation compiled for" not in str(error):
+                    raise
+            # A leaked tracer was hoisted to a parameter that nobody passes (jax 0.5): the plain call says so in jax's words.
+            return jitted(*args)
+
+        return run
+
+    if wrapper is jax.jit:
+        return stage(jax.jit(f, **options))
+    jit = jax.jit
+    with mock.patch.object(jax, "jit", lambda *args, **kwargs: stage(jit(*args, **kwargs))):
+        return wrapper(f, **options)
+
+
+@contextlib.contextmanager
+def quick_compiles() -> Iterator[None]:
+    """Compile without most optimizations for a while: what runs outside of our own jit compiles in two thirds of the time.
+
+    The option is public, but has no attribute to read it by; it is left alone where the backend is no CPU. All versions.
+    """
+    import jax
+
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", before or jax.default_backend() == "cpu")
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+@contextlib.contextmanager
+def whole_stacks() -> Iterator[None]:
+    """Programs keep every frame of the user's for a while; jax keeps the ten innermost, which may all be a library's.
+
+    The option is public, but has no attribute to read it by. Measured: no time that can be told from noise. All versions.
+    """
+    import jax
+
+    before = jax.config.values["jax_traceback_in_locations_limit"]
+    jax.config.update("jax_traceback_in_locations_limit", -1)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_in_locations_limit", before)
+
+
+def checks_values() -> bool:
+    """Whether jax is set to check values while programs run, or to run them without staging: a trace tells little then. Public options. All versions."""
+    import jax
+
+    options = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
+    return any(jax.config.values[name] for name in options)
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """Optimization level 0 gives the same buffers on the CPU, and compiles in half the time (1290 programs, all versions)."""
+    import jax
+
+    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+
+
+def byte_bounds(array: Any) -> tuple[int, int]:
+    """First and one-past-last address of a NumPy array: `numpy.byte_bounds` moved in NumPy 2. Tried on NumPy 1.26, 2.4, 2.5."""
+    import numpy as np
+
+    module = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
+    start, end = module.byte_bounds(array)
+    return start, end
+
+
+def shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
+    """``f`` over a mesh, with one spec for all that goes in and comes out.
+
+    `jax.shard_map` from jax 0.6 on, before that in `jax.experimental`; the check that outputs are replicated is ``check_vma`` and
+    ``check_rep``. It is off, as it refuses loops whose carry starts from constants. All versions.
+    """
+    import jax
+
+    if hasattr(jax, "shard_map"):
+        return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    from jax.experimental.shard_map import shard_map as experimental
+
+    mapped: Callable[..., Any] = experimental(f, mesh=mesh, in_specs=spec, out_specs=spec, check_rep=False)
+    return mapped
+
+
+def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
+    """The same with modules among the arguments; flax has `nnx.shard_map` from 0.10.7 on. Raises `Unfit` before. All versions."""
+    import flax
+    from flax import nnx
+
+    if not hasattr(nnx, "shard_map"):
+        raise Unfit(f"flax {flax.__version__} has no nnx.shard_map")
+    check = "check_vma" if "check_vma" in inspect.signature(nnx.shard_map).parameters else "check_rep"
+    options: dict[str, Any] = {check: False}
+    return nnx.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)
+
+
+def fault_of_jax(error: BaseException | None, transforms: list[str]) -> str:
+    """What jax itself cannot do, where it fails one of its own assertions; empty for any other exception.
+
+    A call that draws random numbers, in a branch, in a loop, differentiated: an ``assert`` without text in jax's rule for conditionals. Tried on
+    all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
+    """
+    import jax
+
+    if type(error) is not AssertionError or str(error):
+        return ""
+    names = iter(transforms)
+    nested = all(any(name in kind for name in names) for kind in (("grad",), ("scan", "fori_loop"), ("cond", "switch")))
+    return f"jax {jax.__version__} cannot differentiate a branch in a loop for this call" if nested else ""

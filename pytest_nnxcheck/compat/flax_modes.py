@@ -1,0 +1,145 @@
+"""The modes of flax: which there are, how to run in one, and how flax refuses a model in one.
+
+Graph mode follows references, with or without changes of the graph that a transform hands out (``graph_updates``); tree mode takes
+a module for a plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public, and work for all layers from flax 0.12.7 on.
+Flax's two flags are read through ``current_value``, which its docstrings name and no page documents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from pytest_nnxcheck.core.nesting import MODES
+from pytest_nnxcheck.core.settings import SettingError
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+_FLAGS = {"graph": (True, True), "graph_no_updates": (True, False), "tree": (False, False)}
+_WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "graph-mode", "captured variable")
+
+
+def modes() -> tuple[str, ...]:
+    """The modes that the installed flax has, as far as all layers can be written in them. Flax before has one, which is ``graph``.
+
+    Flax 0.12.6 has `nnx.set_graph_mode`, but no `nnx.prefix` for a vmap without `nnx.StateAxes`, and 0.12.7 has both. All versions.
+    """
+    from flax import nnx
+
+    return MODES if hasattr(nnx, "set_graph_mode") and hasattr(nnx, "prefix") else MODES[:2]
+
+
+def flax_version() -> str:
+    """The installed flax. All versions."""
+    import flax
+
+    return str(flax.__version__)
+
+
+def mode_flags() -> tuple[bool, bool]:
+    """(graph, graph updates) as flax is set now. All versions."""
+    from flax import nnx
+
+    if not hasattr(nnx, "set_graph_mode"):
+        return _FLAGS["graph"]
+    graph = bool(nnx.set_graph_mode.current_value())
+    return graph, graph and bool(nnx.set_graph_updates.current_value())
+
+
+@contextlib.contextmanager
+def flax_mode(mode: str) -> Iterator[None]:
+    """Run in a mode of flax, and put the one of before back; ``current`` leaves all as it is. All versions.
+
+    A function that the user's module jitted when it was imported keeps what jax traced in another mode: the context makes jax trace anew.
+    """
+    if mode == MODES[0]:
+        yield
+        return
+    from flax import nnx
+
+    if not hasattr(nnx, "set_graph_mode"):
+        yield
+        return
+    graph, updates = _FLAGS[mode]
+    with nnx.set_graph_mode(graph), nnx.set_graph_updates(updates), _retraced()(mode):
+        yield
+
+
+@functools.cache
+def _retraced() -> Any:
+    """A context on whose value the caches of jax depend: public on every jax that a flax with modes runs on: tried on jax 0.9, 0.10 and 0.12."""
+    import jax
+
+    return jax.make_user_context(None) if hasattr(jax, "make_user_context") else contextlib.nullcontext
+
+
+def split(node: Any, *filters: Any) -> Any:
+    """`nnx.split` in graph mode, whatever flax is set to: shared Variables are found in every mode. All versions."""
+    from flax import nnx
+
+    return nnx.split(node, *filters, **_in_graph_mode())
+
+
+def state(node: Any, *filters: Any) -> Any:
+    """`nnx.state` in graph mode, whatever flax is set to. All versions."""
+    from flax import nnx
+
+    return nnx.state(node, *filters, **_in_graph_mode())
+
+
+def iter_graph(node: Any) -> Any:
+    """`nnx.iter_graph` in graph mode, whatever flax is set to. All versions."""
+    from flax import nnx
+
+    return nnx.iter_graph(node, **_in_graph_mode())
+
+
+@functools.cache
+def _in_graph_mode() -> dict[str, Any]:
+    from flax import nnx
+
+    return {"graph": True} if hasattr(nnx, "set_graph_mode") else {}
+
+
+def mode_words(error: BaseException) -> str:
+    """What flax says of its mode: the paths it lists, and the sentence that names the mode, without its advice on what to write instead.
+
+    ``Duplicate Param (model.a, model.b): Tree mode (graph=False) does not support shared references``. Flax 0.12.
+    """
+    text = str(error).partition("Consider the following")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    paths = ", ".join(line.removeprefix("- ").lstrip(".") for line in lines if line.startswith("- "))
+    sentences = [line for line in lines if any(word in line.lower() for word in _WORDS)] or lines[:1] or [""]
+    subject = f"{lines[0].partition('(')[0].strip()} ({paths}): " if paths else ""
+    return f"{type(error).__name__}: {subject}{sentences[0].rstrip('. ')}"
+
+
+def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
+    """Whether flax refused what a mode cannot do: shared Variables in tree mode, `nnx.StateAxes` without graph updates.
+
+    Flax raises a plain ValueError from its own files, whose text names the mode or its flags. In the current mode there is nothing that
+    another one would do better: the exception is the user's own. All versions.
+    """
+    if mode in ("current", "graph") or not isinstance(error, ValueError):
+        return False
+    from flax import nnx
+
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    text = str(error).lower()
+    return str(pathlib.Path(nnx.__file__).parent) in last and any(word in text for word in _WORDS)
+
+
+def require_modes(wanted: tuple[str, ...]) -> None:
+    """Refuse modes that the installed flax lacks. Raises `SettingError`."""
+    if wanted == MODES[:1]:
+        return
+    lacking = [mode for mode in wanted if mode not in modes()]
+    if lacking:
+        raise SettingError(
+            f"mode {lacking[0]!r} is not one of flax {flax_version()}, which has {', '.join(modes())}: write one of"
+            f" these, or install a newer flax (0.12.7 has {', '.join(MODES)})",
+        )

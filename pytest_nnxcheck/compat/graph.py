@@ -1,0 +1,191 @@
+"""Graph nodes and their state: what differs between versions of flax, and how flax refuses a nesting."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from typing import Any
+
+from pytest_nnxcheck.compat.flax_modes import iter_graph, mode_flags, split
+from pytest_nnxcheck.compat.variables import variable_value
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def is_graph_node(value: object) -> bool:
+    """Whether flax treats the value as a node of a graph: a Module, Rngs, Optimizer, or a Variable.
+
+    `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after. All versions.
+    """
+    from flax import nnx
+
+    return isinstance(value, nnx.Variable) or bool(nnx.graph.is_graph_node(value))
+
+
+def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path of the Variable, array) of every leaf of an `nnx.State`, in the order in which jax flattens it.
+
+    `State.flat_state()` gives a dict or a `FlatState` by version; the key path of jax ends in the Variable's own attribute,
+    which is left out here. All versions.
+    """
+    from jax.tree_util import DictKey, tree_flatten_with_path
+
+    def keys(path: Any) -> tuple[Any, ...]:
+        return tuple(key.key for key in itertools.takewhile(lambda key: isinstance(key, DictKey), path))
+
+    return [(keys(path), leaf) for path, leaf in tree_flatten_with_path(state)[0]]
+
+
+def flattened_paths(node: Any) -> list[tuple[Any, ...]]:
+    """The paths of a graph node's leaves in the order in which `nnx.jit` takes them, in the present mode of flax.
+
+    That of its `nnx.State`, which sorts names; in tree mode that of the pytree, where a namedtuple (of optax, say) keeps its own order. All versions.
+    """
+    import jax
+
+    leaves = flat_state(split(node)[1])
+    if not mode_flags()[0]:
+        order = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(node))}
+        leaves.sort(key=lambda found: order.get(id(found[1]), len(order)))
+    return [path for path, _ in leaves]
+
+
+def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, Variable) of every Variable of a graph node. All versions.
+
+    `nnx.iter_graph` of flax 0.10 yields a shared Variable under each of its names: the first one counts.
+    """
+    from flax import nnx
+
+    found: dict[int, tuple[tuple[Any, ...], Any]] = {}
+    for path, node in iter_graph(state):
+        if isinstance(node, nnx.Variable):
+            found.setdefault(id(node), (tuple(path), node))
+    return list(found.values())
+
+
+def raw_leaves(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of every Variable of a graph node, read without the trace checks of ``Variable.value``. All versions."""
+    return [(path, variable_value(variable)) for path, variable in variables(state)]
+
+
+def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of every attribute of a graph's modules that is neither a Variable nor a graph node: Python values, bare arrays.
+
+    `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10; what flax
+    itself keeps in a module (``_object__state``, ``_pytree__nodes``) is left out. All versions.
+    """
+    from flax import nnx
+
+    found = []
+    for path, node in iter_graph(state):
+        if not is_graph_node(node) or isinstance(node, nnx.Variable):
+            continue
+        for name, value in vars(node).items() if hasattr(node, "__dict__") else ():
+            if not name.startswith(("_object__", "_pytree__")) and not holds_nodes(value):
+                found.append(((*path, name), value))
+    return found
+
+
+def holds_nodes(value: Any) -> bool:
+    """Whether a graph node is in the value: itself, or as an item of a list, tuple or dict. All versions."""
+    if isinstance(value, list | tuple):
+        return any(map(holds_nodes, value))
+    if isinstance(value, dict):
+        return any(map(holds_nodes, value.values()))
+    return is_graph_node(value)
+
+
+def is_key(array: Any) -> bool:
+    """Whether an array, or its abstract twin, holds PRNG keys. All versions."""
+    import jax
+    import jax.numpy as jnp
+
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def zeros(shape: Any) -> Any:
+    """An array of zeros for an abstract one; `jnp.zeros` has none for key arrays, which are broadcast from one key. All versions."""
+    import jax
+    import jax.numpy as jnp
+
+    if is_key(shape):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
+        return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=shape.dtype._impl)
+    return jnp.zeros(shape.shape, shape.dtype)
+
+
+def is_tracer_error(error: BaseException | None) -> bool:
+    """Whether the exception is what jax raises when a tracer of an ended trace is used. All versions."""
+    import jax
+
+    return isinstance(error, jax.errors.UnexpectedTracerError)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether flax refused to touch a graph node from another trace level.
+
+    `TraceContextError` is public; for a Variable flax raises a plain ValueError from its own files. All versions.
+    """
+    import traceback
+
+    from flax import errors, nnx
+
+    if isinstance(error, errors.TraceContextError):
+        return True
+    if not isinstance(error, ValueError) or "from different trace level" not in str(error):
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return str(pathlib.Path(nnx.__file__).parent) in last
+
+
+def cached_partial(function: object) -> tuple[Any, tuple[Any, ...]] | None:
+    """The function and the arguments that `nnx.cached_partial` keeps in a closure, where no transform would be handed them.
+
+    Flax has no public way to them. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
+    """
+    code = getattr(function, "__code__", None)
+    if getattr(code, "co_name", "") != "cache_args_wrapper":
+        return None
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))  # type: ignore[union-attr, attr-defined]
+    if not {"f", "cached_args"} <= cells.keys():
+        return None
+    return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents)
+
+
+def loops_that_compare() -> frozenset[str]:
+    """The argument layers that refuse a module whose static attributes a step changed: `nnx.scan` takes it from flax 0.12 on.
+
+    Tried on all versions.
+    """
+    import flax
+
+    always = frozenset(("while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"))
+    scans = frozenset(("scan", "iterate_scan"))
+    return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | scans
+
+
+def remat_updates_can_be_off() -> bool:
+    """Whether `nnx.remat` takes ``graph_updates``, from flax 0.12 on: what it hands out, `nnx.scan` copies back.
+
+    From flax 0.10.7 on `nnx.scan` itself copies nothing; that of 0.10.2 copies whatever it scans over. Tried on all versions.
+    """
+    import inspect
+
+    from flax import nnx
+
+    return "graph_updates" in inspect.signature(nnx.remat).parameters
+
+
+def has_data() -> bool:
+    """Whether flax takes a plain value for data where `nnx.data` wraps it, from 0.12 on. Tried on all versions."""
+    from flax import nnx
+
+    return hasattr(nnx, "data")
+
+
+def variable_name(kind: str) -> str:
+    """How one writes a type of Variable: ``nnx.BatchStat``; one of the user's own as it is called. All versions."""
+    from flax import nnx
+
+    return f"nnx.{kind}" if hasattr(nnx, kind) else kind

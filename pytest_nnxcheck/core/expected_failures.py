@@ -1,0 +1,207 @@
+"""Expected failures: which nestings an entry covers, what it excuses, and which entries did not come true.
+
+Pure functions over outcomes: nothing here imports jax, flax, hypothesis or pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pytest_nnxcheck.core.nesting import CALL_FIRST, MODES, UN_NESTED, Layer, Nesting, NestingError, layer_names, one_of
+from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS, Outcome
+
+ALL_INVARIANTS = (*INVARIANTS, *OPTIONAL_INVARIANTS)
+EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
+
+
+class EntryError(ValueError):
+    """An expected failure that cannot be read; the text says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A failure that is known: of an invariant, or of every nesting that holds these layers one right after the other.
+
+    A layer without a style stands for the transform in any style, a key without a mode for every mode of flax. ``origin`` words the
+    place where the entry stands, ``table`` is the table of a file.
+    """
+
+    key: str
+    reason: str
+    origin: str = "expected_failures"
+    table: str = ""
+
+    @classmethod
+    def parse(cls, key: object, reason: object) -> Entry:
+        """Read one entry. Raises `EntryError` with the nearest valid word."""
+        if not isinstance(key, str):
+            raise EntryError(f"expected failure {key!r} is no text, write {EXAMPLE}")
+        if not isinstance(reason, str) or not reason.strip():
+            raise EntryError(f"expected failure {key!r} has the reason {reason!r}, write why it fails")
+        try:
+            return cls(_normal(key), reason.strip())
+        except NestingError as error:
+            raise EntryError(f"expected failure {key!r} names no known invariant or nesting: {error}") from None
+
+    @property
+    def invariant(self) -> str:
+        """The invariant that is expected to break; empty for a nesting."""
+        return self._words if self._words in ALL_INVARIANTS else ""
+
+    @property
+    def mode(self) -> str:
+        """The mode of flax that the entry is about; empty where it is about all."""
+        mode, colon, _ = self.key.partition(": ")
+        return mode if colon else ""
+
+    @property
+    def _words(self) -> str:
+        return self.key.rpartition(": ")[2]
+
+    def nesting(self, style: str = "argument") -> Nesting | None:
+        """The nesting that the entry names, in this style where it names none; none for an invariant."""
+        if self.invariant:
+            return None
+        return Nesting(tuple(_layer(word, style) for word in self._layers()), self.mode or MODES[0])
+
+    def in_mode(self, nesting: Nesting) -> bool:
+        """Whether the entry is about the mode of this nesting."""
+        return self.mode in ("", nesting.mode)
+
+    def covers(self, nesting: Nesting) -> bool:
+        """Whether the entry is about this nesting; an invariant is, under each in which it is asserted."""
+        if not self.in_mode(nesting):
+            return False
+        if self.invariant:
+            compiled = bool(nesting.layers) and nesting.layers[0].transform == "jit"
+            return compiled or self.invariant not in {"memory", "donation"}
+        wanted = self._layers()
+        if not wanted:
+            return not nesting.layers
+        runs = range(len(nesting) - len(wanted) + 1)
+        return any(all(map(_fits, wanted, nesting.layers[start:])) for start in runs)
+
+    def is_exactly(self, nesting: Nesting) -> bool:
+        """Whether the entry names this nesting and none around it."""
+        return not self.invariant and len(self._layers()) == len(nesting) and self.covers(nesting)
+
+    def _layers(self) -> list[str]:
+        return [] if self._words == UN_NESTED else self._words.split(" > ")
+
+    def __str__(self) -> str:
+        return f"{self.key!r} ({self.reason})"
+
+
+def _layer(word: str, style: str) -> Layer:
+    return Layer.parse(word if "[" in word or word == CALL_FIRST else f"{word}[{style}]")
+
+
+def _fits(wanted: str, layer: Layer) -> bool:
+    return layer == Layer.parse(wanted) if "[" in wanted else layer.transform == wanted
+
+
+def _normal(key: str) -> str:
+    """The key in one spelling. Raises `NestingError`."""
+    mode, colon, rest = key.partition(":")
+    if colon and ":" in rest:
+        raise NestingError(f"{key.strip()!r} names two modes")
+    if colon:
+        return f"{one_of('mode', mode.strip(), MODES)}: {_normal(rest)}"
+    word = key.strip()
+    if word in ALL_INVARIANTS:
+        return word
+    if word and not set(word) & set(">["):
+        one_of("word", word, (*ALL_INVARIANTS, *layer_names(), UN_NESTED))
+    Nesting.parse(word)
+    return " > ".join("".join(part.split()) for part in word.split(">"))
+
+
+def parse(value: object) -> tuple[Entry, ...]:
+    """Read entries from a mapping of keys to reasons. Raises `EntryError`."""
+    if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
+        return value
+    if not isinstance(value, Mapping):
+        raise EntryError(f"expected_failures={value!r} is no mapping of keys to reasons, write {EXAMPLE}")
+    return add_up([Entry.parse(key, reason) for key, reason in value.items()])
+
+
+def add_up(*sources: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The entries of all sources, the weakest first: a later one wins where the keys are the same."""
+    return tuple({entry.key: entry for source in sources for entry in source}.values())
+
+
+def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
+    """The outcome of a nesting that failed, less what was expected of it; the same where nothing was.
+
+    What an invariant excuses is not counted for a nesting: an entry of it that nothing else breaks is one too many.
+    """
+    known = tuple(entries)
+    broken = {violation.invariant for violation in outcome.violations}
+    by_invariant = [entry for entry in known if entry.invariant in broken and entry.in_mode(outcome.nesting)]
+    left = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in by_invariant})
+    over = bool(outcome.violations) and not left
+    by_nesting = [entry for entry in known if not (over or entry.invariant) and entry.covers(outcome.nesting)]
+    used = [*by_invariant, *by_nesting]
+    if not used:
+        return outcome
+    keys = tuple(dict.fromkeys([*outcome.expected, *(entry.key for entry in used)]))
+    told = "; ".join(f"{entry.reason} ({entry.key})" for entry in used)
+    if over or by_nesting:
+        notes = (*outcome.notes, *([outcome.reason] if outcome.reason else []))
+        return replace(outcome, verdict="expected", reason=told, notes=notes, expected=keys)
+    return replace(outcome, violations=left, notes=(*outcome.notes, f"expected to fail: {told}"), expected=keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the nestings that an entry covers did: those in which it came true, that held, and all others that ran or were refused."""
+
+    entry: Entry
+    failed: int
+    held: int
+    others: int
+
+    @property
+    def matched(self) -> bool:
+        """Whether the entry is about anything that ran, or that flax refused."""
+        return bool(self.failed or self.held or self.others)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed that was expected to: an unexpected pass."""
+        return bool(self.held and not self.failed)
+
+
+def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> Tally:
+    """Count what the covered nestings did; none is covered by an invariant that is not asked for."""
+    off = bool(entry.invariant) and entry.invariant not in invariants
+    covered = [outcome for outcome in outcomes if not off and entry.covers(outcome.nesting)]
+    failed = sum(entry.key in outcome.expected for outcome in covered)
+    held = sum(outcome.verdict == "held" for outcome in covered)
+    return Tally(entry, failed, held, len(covered) - failed - held)
+
+
+def unexpected(
+    entries: Iterable[Entry],
+    outcomes: Iterable[Outcome],
+    invariants: Iterable[str],
+    replayed: Nesting | None = None,
+) -> tuple[str, ...]:
+    """A line for each entry that did not come true.
+
+    One nesting alone says nothing of an entry that names others as well. An entry of a file may be for other tests: where it
+    matches nothing in this one, that is not this test's fault.
+    """
+    known = tuple(outcomes)
+    asked = [entry for entry in entries if replayed is None or entry.is_exactly(replayed)]
+    counted = [tally(entry, known, invariants) for entry in asked]
+    return tuple(_told(each) for each in counted if each.passed or not (each.matched or each.entry.table))
+
+
+def _told(counted: Tally) -> str:
+    entry, held = counted.entry, counted.held
+    if not counted.passed:
+        return f"expected failure {entry} matches no nesting that ran, take the entry out of {entry.origin}"
+    nestings = f"{held} nesting{'s' * (held != 1)}"
+    return f"expected failure {entry} did not happen: {nestings} held, take the entry out of {entry.origin}"

@@ -1,0 +1,144 @@
+"""What was observed of one nesting: leaves and where their buffers went, the memory of the program, tracers that were left.
+
+Plain data: nothing here imports jax or flax.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+
+if TYPE_CHECKING:
+    import jax
+
+
+Path = tuple[Any, ...]
+"""Where a leaf is in a state: the keys that lead to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of the state: type as ``float32[8,64]``, its sharding, one pointer a shard; no pointer for a host value."""
+
+    path: str
+    type: str
+    sharding: jax.sharding.Sharding | None
+    pointers: tuple[int, ...]
+
+    @property
+    def axes(self) -> int:
+        """How many axes the array has."""
+        return self.type.count(",") + 1 if not self.type.endswith("[]") else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A donated leaf before the program and after it: the state's own path, or the output that is an input's new value.
+
+    ``after`` is None where nothing came back for it.
+    """
+
+    before: Leaf
+    after: Leaf | None
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One buffer that is live at the peak, on one device.
+
+    ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``stack`` are
+    ``path:line`` of the user's frames, innermost first; where a generated layer made the buffer there are none, and ``layer`` names it.
+    A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither.
+
+    ``parameter`` is the number of the program's parameter that the buffer is, or is made of by copies only, the operations in
+    ``through``; ``whole`` says that it is a copy of all of it. Parameter numbers are those of the flat arguments where the program
+    was lowered with ``keep_unused``.
+    """
+
+    bytes: int
+    shape: str
+    kind: str
+    operation: str
+    stack: tuple[str, ...] = ()
+    parameter: int | None = None
+    whole: bool = False
+    through: tuple[str, ...] = ()
+    layer: str = ""
+    inserted: bool = False
+
+    @property
+    def source(self) -> str:
+        """``path:line`` of the user's innermost frame, empty where there is none."""
+        return self.stack[0] if self.stack else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a compiled program, bytes a device, and the buffers live at its peak, largest first.
+
+    ``named`` is false where this jaxlib does not give the buffers: totals only then, with the constants unknown (0). ``names`` are
+    those of the program's flat parameters, in order, as far as they are known.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+    constants: int
+    buffers: tuple[Buffer, ...] = ()
+    named: bool = False
+    names: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """Arguments + outputs + temporaries - aliased + captured constants."""
+        return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it.
+
+    ``place`` tells a plain value apart: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
+    """
+
+    path: str
+    holder: str
+    kind: str
+    type: str
+    line: str
+    layer: Layer | None
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The facts of one run; ``state`` is the copy that ran.
+
+    ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them. ``returned`` is what the
+    program gave, ``output`` the un-nested output in it. ``reused`` are the pointers of all that came back, outputs and state.
+
+    ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
+    program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract. A ``shared`` program was
+    compiled for another one of the same text, whose lines its buffers name. ``still`` are the leaves that the un-nested call changes,
+    and that came back as the very arrays that went in.
+    """
+
+    nesting: Nesting
+    state: Any
+    output: Any = None
+    returned: Any = None
+    error: Exception | None = None
+    leaks: tuple[Leak, ...] = ()
+    dropped: tuple[Leak, ...] = ()
+    mutated: tuple[tuple[Layer, str], ...] = ()
+    memory: Memory | None = None
+    parameters: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
+    reused: frozenset[int] = frozenset()
+    abstract: bool = False
+    shared: bool = False
+    still: tuple[Path, ...] = ()

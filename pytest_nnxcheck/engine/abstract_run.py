@@ -1,0 +1,87 @@
+"""Programs that are compiled and never run: a subject whose state or inputs are `jax.ShapeDtypeStruct`, of any size.
+
+Where the outermost layer is a jit, XLA's own input-output aliasing tells which donated leaves keep their buffer. Any other
+program is traced as a whole, and nothing of it is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.observation import Leaf
+from pytest_nnxcheck.inspection.hlo import aliases
+from pytest_nnxcheck.inspection.pointers import read_leaf
+from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+@dataclass(slots=True)
+class Addresses:
+    """Numbers in the place of pointers: a parameter has one, and an output that XLA aliases with it has the same."""
+
+    parameters: int = 0
+    of: dict[int, int] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+    def assign(self, compiled: Any, arguments: Any, outputs: Any) -> Any:
+        """The abstract outputs of a compiled program, each an object of its own with an address."""
+        parameters = jax.tree.leaves(arguments)
+        self.parameters = len(parameters)
+        shardings = jax.tree.leaves(compiled.output_shardings)
+        infos, treedef = jax.tree.flatten(outputs)
+        made = [
+            abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
+            for info, sharding in zip(infos, shardings, strict=True)
+        ]
+        module = compat.serialized_hlo_module(compiled)
+        if module is None:
+            return jax.tree.unflatten(treedef, made)
+        aliased = aliases(module)
+        for number, leaf in enumerate(parameters):
+            self.of[id(leaf)] = number + 1
+        for number, leaf in enumerate(made):
+            # An output that is no parameter's has an address behind all of theirs.
+            self.of[id(leaf)] = aliased.get(number, len(parameters) + number) + 1
+        self.kept += [*parameters, *made]
+        return jax.tree.unflatten(treedef, made)
+
+    def leaf(self, path: str, array: Any) -> Leaf:
+        """A leaf with its address for a pointer; none for empty arrays, which own no buffer."""
+        found = read_leaf(path, array)
+        known = id(array) in self.of and array.size > 0
+        return Leaf(found.path, found.type, found.sharding, (self.of[id(array)],) if known else ())
+
+
+def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look: Callable[[Any], Any]) -> Any:
+    """The abstract output of a program; the state gets its abstract values.
+
+    ``look(state)`` is called at the end of the trace, also where the program raised, and says whether tracers of other
+    traces remain: then the state keeps its values.
+    """
+    graphdef, leaves = compat.split(state)
+    paths: list[Any] = []
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        remain = False
+        try:
+            out = program(module, *inputs)
+        finally:
+            remain = look(module)
+        after = [] if remain else compat.raw_leaves(module)
+        paths.extend(path for path, _ in after)
+        return out, [value for _, value in after]
+
+    out, values = jax.eval_shape(pure, leaves, *inputs)
+    known = dict(zip(paths, values, strict=True))
+    for path, variable in compat.variables(state):
+        if path in known:
+            compat.set_variable_value(variable, known[path])
+    return out

@@ -1,0 +1,167 @@
+"""What a failure has to do with the transforms inside the user's own call: which loop, what it captured, the way out.
+
+The call is made once more on a fresh copy, watched: an exception that leaves a trace holds no user frame on some versions, and a
+silent leak raises none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.nesting import TRANSFORMS
+from pytest_nnxcheck.core.observation import Leak, Observation
+from pytest_nnxcheck.engine.abstract_run import trace
+from pytest_nnxcheck.engine.observe import leak
+from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.subject.subject import Subject
+
+CALLED = (*TRANSFORMS, "fori_loop", "cond", "switch", "grad", "value_and_grad", "checkpoint")
+SHOWN = 4
+
+
+def causes(subject: Subject, error: BaseException, found: Observation | None) -> tuple[str, ...]:
+    """Notes for the user's exception: the tracers that are left, and the transform that captured a module."""
+    if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
+        return ()
+    leaks = (found.leaks or found.dropped) if found else ()
+    leaks = leaks or merged_inside(subject)
+    texts = [
+        f"tracer left in {each.path}: {each.type}" + (f", created at {each.line}" if each.line else "")
+        for each in leaks
+    ]
+    return (*texts[:SHOWN], *captured(subject))
+
+
+def captured(subject: Subject) -> tuple[str, ...]:
+    """The transforms that the call applies to a function which captured a graph node: where, what, and the form that works."""
+    texts: dict[str, None] = {}
+    running: list[FrameType] = []
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_name.removesuffix("_wrapper")
+        if event == "return" and running and frame is running[-1]:
+            running.pop()
+        # What a transform captures inside another one that captured is the outer one's doing.
+        if event != "call" or running or name not in CALLED or not library(frame):
+            return
+        caller = user_caller(frame)
+        nodes = captured_nodes(frame) if caller else []
+        if caller and nodes:
+            running.append(frame)
+            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+            texts[f"{name} at {where} captured {', '.join(nodes)}; {hints.captured_by(name)}"] = None
+
+    rehearse(subject, lambda: profiled(watch))
+    return tuple(texts)[:SHOWN]
+
+
+def merged_inside(subject: Subject) -> tuple[Leak, ...]:
+    """Tracers left in the modules that the call itself merged: what `nnx.merge` returns is kept, and looked at afterwards."""
+    merged: list[tuple[str, Any]] = []
+    merge = nnx.merge
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        frame = inspect.currentframe()
+        user = frame.f_back if frame else None
+        where = f"{user.f_code.co_filename}:{user.f_lineno}" if user else "an unknown line"
+        node = merge(*args, **kwargs)
+        merged.append((f"{type(node).__name__} (merged at {where})", node))
+        return node
+
+    return rehearse(subject, lambda: mock.patch.object(nnx, "merge", keep), merged).kept
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What a call left that was made once more: the exception, whether tracers remain, and those in what was kept of it."""
+
+    error: Exception | None
+    leaks: bool
+    kept: tuple[Leak, ...]
+
+
+def rehearse(
+    subject: Subject,
+    watching: Callable[[], contextlib.AbstractContextManager[Any]],
+    kept: list[tuple[str, Any]] | None = None,
+) -> Rehearsal:
+    """Make the call once more on a copy, and undo what it leaves."""
+    state, error = subject.fresh(), None
+    places = walk(subject.roots(state)).places
+    # Without its jit: a function that was traced before would not be traced again.
+    program = subject.program_of(inspect.unwrap(subject.function))
+    try:
+        with watching():
+            if subject.abstract:
+                trace(program, state, subject.inputs, lambda _: False)
+            else:
+                program(state, *subject.inputs)
+    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+        error = raised
+    leaks = tuple(leak(each, None) for each in walk(kept or ()).tracers)
+    remain = bool(walk(subject.roots(state)).tracers)
+    places.restore()
+    jax.clear_caches()
+    return Rehearsal(error, remain, leaks)
+
+
+@contextlib.contextmanager
+def profiled(watch: Callable[[FrameType, str, Any], None]) -> Any:
+    """Python's profiling hook, for the time of one call."""
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("jax", "flax")
+
+
+def user_caller(frame: FrameType) -> FrameType | None:
+    """The user's frame that called a transform; None where another transform called it."""
+    above = frame.f_back
+    while above is not None and library(above):
+        if above.f_code.co_name.removesuffix("_wrapper") in CALLED:
+            return None
+        above = above.f_back
+    return above
+
+
+def captured_nodes(frame: FrameType) -> list[str]:
+    """Names and types of the graph nodes in the closures of the functions that a transform was called with."""
+    names: dict[str, None] = {}
+    for value in list(frame.f_locals.values()):
+        for item in value if isinstance(value, tuple | list) else (value,):
+            for name, held in closure_of(item).items():
+                if compat.is_graph_node(held):
+                    names[f"{name} ({type(held).__name__})"] = None
+    return list(names)
+
+
+def closure_of(function: Any) -> dict[str, Any]:
+    """What a Python function captured, by name; a bound method captured its ``self``."""
+    if inspect.ismethod(function):
+        return {"self": function.__self__, **closure_of(function.__func__)}
+    if not inspect.isfunction(function):
+        return {}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    found = {}
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found

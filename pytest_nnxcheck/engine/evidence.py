@@ -1,0 +1,170 @@
+"""From the observation of a nesting to its evidence: plain data that outlives the program, and crosses processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.evidence import SHOWN, Evidence, Growth, Held, Moved, Place, Residue, Split
+from pytest_nnxcheck.core.observation import Buffer, Leak, Memory, Observation
+from pytest_nnxcheck.invariants.donation import lost_leaves
+from pytest_nnxcheck.invariants.memory import Bound
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.subject import Subject
+
+PLACES = 40
+"""Lines that are kept: the largest."""
+
+LARGE = 0.05
+"""Of a line's bytes: smaller buffers do not decide what called the line."""
+
+
+def evidence(
+    subject: Subject,
+    facts: Profile,
+    found: Observation,
+    limit: Bound | None,
+    un_nested: Memory | None,
+) -> Evidence:
+    """What an observation leaves to be told; buffers that are plain arguments are what the program was handed."""
+    before = buffers(un_nested)
+    after = added(buffers(found.memory), before)
+    return Evidence(
+        split=split(found.memory),
+        expected=limit.expected if limit else None,
+        un_nested=split(un_nested),
+        buffers=after[:SHOWN],
+        places=places(after, before)[:PLACES],
+        un_nested_buffers=before[:SHOWN],
+        captured=facts.captured[:SHOWN],
+        leaks=left(found).leaks,
+        moves=lost_moves(found),
+        reusable=reusable(subject, facts, found),
+    )
+
+
+def un_nested_evidence(memory: Memory) -> Evidence:
+    """Where the bytes of an un-nested program are."""
+    every = buffers(memory)
+    return Evidence(
+        split=split(memory),
+        un_nested=split(memory),
+        buffers=every[:SHOWN],
+        places=places(every, every)[:PLACES],
+    )
+
+
+def reusable(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
+    """Inputs of a jit that were not donated, and whose type an output of the call has."""
+    donated = {move.before.path for move in found.moves}
+    types = {describe(leaf) for leaf in facts.out}
+    inputs = zip(subject.input_names, subject.inputs, strict=False)
+    return tuple(name for name, leaf in inputs if found.memory and name not in donated and describe(leaf) in types)
+
+
+def left(found: Observation) -> Evidence:
+    """The evidence of a program of which nothing was measured."""
+    return Evidence(leaks=tuple(map(residue, found.leaks)))
+
+
+def split(memory: Memory | None) -> Split | None:
+    if memory is None:
+        return None
+    return Split(memory.arguments, memory.outputs, memory.temporaries, memory.aliased, memory.constants)
+
+
+def growth(layer: str, steps: int, short: Split, long: Split | None) -> Growth | None:
+    """What a step adds, from the same program with so many steps and with twice as many."""
+    if long is None:
+        return None
+    parts = {part.name: (getattr(long, part.name) - getattr(short, part.name)) // steps for part in fields(Split)}
+    return Growth(layer, steps, Split(**parts))
+
+
+def buffers(memory: Memory | None) -> tuple[Held, ...]:
+    """The buffers at the peak that are no arguments, largest first."""
+    every = memory.buffers if memory else ()
+    return tuple(held(buffer, memory.names if memory else ()) for buffer in every if buffer.kind != "argument")
+
+
+def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
+    known = buffer.parameter is not None and buffer.parameter < len(names)
+    return Held(
+        bytes=buffer.bytes,
+        shape=buffer.shape,
+        kind=buffer.kind,
+        operation=buffer.operation,
+        stack=buffer.stack,
+        name=names[buffer.parameter or 0] if known else "",
+        whole=buffer.whole,
+        through=buffer.through if known else (),
+        layer=buffer.layer,
+        inserted=buffer.inserted,
+    )
+
+
+def added(after: Iterable[Held], before: Iterable[Held]) -> tuple[Held, ...]:
+    """The buffers of a program, each marked that has no partner among those of the un-nested one."""
+    known = Counter((each.place, each.shape, each.name) for each in before)
+    found = []
+    for each in after:
+        key = (each.place, each.shape, each.name)
+        found.append(each if known[key] else replace(each, added=True))
+        known[key] -= known[key] > 0
+    return tuple(found)
+
+
+def places(after: Iterable[Held], before: Iterable[Held]) -> tuple[Place, ...]:
+    """All buffers by the line that made them, largest first."""
+    groups: dict[Group, list[Held]] = {}
+    for each in after:
+        groups.setdefault(_group(each), []).append(each)
+    known: Counter[Group] = Counter()
+    for each in before:
+        known[_group(each)] += each.bytes
+    found = [place(group, known[key]) for key, group in groups.items()]
+    return tuple(sorted(found, key=lambda place: (-place.bytes, place.line)))
+
+
+Group = tuple[str, bool, bool]
+"""What buffers are grouped by: the line, apart from captured constants, and without one what XLA inserted apart from the rest."""
+
+
+def _group(held: Held) -> Group:
+    return held.place, held.kind == "constant", held.inserted and not held.place
+
+
+def place(group: list[Held], un_nested: int) -> Place:
+    size = Counter[str]()
+    for each in group:
+        size[each.kind] += each.bytes
+    return Place(
+        line=group[0].place,
+        outer=outer([each for each in group if each.bytes >= LARGE * sum(size.values())]),
+        inserted=all(each.inserted for each in group),
+        count=len(group),
+        temporaries=size["temporary"],
+        outputs=size["output"],
+        constants=size["constant"],
+        un_nested=un_nested,
+    )
+
+
+def outer(group: list[Held]) -> tuple[str, ...]:
+    """The lines that called this one for every one of these buffers."""
+    return tuple(line for line in group[0].stack[1:] if all(line in each.stack for each in group)) if group else ()
+
+
+def residue(leak: Leak) -> Residue:
+    return Residue(leak.path, leak.holder, leak.kind, leak.type, leak.line, str(leak.layer) if leak.layer else "")
+
+
+def lost_moves(found: Observation) -> tuple[Moved, ...]:
+    """The donated leaves that lost their buffer."""
+    lost = {leaf.path for leaf in lost_leaves(found)}
+    moves = [move for move in found.moves if move.before.path in lost]
+    return tuple(
+        Moved(move.before.path, move.before.type, move.after.type if move.after else "", kept=False) for move in moves
+    )

@@ -1,0 +1,342 @@
+"""Run one program once, or compile it where it is abstract, and collect the facts: output or exception, tracers, memory, moves."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import Compiled, SharedPrograms
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.observation import Leaf, Leak, Memory, Move, Observation, Path
+from pytest_nnxcheck.core.outcome import Unfit
+from pytest_nnxcheck.engine.abstract_run import Addresses, trace
+from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.inspection.origins import marked
+from pytest_nnxcheck.inspection.pointers import read_leaf
+from pytest_nnxcheck.inspection.visit import Found
+from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.invariants.successors import successors
+from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.transforms.compose import (
+    Guards,
+    compose,
+    donated_inputs,
+    own_output,
+    plain_jit,
+    stack_inputs,
+    un_nest,
+)
+from pytest_nnxcheck.transforms.fitness import unfit
+from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.transforms.mapping import on_mesh
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+UNUSABLE = "Some donated buffers were not usable"
+
+
+def observe(
+    subject: Subject,
+    profile: Profile,
+    nesting: Nesting,
+    donate: str,
+    programs: SharedPrograms | None = None,
+    *,
+    alone: bool = False,
+) -> Observation:
+    """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``."""
+    state = subject.fresh()
+    if misfit := unfit(subject, profile, nesting):
+        return Observation(nesting, state, error=Unfit(str(misfit)))
+    guards = Guards(subject)
+    root = Root(subject, profile, nesting, donate, programs=programs or SharedPrograms(on=False), alone=alone)
+    program = compose(subject, profile, nesting, guards, root.jit)
+    state, inputs = root.handed(state, LENGTH)
+    donated = root.donated(state, inputs)
+    before = [read_leaf(*leaf) for leaf in donated]
+    went_in = dict(compat.raw_leaves(state))
+    places = walk(subject.roots(state)).places
+    if subject.abstract and not root.compiles:
+        output, error, found = traced(program, subject, guards, state, inputs)
+    else:
+        output, error = run(program, state, inputs)
+        found = walk(subject.roots(state)).tracers or (guards.left() if root.hoisted else ())
+    # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
+    places_of = places_in(subject, state)
+    leaks = tuple(leak(each, guards.culprit(each) or outermost(nesting), places_of(each)) for each in found)
+    dropped = () if found else tuple(leak(each, report.layer) for report in guards.reports for each in report.found)
+    good = not error and not found
+    after = leaves_after(subject, state, root.leaf) if good else {}
+    before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
+    plain = [leaf for leaf in plain_leaves(state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)]
+    came_back = [*jax.tree.leaves(output), *plain] if not error else []
+    leaves = [*after.values(), *(root.leaf("", array) for array in came_back)]
+    reused = frozenset(pointer for leaf in leaves for pointer in leaf.pointers)
+    if root.memories and good:
+        after |= new_values(root, output)
+    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
+    if found:
+        places.restore()
+    if found or guards.reports:
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
+        jax.clear_caches()
+    return Observation(
+        nesting=nesting,
+        state=state,
+        output=None if error else un_nest(nesting, output),
+        returned=output,
+        error=error,
+        leaks=leaks,
+        dropped=dropped,
+        mutated=tuple(guards.mutated),
+        memory=root.memories[0] if root.memories else None,
+        parameters=root.parameters(),
+        inputs=subject.input_names,
+        moves=moves,
+        reused=reused,
+        abstract=subject.abstract,
+        shared=any(root.shared),
+        still=unmoved(profile, went_in, state) if good and not subject.abstract else (),
+    )
+
+
+def unmoved(profile: Profile, went_in: dict[Path, Any], state: Any) -> tuple[Path, ...]:
+    """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
+    came_out = dict(compat.raw_leaves(state))
+    same = (path for path in profile.changed if path in went_in and went_in[path] is came_out.get(path))
+    return tuple(sorted(same, key=str))
+
+
+def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:
+    """The memory of the program of a nesting whose loops and axes have another length: compiled, and not run. `None` where it does not compile."""
+    root = Root(subject, profile, nesting, donate, stops=True)
+    program = compose(subject, profile, nesting, Guards(subject), root.jit, length)
+    state, inputs = root.handed(subject.fresh(), length)
+    places = walk(subject.roots(state)).places
+    run(program, state, inputs)
+    if walk(subject.roots(state)).tracers:
+        places.restore()
+        jax.clear_caches()
+    return root.memories[0] if root.memories else None
+
+
+class Measured(Exception):
+    """The program is compiled, and that is all that was asked for."""
+
+
+def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
+    try:
+        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks(), compat.cached_compiles():
+            warnings.filterwarnings("ignore", message=UNUSABLE)
+            return jax.block_until_ready(program(state, *inputs)), None
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        return None, error
+
+
+def traced(
+    program: Callable[..., Any],
+    subject: Subject,
+    guards: Guards,
+    state: Any,
+    inputs: tuple[Any, ...],
+) -> tuple[Any, Exception | None, tuple[Found, ...]]:
+    """Trace an abstract program whose outermost layer is no jit: output, exception, and the tracers that remain.
+
+    The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there.
+    """
+    found: list[Found] = []
+    places = walk(subject.roots(state)).places
+
+    def look(module: Any) -> bool:
+        found.extend(guards.dead(module, ours))
+        return bool(found)
+
+    def watched(module: Any, *inputs: Any) -> Any:
+        ours.update(guards.traces_of(module, inputs))
+        return program(module, *inputs)
+
+    ours: dict[tuple[int, int], Any] = {}
+    try:
+        output, error = trace(watched, state, inputs, look), None
+    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+        output, error = None, raised
+    remain = bool(walk(subject.roots(state)).tracers)
+    if remain:
+        places.restore()
+    if remain or found or guards.reports:
+        jax.clear_caches()
+    return output, error, tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The jit of the outermost layer: donates, keeps unused parameters, and shows what it compiled.
+
+    ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and
+    flat parameter numbers line up with leaves. A root that ``stops`` compiles its program, and does not run it; of ``programs`` it takes
+    one of the same text, unless its own is compiled ``alone``. ``shared`` says that it did.
+    """
+
+    subject: Subject
+    profile: Profile
+    nesting: Nesting
+    donate: str
+    stops: bool = False
+    programs: SharedPrograms = field(default_factory=SharedPrograms)
+    alone: bool = False
+    memories: list[Memory] = field(default_factory=list)
+    addresses: Addresses = field(default_factory=Addresses)
+    shared: list[bool] = field(default_factory=list)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether an abstract program can be compiled: what a closure captures would have to be a constant, with a value."""
+        return self.style in ("argument", "functional")
+
+    @property
+    def hoisted(self) -> bool:
+        """Whether the program has parameters that nobody passes: leaked tracers, which jax 0.5 and flax 0.10 let through."""
+        if not self.subject.abstract or not self.memories:
+            return False
+        numbers = (buffer.parameter or 0 for buffer in self.memories[0].buffers if buffer.kind == "argument")
+        return max(numbers, default=-1) >= self.addresses.parameters
+
+    @property
+    def style(self) -> str | None:
+        """Style of the outermost layer if that is a jit."""
+        layers = self.nesting.layers
+        return layers[0].style if layers and layers[0].transform == "jit" else None
+
+    def jit(self, wrapper: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
+        state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
+        donated: tuple[int, ...] = (0,) if state_arguments and self.donate != "none" else ()
+        donated += tuple(state_arguments + number for number in donated_inputs(self.subject, self.nesting, self.donate))
+        options = {"donate_argnums": donated} if donated else {}
+        if self.subject.abstract and not self.compiles:
+            return plain_jit(wrapper, f)
+        program: Callable[..., Any] = compat.staged(
+            wrapper,
+            marked(f),
+            self.compiled,
+            self.on_compiled,
+            abstract=self.subject.abstract,
+            keep_unused=True,
+            **options,
+        )
+        return program
+
+    def handed(self, state: Any, length: int) -> tuple[Any, tuple[Any, ...]]:
+        """What the program is called with: the state, and inputs with an axis for every layer that takes one."""
+        inputs = stack_inputs(self.nesting, self.subject.inputs, length)
+        if self.compiles and any(layer.transform == "shard_map" for layer in self.nesting.layers):
+            # Elsewhere jax moves them by itself, and refuses to mix captured ones with those of the mesh.
+            graphdef, leaves = compat.split(state)
+            state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
+        # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
+        return state, tuple(map(abstract_leaf if self.subject.abstract else compat.copied, inputs))
+
+    def compiled(self, lowered: Any) -> Compiled:
+        return self.programs.compiled(lowered, alone=self.alone)
+
+    def on_compiled(self, compiled: Compiled, arguments: Any, lowered: Any) -> Any:
+        names = (*self.parameters(), *self.subject.input_names)
+        self.shared.append(compiled.shared)
+        label = self.subject.label
+        if label not in compiled.read:
+            compiled.read[label] = buffers.read(compiled.program, subject=label)
+        self.memories.append(replace(compiled.read[label], names=names))
+        if self.stops:
+            raise Measured
+        return self.addresses.assign(compiled.program, arguments, lowered.out_info) if self.subject.abstract else None
+
+    def leaf(self, path: str, array: Any) -> Leaf:
+        return self.addresses.leaf(path, array) if self.subject.abstract else read_leaf(path, array)
+
+    def donated(self, state: Any, inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
+        """Names and values of the leaves that the root donates, before it does."""
+        leaves: list[tuple[str, Any]] = []
+        if self.style is None or self.donate == "none":
+            return leaves
+        if self.style in ("argument", "functional"):
+            every, changed = self.style == "argument", self.profile.changed
+            leaves = [
+                (self.subject.path(path), value) for path, value in compat.raw_leaves(state) if every or path in changed
+            ]
+        leaves += [
+            (self.subject.input_names[number], inputs[number])
+            for number in donated_inputs(self.subject, self.nesting, self.donate)
+        ]
+        return leaves
+
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the program's flat state parameters, in order."""
+        if self.style not in ("argument", "functional"):
+            return ()
+        paths: Iterable[Path] = self.profile.state_paths
+        if self.style == "functional":
+            paths = sorted(paths, key=lambda path: path not in self.profile.changed)
+        elif not compat.mode_flags()[0]:
+            paths = compat.flattened_paths(self.subject.state)
+        return tuple(self.subject.path(path) for path in paths)
+
+
+def leaves_after(subject: Subject, state: Any, read: Callable[[str, Any], Leaf]) -> dict[str, Leaf]:
+    return {(name := subject.path(path)): read(name, value) for path, value in compat.raw_leaves(state)}
+
+
+def plain_leaves(state: Any) -> list[Any]:
+    """What the modules hold beside Variables: arrays in a plain dict, say, which `nnx.jit` of flax 0.10 hands back as well."""
+    return [leaf for _, value in compat.attributes(state) for leaf in jax.tree.leaves(value)]
+
+
+def new_values(root: Root, output: Any) -> dict[str, Leaf]:
+    """The outputs that are the new values of donated inputs, by the names of those."""
+    subject = root.subject
+    own = jax.tree.leaves(own_output(root.nesting, output))
+    given = donated_inputs(subject, root.nesting, root.donate)
+    pairs = [pair for pair in successors(subject, root.profile, root.donate).items() if pair[0] in given]
+    names = {number: subject.input_names[number] for number, _ in pairs}
+    outputs = [root.leaf(f"output{name}", leaf) for name, leaf in zip(root.profile.out_names, own, strict=False)]
+    return {names[number]: outputs[place] for number, place in pairs if place < len(outputs)}
+
+
+def outermost(nesting: Nesting) -> Layer | None:
+    return nesting.layers[0] if nesting.layers else None
+
+
+def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
+    """What tells where a tracer is: in a plain value of a graph node, in another object that a node holds, or outside of them."""
+    plain = {id(leaf) for leaf in plain_leaves(state)}
+    nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
+
+    def place(found: Found) -> str:
+        if id(found.tracer) in plain:
+            return "module"
+        name = re.match(r"\w+", found.path)
+        return "object" if name and name[0] in nodes else "outside"
+
+    return place
+
+
+def leak(found: Found, layer: Layer | None, place: str = "") -> Leak:
+    tracer = found.tracer
+    return Leak(
+        path=found.path,
+        holder=found.holder,
+        kind=compat.tracer_kind(tracer),
+        type=describe(tracer.aval),
+        line=compat.tracer_line(tracer),
+        layer=layer,
+        place=place,
+    )

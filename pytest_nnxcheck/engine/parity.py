@@ -1,0 +1,179 @@
+"""Parity, asserted: a run held against its reference, or an un-nested call against itself with its transforms made transparent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.observation import Observation
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.text import first_line, some
+from pytest_nnxcheck.engine.dropped_updates import LAX, Drop, transparent
+from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, names_of
+from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.invariants.parity import Difference, compare, differences, scalars, violation
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.state_facts import Effect, read, structure, type_of
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.transforms.compose import primal
+
+Judged = tuple[tuple[Violation, ...], tuple[str, ...]]
+"""Violations and notes."""
+Differences = tuple[Difference, ...]
+FLOAT32 = 2.0**-23
+"""The distance between one and the next number of float32, the lowest precision whose roundings the first nudge has."""
+THREEFRY = "threefry2x32"
+BROADCASTING = ("scan", "vmap")
+ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
+TWINS = {
+    name: hints.hint("jax transform", transform=twin)
+    for name, twin in {"checkpoint": "remat", **{same: same for same in (*LAX, "grad", "value_and_grad")}}.items()
+}
+"""What to use instead of a transform of jax that got a module."""
+
+
+def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect | None) -> Judged:
+    """The violations of parity of a nesting that ran to its end and left no tracer."""
+    nesting = found.nesting
+    if wanted is None:
+        return (), ABSTRACT
+    if wanted.error is not None:
+        return (), (f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",)
+    meaning = meaning_of(nesting)
+    before, got = read(subject, subject.state), effect_of(subject, found, names_of(meaning, wanted.structure.names))
+    drawn = other_draws(subject, nesting)
+    notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
+    different = differences(wanted, got, before, drawn=bool(drawn))
+    if any(each.rounding for each in different):
+        told, different = different, beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn))
+        notes += decided_by_rounding(told, different)
+    notes += scalars(got.after, before)
+    return ((violation(different, advice(different, nesting)),) if different else ()), notes
+
+
+def beyond_rounding(
+    subject: Subject,
+    facts: Profile,
+    meaning: Meaning,
+    wanted: Effect,
+    got: Effect,
+    different: Differences,
+    *,
+    drawn: bool = False,
+    inside: bool = False,
+) -> Differences:
+    """The differences that a start which is a few roundings away does not explain: of the values' own types first, then of the lowest precision inside."""
+    before = read(subject, subject.state)
+    for precision in (0.0, facts.precision):
+        nudged = evaluate(subject, meaning, nudged=True, precision=precision)
+        if nudged.error is None:
+            different = differences(wanted, got, before, nudged, drawn=drawn, inside=inside)
+        if not any(each.rounding for each in different) or facts.precision <= FLOAT32:
+            break
+    return different
+
+
+def decided_by_rounding(told: Differences, left: Differences) -> tuple[str, ...]:
+    """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
+    paths = {each.path for each in left}
+    decided = [each.path for each in told if each.path not in paths]
+    if not decided:
+        return ()
+    return (f"rounding decides {some(decided)}: inputs a few roundings away move the un-nested result as far",)
+
+
+def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
+    """What a nesting returned and left in its copy of the state."""
+    return Effect(
+        returned=primal(found.nesting.layers, found.returned),
+        names=names,
+        output=found.output,
+        structure=structure(subject, found.output),
+        after=read(subject, found.state),
+    )
+
+
+def other_draws(subject: Subject, nesting: Nesting) -> str:
+    """Why random numbers differ under vmap: only threefry draws, for each element of a batch of keys, what it draws for the key."""
+    if not any(layer.transform == "vmap" for layer in nesting.layers):
+        return ""
+    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    for name, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
+        if hasattr(leaf, "dtype") and compat.is_key(leaf) and str(jax.random.key_impl(leaf)) not in (THREEFRY, "fry"):
+            return f"{name} is {describe(leaf)}, whose draws are others in a batch"
+    implementation = str(jax.config.jax_default_prng_impl)
+    return (
+        ""
+        if implementation == THREEFRY
+        else f"jax_default_prng_impl is {implementation}, whose draws are others in a batch"
+    )
+
+
+def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
+    """Advice that is true: an attribute belongs into a Variable; a layer that broadcasts the state drops its updates."""
+    first = different[0]
+    if first.kind == "attribute" and first.label in ("dropped", "attribute"):
+        return hints.attribute(first.type, first.path)
+    loops = any(layer.transform in BROADCASTING for layer in nesting.layers)
+    if first.label == "dropped" and loops:
+        return f"a layer that broadcasts the state (None) drops its updates, {hints.broadcast(first.kind)}"
+    return ""
+
+
+# --- inside the call
+
+
+def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judged:
+    """The violations of parity of the un-nested call: updates that its own transforms drop."""
+    if subject.abstract:
+        return (), ABSTRACT
+    wanted, drops = transparent(subject)
+    if wanted.error is not None:
+        return (), (f"parity inside the call not asserted: with jax.disable_jit it raises {first_line(wanted.error)}",)
+    before = read(subject, subject.state)
+    got = effect_of(subject, found, wanted.names)
+    different = differences(wanted, got, before, inside=True)
+    notes = scalars(got.after, before)
+    if any(each.rounding for each in different):
+        told, different = different, beyond_rounding(subject, facts, (), wanted, got, different, inside=True)
+        notes += decided_by_rounding(told, different)
+    different = tuple(each for each in different if not returned(each, wanted, got))
+    if drops:
+        return (dropped_inside(drops),), notes
+    return ((violation(different, advice_inside(different)),) if different else ()), notes
+
+
+def returned(difference: Difference, wanted: Effect, got: Effect) -> bool:
+    """Whether an update that is missing in the state is among what the call returns, as a call in functional style has it."""
+    leaf = wanted.after.leaves.get(difference.path)
+    if difference.label != "dropped" or leaf is None:
+        return False
+    return any(compare("", leaf.value, array, None, None, "") is None for array in got.output)
+
+
+def advice_inside(different: tuple[Difference, ...]) -> str:
+    if different[0].label != "dropped":
+        return ""
+    return hints.hint("jax transform, jit")
+
+
+def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
+    first = drops[0]
+    attribute = first.new.kind == "attribute"
+    if attribute:
+        reason, hint = "which carries no Python attribute out", hints.attribute(type_of(first.new.value), first.path)
+    elif first.library == "flax":
+        reason, hint = "which broadcasts it (in_axes None)", hints.broadcast(first.new.kind)
+    else:
+        reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")
+    rows = tuple(("dropped", f"{each.path}   {each.new.kind} in the body of {each.where}") for each in drops)
+    return Violation(
+        "parity",
+        f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped",
+        rows,
+        hint,
+    )

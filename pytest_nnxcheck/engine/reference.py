@@ -1,0 +1,297 @@
+"""What a nesting means: the same calls, made eagerly one after the other on a copy of the state, without any transform.
+
+Most transforms mean the call once. Those that mean more have a row in `MEANINGS`; many nestings share one meaning, and a session
+evaluates each only once for the same call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.nesting import CALL_FIRST, ITERATING, Nesting
+from pytest_nnxcheck.engine.observe import run
+from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, changed, is_array, read, structure
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf
+from pytest_nnxcheck.transforms.compose import STACKED, STACKING
+from pytest_nnxcheck.transforms.layer import LENGTH, Program
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+Meaning = tuple[str, ...]
+"""The layers of a nesting that mean more than the call once, from the outermost inwards."""
+
+NUDGE = 4
+"""How far a nudged reference starts from the real one, in units of the last place."""
+
+
+def once(f: Program, subject: Program, axes: int) -> Program:
+    return f
+
+
+def carried(f: Program, subject: Program, axes: int) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        return stacked([f(state, *(leaf[step] for leaf in inputs)) for step in range(LENGTH)])
+
+    return layer
+
+
+def mapped(f: Program, subject: Program, axes: int) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        states = [state, *(separate(state) for _ in range(LENGTH - 1))]
+        return stacked([f(each, *(leaf[index] for leaf in inputs)) for index, each in enumerate(states)])
+
+    return layer
+
+
+def repeated(f: Program, subject: Program, axes: int) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        return [f(state, *inputs) for _ in range(LENGTH)][-1]
+
+    return layer
+
+
+def iterated(f: Program, subject: Program, axes: int) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        outs = []
+        for _ in range(LENGTH):
+            outs.append(f(state, *inputs))
+            inputs = (*outs[-1], *inputs[len(outs[-1]) :])
+        return stacked(outs)
+
+    return layer
+
+
+def called_first(f: Program, subject: Program, axes: int) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        before = subject(state, *(leaf[(0, *(0,) * axes)] for leaf in inputs))
+        return before, f(state, *(leaf[1] for leaf in inputs))
+
+    return layer
+
+
+MEANINGS: dict[str, Callable[[Program, Program, int], Program]] = {
+    "scan": carried,
+    "vmap": mapped,
+    "while_loop": repeated,
+    "fori_loop": repeated,
+    **dict.fromkeys(ITERATING, iterated),
+    CALL_FIRST: called_first,
+}
+
+
+def separate(state: Any) -> Any:
+    """The same graph with arrays of its own: a call may donate the arrays that it gets."""
+    graphdef, leaves = compat.split(state)
+    return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
+
+
+def stacked(outputs: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+
+
+def meaning_of(nesting: Nesting) -> Meaning:
+    return tuple(layer.transform for layer in nesting.layers if layer.transform in MEANINGS)
+
+
+def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False, precision: float = 0.0) -> Effect:
+    """Make the calls on a copy, and put back whatever else they touched; ``nudged`` from a start that is a few roundings away.
+
+    ``precision`` is the distance between one and the next number of the lowest precision that the program computes in.
+    """
+    state, inputs = subject.fresh(), subject.inputs
+    if nudged:
+        state, inputs = nudge(state, precision), tuple(nudge_leaf(leaf, precision) for leaf in inputs)
+    program = composed(subject, meaning)
+
+    def whole(state: Any, *inputs: Any) -> Any:
+        for name in meaning:
+            if name in STACKED:
+                inputs = tuple(jnp.stack([leaf] * LENGTH) for leaf in inputs)
+        return program(state, *inputs)
+
+    return effect(subject, whole, state, inputs, meaning)
+
+
+def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ...], meaning: Meaning = ()) -> Effect:
+    """What a program returns and leaves in the state; all else that it touches is put back."""
+    before, places = read(subject, state), walk(subject.roots(state)).places
+    outbox = (subject.outbox.names, subject.outbox.rebuild)
+    returned, error = run(program, state, inputs)
+    try:
+        if error is not None:
+            return Effect(error=error)
+        output = un_nested(meaning, returned)
+        found = structure(subject, output)
+        after = changed(before, read(subject, state))
+        kept = Facts(
+            {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED},
+            {},
+        )
+        return Effect(returned, names_of(meaning, found.names), output, found, kept, after)
+    finally:
+        places.restore()
+        subject.outbox.names, subject.outbox.rebuild = outbox
+
+
+def composed(subject: Subject, meaning: Meaning) -> Program:
+    """The eager program of a meaning."""
+    program: Program = subject.program
+    axes = 0
+    for name in reversed(meaning):
+        program = MEANINGS[name](program, subject.program, axes)
+        axes += name in STACKED
+    return program
+
+
+def un_nested(meaning: Meaning, out: Any) -> Any:
+    """The first element of every axis, as the un-nested call returns it."""
+    for name in meaning:
+        if name == CALL_FIRST:
+            out = out[1]
+        elif name in STACKING:
+            out = jax.tree.map(lambda leaf: leaf[0], out)
+    return out
+
+
+def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
+    """The names of the arrays of ``returned``, in its structure."""
+    tree: Any = names
+    for name in reversed(meaning):
+        if name == CALL_FIRST:
+            tree = (tuple(f"{each} of the first call" for each in names), tree)
+    return tree
+
+
+# --- a reference that starts a few roundings away: what it changes, no other order of the same operations can keep
+
+
+def nudge(state: Any, precision: float = 0.0) -> Any:
+    graphdef, leaves = compat.split(state)
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: nudge_leaf(leaf, precision), leaves))
+
+
+def nudge_leaf(leaf: Any, precision: float = 0.0) -> Any:
+    """The array, each element a few units of the last place away, always by the same amount, or by ``precision`` where that is more."""
+    if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+        return leaf
+    steps = np.random.default_rng(leaf.size).choice([-1.0, 1.0], leaf.shape)
+    # Half precision is moved by one unit: four of bfloat16 are three per cent.
+    units = NUDGE if leaf.dtype.itemsize >= 4 else 1
+    factor = 1 + max(units * float(jnp.finfo(leaf.dtype).eps), precision) * steps  # type: ignore[no-untyped-call]
+    return (jnp.asarray(leaf) * jnp.asarray(factor, leaf.dtype)).astype(leaf.dtype)
+
+
+# --- the memo
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A reference, and what its key names by identity: held, so that no id is used again."""
+
+    effect: Effect
+    held: Any
+
+
+class References:
+    """The references that one test has evaluated, by call, meaning and values.
+
+    The key holds all that decides the result: how manieth call of the example it is, the code with what it captured, the graph, the
+    content of state and inputs. Where one of them cannot be told for sure, the reference is evaluated anew.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Entry] = {}
+        self._calls = 0
+
+    def begin_example(self) -> None:
+        self._calls = 0
+
+    def of(self, subject: Subject, meaning: Meaning) -> Effect | None:
+        """The reference of the next call of the example; none where the call cannot run."""
+        self._calls += 1
+        if subject.abstract:
+            return None
+        key = identity(subject)
+        if key is None:
+            return evaluate(subject, meaning)
+        whole = (self._calls, meaning, key)
+        if whole not in self._known:
+            found = evaluate(subject, meaning)
+            self._known[whole] = Entry(found, (subject.function, subject.program_of))
+        return self._known[whole].effect
+
+
+class Unknown(Exception):
+    """A value whose content cannot be told for sure."""
+
+
+def identity(subject: Subject) -> Any:
+    """What decides the result of a call; None where that cannot be told."""
+    graphdef, leaves = compat.split(subject.state)
+    try:
+        content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
+        inputs = tuple(map(digest, subject.inputs))
+        key = (code(subject.function), graphdef, content, inputs, subject.static, compat.mode_flags())
+        hash(key)
+    except (Unknown, TypeError):
+        return None
+    return key
+
+
+def digest(value: Any) -> Any:
+    """The content of an array, as a hash that collides for nobody."""
+    if not is_array(value):
+        return atom(value)
+    array = np.asarray(jax.random.key_data(value) if compat.is_key(value) else value)
+    if array.dtype == object:
+        raise Unknown
+    return describe(value), hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=20).digest()
+
+
+def atom(value: Any) -> Any:
+    """A plain value, told apart by type: ``1 == True == 1.0``."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), repr(value)
+    if isinstance(value, tuple):
+        return tuple(map(atom, value))
+    if is_array(value):
+        return digest(value)
+    if isinstance(value, type) or type(value).__name__ in ("module", "builtin_function_or_method"):
+        return value
+    return code(value)
+
+
+def code(function: Any, seen: frozenset[int] = frozenset()) -> Any:
+    """A function as the code it runs, with all that the code captured. Raises `Unknown`."""
+    own: CodeType | None = getattr(function, "__code__", None)
+    if own is None or id(own) in seen:
+        if own is not None:
+            return own
+        raise Unknown
+    seen |= {id(own)}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    captured = tuple(code(each, seen) if hasattr(each, "__code__") else atom(each) for each in [*cells, *defaults])
+    return own, captured, tuple(plain_globals(own, function.__globals__))
+
+
+def plain_globals(own: CodeType, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The numbers and strings among the globals that code names: a test may set them."""
+    for name in own.co_names:
+        if isinstance(names.get(name), bool | int | float | complex | str | bytes):
+            yield name, atom(names[name])
+    for inner in own.co_consts:
+        if isinstance(inner, CodeType):
+            yield from plain_globals(inner, names)

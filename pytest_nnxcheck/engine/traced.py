@@ -1,0 +1,146 @@
+"""A nesting without a jit outside, traced as a whole in place of being run: what leaves tracers or raises shows in a trace as well.
+
+Only a clean trace counts, as ``held``; whatever else a trace shows, the nesting is run, and the run is judged. Outputs and the state that
+the call changes are then stand-ins, or, where the test reads values, what the traced program itself computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.nesting import CALL_FIRST, Nesting
+from pytest_nnxcheck.core.observation import Observation
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.engine.observe import unmoved
+from pytest_nnxcheck.inspection.snapshot import Places
+from pytest_nnxcheck.inspection.walk import holds_beside, walk
+from pytest_nnxcheck.subject import jaxpr_flow, uncomputed
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.uncomputed import Values
+from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:
+    """Whether a trace of the nesting can tell that it holds: not where values, the runtime, or donation inside the call may break it."""
+    outermost = nesting.layers[0].transform if nesting.layers else ""
+    runs = "parity" in settings.invariants or settings.nesting is not None or settings.shortcuts == "off"
+    return not (
+        runs
+        or outermost == "jit"
+        or "jit" not in settings.transforms
+        or subject.abstract
+        or facts.calls_back
+        or facts.inner_donations
+        or facts.devices > 1
+        or any(layer.transform == "shard_map" for layer in nesting.layers)
+        or compat.checks_values()
+        or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
+    )
+
+
+@dataclass(slots=True)
+class Trace:
+    """One trace: the program of arrays alone, what it was called with, and what came out beside arrays."""
+
+    arguments: list[Any]
+    staged: Any = None
+    outputs: int = 0
+    graphdef: Any = None
+    treedef: Any = None
+    dead: bool = False
+
+    @property
+    def hoisted(self) -> bool:
+        """Whether the program has parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs."""
+        return len(compat.open_jaxpr(self.staged.jaxpr).invars) > len(self.arguments)
+
+
+def observe(
+    subject: Subject,
+    facts: Profile,
+    nesting: Nesting,
+    values: Values,
+    programs: compat.SharedPrograms,
+    places: Places,
+) -> Observation | None:
+    """The observation of a nesting by tracing it; `None` where that is not clean, or says too little: then it must be run.
+
+    ``places`` are those that the call may change, as they were before it.
+    """
+    guards = Guards(subject)
+    trace = stage(subject, facts, nesting, guards)
+    spoiled = bool(walk(subject.roots(subject.state)).tracers)
+    if spoiled:
+        places.restore()
+    if spoiled or trace.dead or guards.reports:
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
+        jax.clear_caches()
+    # What the call puts into an object of the user's would hold a value, had it been run.
+    if trace.staged is None or trace.hoisted or spoiled or trace.dead or guards.reports or guards.mutated:
+        return None
+    try:
+        results = compute(trace, programs) if values.needed else hand_out(trace, values)
+    except Exception:  # noqa: BLE001 - what a program without values cannot tell, a run does
+        return None
+    state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
+    still = unmoved(facts, dict(compat.raw_leaves(subject.state)), state)
+    return Observation(nesting, state, output=tuple(results[: trace.outputs]), still=still)
+
+
+def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) -> Trace:
+    """Trace the program of a nesting; without ``staged`` where it raises."""
+    graphdef, leaves = compat.split(subject.state)
+    state_leaves, treedef = jax.tree.flatten(leaves)
+    program = compose(subject, facts, nesting, guards, plain_jit)
+    trace = Trace([*state_leaves, *subject.inputs])
+    ours: dict[tuple[int, int], Any] = {}
+
+    def whole(*arguments: Any) -> list[Any]:
+        module = nnx.merge(graphdef, jax.tree.unflatten(treedef, arguments[: len(state_leaves)]))
+        inputs = stack_inputs(nesting, arguments[len(state_leaves) :])
+        ours.update(guards.traces_of(module, inputs))
+        try:
+            output = un_nest(nesting, program(module, *inputs))
+        finally:
+            trace.dead = bool(guards.dead(module, ours))
+        trace.graphdef, after = compat.split(module)
+        changed, trace.treedef = jax.tree.flatten(after)
+        # An attribute that a run would have given an array has a tracer of ours now.
+        trace.dead = trace.dead or holds_beside(module, changed)
+        trace.outputs = len(output)
+        return [*output, *changed]
+
+    try:
+        with compat.whole_stacks():
+            trace.staged = jax.jit(whole, keep_unused=True).trace(*trace.arguments)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything, and raises it again where it is run
+        trace.staged = None
+    return trace
+
+
+def hand_out(trace: Trace, values: Values) -> list[Any]:
+    """What the program hands through as it is, and stand-ins for the rest. Raises `uncomputed.NoStandIn`."""
+    jaxpr = compat.open_jaxpr(trace.staged.jaxpr)
+    results = []
+    for source, var in zip(jaxpr_flow.sources(jaxpr), jaxpr.outvars, strict=True):
+        if source is None:
+            result = uncomputed.stand_in(var.aval, trace.arguments)
+            values.stand_ins[id(result)] = result
+        else:
+            result = trace.arguments[source]
+        results.append(result)
+    return results
+
+
+def compute(trace: Trace, programs: compat.SharedPrograms) -> list[Any]:
+    """What the program computes, compiled once for every call of the same program. Raises what XLA raises."""
+    with compat.cached_compiles():
+        return list(programs.compiled(trace.staged.lower())(*trace.arguments))

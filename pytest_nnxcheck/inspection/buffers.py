@@ -1,0 +1,240 @@
+"""What makes up the peak of a compiled program: XLA's buffer assignment, read together with its HLO module.
+
+The totals come from ``memory_analysis()``; captured constants, which no total counts reliably, from the buffer
+assignment. jaxlib's own ``peak_memory_in_bytes`` leaves the temporaries out on CPU and is never used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_module
+from pytest_nnxcheck.core.observation import Buffer, Memory
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.inspection import origins
+from pytest_nnxcheck.inspection.hlo import Instruction, Module, Position
+from pytest_nnxcheck.inspection.origins import Origin
+from pytest_nnxcheck.inspection.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
+
+
+def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None) -> Memory:
+    """The memory of what ``lowered.compile()`` returned; ``names`` are those of its flat parameters, ``subject`` is the label of one that the plugin staged.
+
+    Raises `CheckError` where the backend gives no totals.
+    """
+    totals = compiled.memory_analysis()
+    if totals is None:
+        raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
+    buffers = _buffers(*serialized_buffer_assignment(compiled), serialized_hlo_module(compiled), subject)
+    return Memory(
+        arguments=totals.argument_size_in_bytes,
+        outputs=totals.output_size_in_bytes,
+        temporaries=totals.temp_size_in_bytes,
+        aliased=totals.alias_size_in_bytes,
+        constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
+        buffers=buffers or (),
+        named=buffers is not None,
+        names=names,
+    )
+
+
+def state_copies(memory: Memory, parameters: Collection[int]) -> tuple[Buffer, ...]:
+    """The buffers at the peak that hold all of one of these parameters once more, reached by copies only."""
+    return tuple(buffer for buffer in memory.buffers if buffer.whole and buffer.parameter in parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A range of an allocation, bytes, and the values that live in it one after the other."""
+
+    offset: int
+    size: int
+    values: tuple[Position, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A piece of memory that XLA sets aside: what for, and the slots it is cut into."""
+
+    kind: str
+    size: int
+    parameter: int
+    slots: tuple[Slot, ...]
+
+
+def _buffers(
+    assignment: bytes | None,
+    wrapped: bool,
+    module: bytes | None,
+    subject: str | None,
+) -> tuple[Buffer, ...] | None:
+    """The buffers at the peak, `None` where they cannot be read; a ``wrapped`` assignment is part of another message."""
+    if not assignment or not module:
+        return None
+    try:
+        if wrapped:
+            assignment = bytes(raw(fields(assignment), 3))
+        return named_buffers(assignment, module, subject)
+    except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
+        return None
+
+
+def named_buffers(assignment: bytes, module: bytes, subject: str | None = None) -> tuple[Buffer, ...]:
+    """The buffers at the peak, largest first. Raises `MalformedProto` or `LookupError`."""
+    reader = _Reader(Module.read(module, subject))
+    found = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
+    return tuple(sorted((*found, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
+
+
+def _allocations(assignment: Message) -> Iterator[Allocation]:
+    """The allocations of a ``BufferAssignmentProto``, without those on the threads' stacks."""
+    values = dict(map(_value, messages(assignment, 1)))
+    if not values:
+        raise MalformedProto("a buffer assignment without buffers")
+    for message in messages(assignment, 3):
+        if not number(message, 3):
+            slots = _slots(message, values)
+            yield Allocation(_kind(message), number(message, 2), number(message, 6), slots)
+
+
+def _value(buffer: Message) -> tuple[int, Position]:
+    """Id and place of one ``LogicalBufferProto``."""
+    (place,) = messages(buffer, 3)
+    return number(buffer, 1), (number(place, 4), numbers(place, 3))
+
+
+def _kind(allocation: Message) -> str:
+    """A donated parameter that holds an output is an argument."""
+    flags = {5: "argument", 12: "constant", 7: "output"}
+    return next((kind for field, kind in flags.items() if number(allocation, field)), "temporary")
+
+
+def _slots(allocation: Message, values: dict[int, Position]) -> tuple[Slot, ...]:
+    """The values of one ``BufferAllocationProto``, by the range they share."""
+    found: dict[tuple[int, int], list[Position]] = {}
+    for message in messages(allocation, 9):
+        found.setdefault((number(message, 2), number(message, 3)), []).append(values[number(message, 1)])
+    return tuple(Slot(offset, size, tuple(shared)) for (offset, size), shared in found.items())
+
+
+def _at_peak(slots: Collection[Slot]) -> Iterator[Slot]:
+    """The slots that are live together: the largest first, then what does not overlap.
+
+    An estimate, since newer XLA leaves the trace of its heap out: it covers the temporaries to within 3 %.
+    """
+    taken: list[tuple[int, int]] = []
+    for slot in sorted(slots, key=lambda slot: (-slot.size, slot.offset)):
+        start, end = slot.offset, slot.offset + slot.size
+        at = bisect(taken, (start, end))
+        if not slot.size or (at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < end):
+            continue
+        taken.insert(at, (start, end))
+        yield slot
+
+
+class _Reader:
+    """Names the buffers of one module."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        entry = (one for one in module.instructions.values() if one.computation == module.entry)
+        self.parameters = {one.parameter: one for one in entry if one.opcode == "parameter"}
+        self.results = frozenset(_results(module))
+        self.users: dict[int, list[Instruction]] = {}
+        for one in module.instructions.values():
+            for operand in one.operands:
+                self.users.setdefault(operand, []).append(one)
+
+    def buffers(self, allocation: Allocation) -> Iterator[Buffer]:
+        """The buffers of one allocation that are live at the peak; tables of pointers are left out."""
+        if allocation.kind == "argument":
+            yield self._argument(allocation)
+            return
+        for slot in _at_peak(allocation.slots):
+            values = tuple(value for value in slot.values if self.module.shape(value).dtype != "tuple")
+            if values:
+                yield self._buffer(values, slot.size, allocation.kind)
+
+    def fused_constants(self) -> Iterator[Buffer]:
+        """Constants that XLA wrote into a fusion, where no allocation counts them; a single number is part of the code."""
+        every = self.module.instructions.values()
+        fused = {computation for one in every if one.opcode == "fusion" for computation in one.called}
+        for one in every:
+            if one.opcode == "constant" and one.computation in fused:
+                shape = self.module.shape((one.id, ()))
+                if shape.elements > 1:
+                    yield Buffer(shape.size, str(shape), "constant", "constant")
+
+    def _argument(self, allocation: Allocation) -> Buffer:
+        shape = self.module.shape((self.parameters[allocation.parameter].id, ()))
+        return Buffer(allocation.size, str(shape), "argument", "parameter", parameter=allocation.parameter)
+
+    def _buffer(self, values: tuple[Position, ...], size: int, kind: str) -> Buffer:
+        """Of the values that share a slot the one that says most: a copy of a whole parameter, or one with a line."""
+        if kind == "output":
+            values = tuple(value for value in values if value in self.results) or values
+        known = {value: origins.origin(self.module, value) for value in values}
+        named = [self._named(value, size, kind, known) for value in values]
+        return max(
+            named,
+            key=lambda buffer: (buffer.whole, not buffer.inserted, buffer.stack != (), buffer.layer != ""),
+        )
+
+    def _named(self, value: Position, size: int, kind: str, known: dict[Position, Origin]) -> Buffer:
+        shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
+        parameter = _copied(value, known)
+        told, inserted = origins.made(self.module, self.users, instruction)
+        return Buffer(
+            bytes=size,
+            shape=str(shape),
+            kind=kind,
+            operation=self.module.operation(instruction),
+            stack=origins.stack(self.module, told),
+            parameter=parameter,
+            whole=parameter is not None and shape.elements == self._elements(parameter),
+            through=known[value].operations if parameter is not None else (),
+            layer=origins.layer(self.module, told),
+            inserted=inserted,
+        )
+
+    def _elements(self, parameter: int) -> int:
+        return self.module.shape((self.parameters[parameter].id, ())).elements
+
+
+def _copied(value: Position, known: dict[Position, Origin]) -> int | None:
+    """The parameter that a value copies, unless the copy is only what a later value in its slot is updated from."""
+    here = known[value]
+    if not here.copied or len(here.parameters) != 1:
+        return None
+    if any(value in other.through and not other.copied for other in known.values()):
+        return None
+    (parameter,) = here.parameters
+    return parameter
+
+
+def _results(module: Module) -> Iterator[Position]:
+    """The values that the program returns, each where it is defined."""
+    root = module.instructions[module.roots[module.entry]]
+    for operand in root.operands if root.opcode == "tuple" else (root.id,):
+        yield _defined(module, (operand, ()))
+
+
+def _defined(module: Module, at: Position) -> Position:
+    """Where a value is defined: XLA gives a buffer to neither tuples nor bitcasts nor calls."""
+    for _ in module.instructions:
+        instruction, index = module.instructions[at[0]], at[1]
+        match instruction.opcode:
+            case "get-tuple-element":
+                at = (instruction.operands[0], (instruction.tuple_index, *index))
+            case "bitcast" | "optimization-barrier":
+                at = (instruction.operands[0], index)
+            case "tuple" if index:
+                at = (instruction.operands[index[0]], index[1:])
+            case "call":
+                at = (module.roots[instruction.called[0]], index)
+            case _:
+                return at
+    return at

@@ -1,0 +1,283 @@
+"""How the walk opens code and what runs it: functions, classes, caches, frames, exceptions, generators, contexts."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from types import (
+    AsyncGeneratorType,
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    TracebackType,
+)
+from typing import Any
+
+from pytest_nnxcheck.inspection.open_data import Table, open_attributes, put_items
+from pytest_nnxcheck.inspection.raw_access import (
+    LIBRARIES,
+    MISSING,
+    LruCache,
+    cache_content,
+    class_dict,
+    class_name,
+    is_library,
+    module_namespace,
+    mro,
+    read_slot,
+    top_package,
+)
+from pytest_nnxcheck.inspection.visit import ATOMS, Name, Opener, Visit, key_text, step
+
+_NOT_STATE = frozenset(
+    (
+        *[
+            "__dict__",
+            "__weakref__",
+            "__slots__",
+            "__annotations__",
+            "__annotations_cache__",
+            "__annotate_func__",
+            "__annotate__",
+        ],
+        *["__orig_bases__", "__parameters__", "__type_params__", "__abstractmethods__", "_abc_impl"],
+        *["__dataclass_fields__", "__dataclass_params__", "__match_args__"],
+    ),
+)
+
+# --- functions -----------------------------------------------------------------------------------------------------------
+
+
+def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
+    open_closure(function, visit)
+    if is_library(dict.get(function.__globals__, "__name__")):
+        visit.put(dict.get(function.__dict__, "__wrapped__"), "attribute", name)
+        return
+    visit.places.keep_function(str(name), function)
+    open_defaults(function, visit)
+    open_function_attributes(function, name, visit)
+    open_globals(function, visit)
+
+
+def open_closure(function: FunctionType, visit: Visit) -> None:
+    note = f"closure of {function.__qualname__}"
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        content = cell_content(cell)
+        visit.places.keep_cell(f"{variable} ({note})", cell, content)
+        visit.put(content, "closure", Name(variable, note))
+
+
+def cell_content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def open_defaults(function: FunctionType, visit: Visit) -> None:
+    code, note = function.__code__, f"default of {function.__qualname__}"
+    defaults = function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
+    # Defaults may be longer than the arguments where someone wrote them by hand: zip stops at the shorter.
+    pairs = [*zip(positional, defaults, strict=False), *(function.__kwdefaults__ or {}).items()]
+    if function.__kwdefaults__ is not None:
+        visit.places.keep_dict(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__)
+    for argument, value in pairs:
+        visit.put(value, "default argument", Name(argument, note))
+
+
+def open_function_attributes(function: FunctionType, name: Name, visit: Visit) -> None:
+    own = function.__dict__
+    visit.places.keep_dict(str(name), own)
+    for key, value in own.items():
+        if key not in _NOT_STATE:
+            visit.put(value, "attribute", name if key == "__wrapped__" else name.then(step(key)))
+
+
+def code_names(code: CodeType) -> Iterator[str]:
+    """The global, module and attribute names in a code object and in those inside it (lambdas, comprehensions)."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from code_names(constant)
+
+
+def open_globals(function: FunctionType, visit: Visit) -> None:
+    """The globals that a function names. A module among them is opened for the attributes that the function names, too."""
+    names = tuple(dict.fromkeys(code_names(function.__code__)))
+    open_names(function.__globals__, names, "", visit, {id(function.__globals__)})
+    for key in names:
+        if key not in function.__globals__ and (module := imported(key, function.__globals__)) is not None:
+            open_module(module, names, f"{key}.", visit, {id(function.__globals__)})
+
+
+def open_names(namespace: dict[str, Any], names: tuple[str, ...], prefix: str, visit: Visit, opened: set[int]) -> None:
+    visit.places.keep_names(prefix or str(dict.get(namespace, "__name__")), namespace, names)
+    for key in names:
+        value = dict.get(namespace, key, MISSING)
+        if id(type(value)) not in ATOMS and value is not MISSING:
+            open_module(value, names, f"{prefix}{key}.", visit, opened)
+            visit.put(value, "global", Name(f"{prefix}{key}"))
+
+
+def open_module(value: Any, names: tuple[str, ...], prefix: str, visit: Visit, opened: set[int]) -> None:
+    namespace = module_namespace(value)
+    if namespace is not None and id(namespace) not in opened:
+        opened.add(id(namespace))
+        open_names(namespace, names, prefix, visit, opened)
+
+
+def imported(name: str, namespace: dict[str, Any]) -> Any:
+    """A module that a function imports inside its body."""
+    package = dict.get(namespace, "__package__")
+    relative = sys.modules.get(f"{package}.{name}") if type(package) is str and package else None
+    return relative if relative is not None else sys.modules.get(name)
+
+
+# --- classes -------------------------------------------------------------------------------------------------------------
+
+
+def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
+    if top_package(cls) in LIBRARIES:
+        return
+    own = class_name(cls)
+    visit.places.keep_class(own, cls)
+    for key, value in class_dict(cls).items():
+        if id(type(value)) not in ATOMS and key not in _NOT_STATE:
+            visit.put(value, "class attribute", Name(f"{own}.{key}"))
+    for base in (*mro(cls)[1:], type(cls)):
+        visit.put(base, "class attribute", Name(class_name(base)))
+
+
+# --- what wraps code: each is a type of C code (or functools) with fields of known names -------------------------------------
+
+_FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
+    functools.partial: (("func", ".func"), ("args", ".args"), ("keywords", ".keywords")),
+    property: (("fget", ""), ("fset", ""), ("fdel", "")),
+    staticmethod: (("__func__", ""),),
+    classmethod: (("__func__", ""),),
+    MethodType: (("__func__", ""), ("__self__", ".__self__")),
+    BuiltinMethodType: (("__self__", ".__self__"),),
+    MethodWrapperType: (("__self__", ".__self__"),),
+}
+
+
+def open_fields(value: Any, name: Name, visit: Visit) -> None:
+    base = next(base for base in mro(type(value)) if base in _FIELDS)
+    for field, text in _FIELDS[base]:
+        visit.put(read_slot(class_dict(base)[field], value), class_name(base), name.then(text))
+
+
+def open_cell(cell: CellType, name: Name, visit: Visit) -> None:
+    content = cell_content(cell)
+    visit.places.keep_cell(str(name), cell, content)
+    visit.put(content, "closure", name.then(".cell_contents"))
+
+
+def open_cache(cache: Any, name: Name, visit: Visit) -> None:
+    content = cache_content(cache)
+    visit.places.keep_cache(str(name), cache, content.entries)
+    for index, (key, result) in enumerate(content.entries):
+        visit.put(result, "cache", name.then(f".cache[{key_text(key)}]"))
+        visit.put(key, "cache", name.then(".cache").listed(index))
+    open_function_attributes(cache, name, visit)
+
+
+# --- frames --------------------------------------------------------------------------------------------------------------
+
+
+def open_exception(error: BaseException, name: Name, visit: Visit) -> None:
+    fields = class_dict(BaseException)
+    put_items(list(fields["args"].__get__(error)), "exception", name.then(".args"), visit)
+    for field in ("__cause__", "__context__"):
+        visit.put(fields[field].__get__(error), "exception", name.then(f".{field}"))
+    if any(base is BaseExceptionGroup for base in mro(type(error))):
+        parts = class_dict(BaseExceptionGroup)["exceptions"].__get__(error)
+        put_items(list(parts), "exception", name.then(".exceptions"), visit)
+    if top_package(type(error)) in LIBRARIES:
+        open_attributes(error, name, visit)
+    visit.put_last(fields["__traceback__"].__get__(error), "frame", name)
+
+
+def open_traceback(traceback: TracebackType, name: Name, visit: Visit) -> None:
+    links: list[TracebackType] = []
+    link: TracebackType | None = traceback
+    while link is not None:
+        links.append(link)
+        link = link.tb_next
+    for link in reversed(links):  # innermost first: that frame names a tracer best
+        open_locals(link.tb_frame, link.tb_lineno, name, visit)
+
+
+def open_frame(frame: FrameType, name: Name, visit: Visit) -> None:
+    open_locals(frame, frame.f_lineno, name, visit)
+
+
+def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit) -> None:
+    """The local variables of a frame that is the user's."""
+    if is_library(dict.get(frame.f_globals, "__name__")):
+        return
+    where = f"line {line} of {frame.f_code.co_name}, kept by {name}"
+    local = frame.f_locals
+    # The body of a class may run in a mapping of the user's metaclass.
+    if type(local) is dict or class_name(type(local)) == "FrameLocalsProxy":
+        for variable, value in list(local.items()):
+            visit.put(value, "frame", Name(variable, where))
+
+
+_SUSPENDED = {
+    GeneratorType: ("gi_frame", "gi_yieldfrom"),
+    CoroutineType: ("cr_frame", "cr_await"),
+    AsyncGeneratorType: ("ag_frame", "ag_await"),
+}
+
+
+def open_generator(value: Any, name: Name, visit: Visit) -> None:
+    frame, waits_for = _SUSPENDED[type(value)]
+    visit.put(read_slot(class_dict(type(value))[frame], value), "frame", name)
+    visit.put(read_slot(class_dict(type(value))[waits_for], value), "frame", name)
+
+
+# --- contexts ------------------------------------------------------------------------------------------------------------
+
+
+def open_context_variable(variable: contextvars.ContextVar[Any], name: Name, visit: Visit) -> None:
+    value = variable.get(MISSING)
+    visit.places.keep_context(str(name), variable, value)
+    visit.put(value, "context variable", name.then(".get()"))
+
+
+def open_thread_local(value: Any, name: Name, visit: Visit) -> None:
+    """The part of a `threading.local` that belongs to this thread."""
+    own = threading.local.__getattribute__(value, "__dict__")
+    visit.places.keep_dict(str(name), own)
+    for key, item in list(own.items()):
+        visit.put(item, "attribute", name.then(step(key)))
+
+
+_OPENERS: dict[type, Opener] = {
+    FunctionType: open_function,
+    type: open_class,
+    CellType: open_cell,
+    LruCache: open_cache,
+    BaseException: open_exception,
+    TracebackType: open_traceback,
+    FrameType: open_frame,
+    contextvars.ContextVar: open_context_variable,
+    threading.local: open_thread_local,
+    **dict.fromkeys(_FIELDS, open_fields),
+    **dict.fromkeys(_SUSPENDED, open_generator),
+}
+_WHOLE = (FunctionType, type, CodeType, ModuleType, LruCache, threading.local, TracebackType, FrameType)
+CODE = Table({id(known): opener for known, opener in _OPENERS.items()}, frozenset(map(id, _WHOLE)))
+"""How code is opened."""

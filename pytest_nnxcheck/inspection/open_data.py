@@ -1,0 +1,224 @@
+"""How the walk opens each kind of object that holds data: containers, instances, Variables. Code is `open_code`.
+
+An opener hands what an object holds to the visit and keeps the object's places. It reads through `raw_access` only.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FunctionType, MappingProxyType, MethodType
+from typing import Any
+
+import numpy as np
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.inspection.raw_access import LIBRARIES, class_dict, class_name, mro, referents, top_package
+from pytest_nnxcheck.inspection.visit import ATOMS, Name, Opener, Visit, key_text, step
+
+_UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytree__nodes"))
+"""Attributes in which flax keeps traces and marks of its own."""
+_SEE_THROUGH = frozenset(("_mapping", "_dict"))
+"""Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
+_JAX = frozenset(("jax", "jaxlib"))
+_CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
+_OPEN_PACKAGES = frozenset(("flax", "optax"))
+_OPEN_STANDARD = frozenset(("collections", "types", "functools", "queue", "weakref"))
+
+
+# --- containers ----------------------------------------------------------------------------------------------------------
+
+
+def put_items(items: list[Any], holder: str, name: Name, visit: Visit) -> None:
+    for index, item in enumerate(items):
+        if id(type(item)) not in ATOMS:
+            visit.put(item, holder, name.then(f"[{index}]"))
+
+
+def open_list(value: list[Any], name: Name, visit: Visit) -> None:
+    items = visit.take(list.__iter__(value))
+    if items is not None:
+        visit.places.keep_list(str(name), value, items)
+        put_items(items, "list", name, visit)
+
+
+def open_deque(value: collections.deque[Any], name: Name, visit: Visit) -> None:
+    items = visit.take(collections.deque.__iter__(value))
+    if items is not None:
+        visit.places.keep_deque(str(name), value, items)
+        put_items(items, "deque", name, visit)
+
+
+def open_tuple(value: tuple[Any, ...], name: Name, visit: Visit) -> None:
+    fields = class_dict(type(value)).get("_fields")
+    if type(fields) is tuple and len(fields) == tuple.__len__(value):
+        for field, item in zip(fields, tuple.__iter__(value), strict=True):
+            visit.put(item, "tuple", name.then(step(field)))
+    elif (items := visit.take(tuple.__iter__(value))) is not None:
+        put_items(items, "tuple", name, visit)
+
+
+def open_set(value: Any, name: Name, visit: Visit) -> None:
+    changeable = any(base is set for base in mro(type(value)))
+    items = visit.take(set.__iter__(value) if changeable else frozenset.__iter__(value))
+    if items is None:
+        return
+    if changeable:
+        visit.places.keep_set(str(name), value)
+    for index, item in enumerate(items):
+        visit.put(item, "set", name.listed(index))
+
+
+def open_dict(value: dict[Any, Any], name: Name, visit: Visit) -> None:
+    items = visit.take(dict.items(value))
+    if items is None:
+        return
+    visit.places.keep_dict(str(name), value)
+    for index, (key, item) in enumerate(items):
+        if id(type(item)) not in ATOMS:
+            visit.put(item, "dict", name.then(f"[{key_text(key)}]"))
+        if id(type(key)) not in ATOMS:
+            visit.put(key, "dict", name.listed(index))
+
+
+def open_array(value: np.ndarray[Any, Any], name: Name, visit: Visit) -> None:
+    visit.arrays.append((str(name), value))
+    if class_dict(np.ndarray)["dtype"].__get__(value).hasobject:
+        plain = np.ndarray.view(value, np.ndarray)
+        if plain.dtype == object and (items := visit.take(plain.flat)) is not None:
+            visit.places.keep_objects(str(name), plain)
+            put_items(items, "array", name, visit)
+
+
+def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
+    visit.arrays.append((str(name), value))
+
+
+# --- instances -----------------------------------------------------------------------------------------------------------
+
+
+def open_attributes(value: Any, name: Name, visit: Visit) -> None:
+    stored = visit.layout(type(value))
+    if stored.hidden:
+        open_referents(value, name, visit)
+        return
+    visit.places.keep_attributes(str(name), value, stored)
+    own = stored.read(value)
+    for key, item in [*(own.items() if own is not None else ()), *stored.read_slots(value)]:
+        if id(type(item)) not in ATOMS and key not in _UPKEEP:
+            visit.put(item, "attribute", name if key in _SEE_THROUGH else name.then(step(key)))
+
+
+def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
+    visit.put(type(value), "class attribute", Name(class_name(type(value))))
+
+
+def open_referents(value: Any, name: Name, visit: Visit) -> None:
+    """What C code holds has no names: iterators, views, instances whose class shadows ``__dict__``."""
+    for index, item in enumerate(referents(value)):
+        if item is not type(value):
+            visit.put(item, class_name(type(value)), name.listed(index))
+
+
+def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
+    """``jax.jit(f)``, ``jax.custom_vjp(f)``: library objects, of which the user's functions are opened and nothing else."""
+    for item in (visit.layout(type(value)).read(value) or {}).values():
+        if id(type(item)) in _CODE or top_package(type(item)) in _JAX:
+            visit.put(item, "attribute", name)
+
+
+def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
+    """`nnx.List` and `nnx.Dict`, which keep their items as attributes."""
+    stored = visit.layout(type(value))
+    visit.places.keep_attributes(str(name), value, stored)
+    listed = compat.kind_of(type(value)) == "nnx list"
+    for key, item in (stored.read(value) or {}).items():
+        if id(type(item)) not in ATOMS and key not in _UPKEEP:
+            text = f"[{key}]" if listed and type(key) is str and key.isdigit() else f"[{key_text(key)}]"
+            visit.put(item, "list" if listed else "dict", name.then(text))
+
+
+def open_variable(value: Any, name: Name, visit: Visit) -> None:
+    visit.places.keep_attributes(str(name), value, visit.layout(type(value)))
+    visit.put(compat.variable_value(value), compat.variable_kind(value), name)
+    metadata = compat.variable_metadata(value)
+    visit.places.keep_dict(str(name), metadata)
+    for key, item in metadata.items():
+        if id(type(item)) not in ATOMS:
+            visit.put(item, "metadata", Name(name.then(step(key)).base, "metadata"))
+
+
+# --- which opener --------------------------------------------------------------------------------------------------------
+
+_BY_KIND: dict[str, Opener] = {
+    "array": open_jax_array,
+    "variable": open_variable,
+    "nnx list": open_nnx_items,
+    "nnx dict": open_nnx_items,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Openers by the id of a type, for its subclasses too; of the ``whole`` ones the attributes are not opened besides."""
+
+    openers: Mapping[int, Opener]
+    whole: frozenset[int]
+
+
+DATA = Table(
+    {
+        id(list): open_list,
+        id(tuple): open_tuple,
+        id(dict): open_dict,
+        id(set): open_set,
+        id(frozenset): open_set,
+        id(collections.deque): open_deque,
+        id(np.ndarray): open_array,
+    },
+    whole=frozenset((id(np.ndarray),)),
+)
+"""How containers are opened."""
+
+
+def openers_for(cls: type, code: Table) -> tuple[Opener, ...]:
+    """How to open the instances of a class: as what it is built on, then its attributes, then the class itself."""
+    if (kind := compat.kind_of(cls)) in _BY_KIND:
+        return (_BY_KIND[kind], *_of_class(cls))
+    for base in map(id, mro(cls)):
+        built_in = DATA.openers.get(base) or code.openers.get(base)
+        opened = () if built_in is None else (built_in,)
+        if base in DATA.whole or base in code.whole:
+            return opened
+        if opened:
+            return (*opened, *_of_instance(cls), *_of_class(cls))
+    return (*_of_instance(cls), *_of_class(cls))
+
+
+def _of_class(cls: type) -> tuple[Opener, ...]:
+    return () if top_package(cls) in LIBRARIES else (open_class_of,)
+
+
+def _of_instance(cls: type) -> tuple[Opener, ...]:
+    """An instance of a library's class is opened where such objects hold the user's state, and nowhere else."""
+    package = top_package(cls)
+    if package not in LIBRARIES or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
+        return (open_attributes,)
+    if package in _JAX:
+        return (open_jax_function,)
+    if _holds_unseen(cls, package):
+        return (open_referents,)
+    return (open_attributes,) if package in _OPEN_STANDARD else ()
+
+
+def _holds_unseen(cls: type, package: str) -> bool:
+    """Iterators and views: C code that keeps the user's containers alive."""
+    name = class_name(cls)
+    views = ("iterator", "dict_keys", "dict_values", "dict_items", "map", "zip", "filter", "enumerate", "reversed")
+    return (
+        package in ("itertools", "operator")
+        or (package == "builtins" and name.endswith(views))
+        or cls is MappingProxyType
+    )

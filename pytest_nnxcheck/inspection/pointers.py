@@ -1,0 +1,138 @@
+"""Where the arrays of a state lie: buffer pointers shard by shard, shared buffers, and views of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.observation import Leaf
+
+
+def read_leaf(path: str, array: Any) -> Leaf:
+    sharding = getattr(array, "sharding", None)
+    return Leaf(
+        path,
+        describe(array),
+        sharding if isinstance(sharding, jax.sharding.Sharding) else None,
+        pointers(array),
+    )
+
+
+def devices_of(leaf: Leaf) -> int:
+    """How many devices a leaf lies on; an abstract leaf on one device has no sharding."""
+    return 1 if leaf.sharding is None else len(leaf.sharding.device_set)
+
+
+def resharded(before: Leaf, after: Leaf) -> bool:
+    """Whether a leaf came back in other shards."""
+    if before.sharding is None or after.sharding is None:
+        return devices_of(before) != devices_of(after)
+    return not before.sharding.is_equivalent_to(after.sharding, before.axes)
+
+
+def in_other_shards(before: Leaf, after: Leaf) -> bool:
+    """Whether a leaf of the state came back as what it was, but cut otherwise: an output for an input has a path of its own."""
+    same = (before.path, before.type) == (after.path, after.type)
+    return same and resharded(before, after) and not spread(before, after)
+
+
+def spread(before: Leaf, after: Leaf) -> bool:
+    """Whether a leaf that lay on one device came back on several: it was never placed, and jit placed it."""
+    return devices_of(before) == 1 < devices_of(after)
+
+
+def spec(sharding: jax.sharding.Sharding | None) -> str:
+    """A sharding as its user writes it: ``P(None, 'model')``."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        return f"P({', '.join(map(repr, sharding.spec))})"
+    return "one device" if sharding is None or len(sharding.device_set) == 1 else str(sharding)
+
+
+def pointers(array: Any) -> tuple[int, ...]:
+    """Device pointers of the addressable shards; none for host values, deleted and empty arrays.
+
+    Compared, never trusted to `is_deleted`: aligned NumPy weights are reported deleted although the pointer moved.
+    """
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or array.size == 0 or array.is_deleted():
+        return ()
+    if compat.is_key(array):
+        array = jax.random.key_data(array)
+    return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
+
+
+def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: AbstractSet[int]) -> tuple[Leaf, ...]:
+    """The donated leaves to name for the buffers that nothing came back in; ``held`` are the pointers of all that came back.
+
+    Pointers say whether a buffer was lost, whatever the names and types of what came back. XLA gives donated buffers to outputs by
+    their type, so that it may be the buffer of another leaf that is left over. The new value of that one took a buffer, whose leaf is asked
+    next, and the last one is named: it came back with another type, in a new buffer, or not at all. A leaf of the state that came back in
+    other shards is named whatever their buffers: they hold another part of it.
+    """
+    owner = {pointer: leaf for leaf in before for pointer in leaf.pointers}
+    named: dict[str, Leaf] = {}
+    for lost in before:
+        new = after.get(lost.path)
+        if lost.pointers and new is not None and in_other_shards(lost, new):
+            named[lost.path] = lost
+        if set(lost.pointers) <= held:
+            continue
+        leaf, passed = lost, {lost.path}
+        while (new := after.get(leaf.path)) and new.type == leaf.type and new.pointers:
+            taken = owner.get(new.pointers[0])
+            if taken is None or taken.path in passed:
+                break
+            leaf = taken
+            passed.add(leaf.path)
+        new = after.get(leaf.path)
+        if new is None or not spread(leaf, new):
+            named[leaf.path] = leaf
+    return tuple(leaf for leaf in before if leaf.path in named)
+
+
+def shared_buffers(leaves: Iterable[Leaf]) -> tuple[tuple[str, str], ...]:
+    """Pairs of leaves in one buffer: XLA refuses to donate it twice, and names flat argument numbers only."""
+    first: dict[int, str] = {}
+    pairs = []
+    for leaf in leaves:
+        other = next((first[pointer] for pointer in leaf.pointers if pointer in first), None)
+        if other is not None:
+            pairs.append((other, leaf.path))
+        for pointer in leaf.pointers:
+            first.setdefault(pointer, leaf.path)
+    return tuple(pairs)
+
+
+def foreign_views(leaves: Iterable[tuple[str, Any]], arrays: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """(holder, leaf) for NumPy arrays, and for other jax arrays (DLPack), that overlap the bytes of a leaf."""
+    leaves = list(leaves)
+    own = {id(array) for _, array in leaves}
+    spans = [(*span, path, True) for path, array in leaves for span in byte_ranges(array)]
+    spans += [(*span, path, False) for path, array in arrays if id(array) not in own for span in byte_ranges(array)]
+    spans.sort(key=lambda span: span[:2])
+    pairs = []
+    for (_, end, path, is_leaf), (start, _, other, other_is_leaf) in pairwise(spans):
+        if start < end and is_leaf != other_is_leaf:
+            pairs.append((other, path) if is_leaf else (path, other))
+    return tuple(pairs)
+
+
+def byte_ranges(array: Any) -> list[tuple[int, int]]:
+    """Half-open address ranges of an array on this host."""
+    if isinstance(array, np.ndarray):
+        start, end = compat.byte_bounds(array)
+        return [(start, end)] if end > start else []
+    found = pointers(array)
+    if not found or any(device.platform != "cpu" for device in array.devices()):
+        return []
+    if compat.is_key(array):
+        array = jax.random.key_data(array)
+    return [
+        (pointer, pointer + shard.data.nbytes) for pointer, shard in zip(found, array.addressable_shards, strict=True)
+    ]

@@ -1,0 +1,158 @@
+"""Reading Python objects without running anybody's code.
+
+``obj.attr``, ``vars(obj)``, ``isinstance(obj, ...)``, ``obj == ...`` and even ``hash(type(obj))`` may run a property, a
+``__getattr__`` or a metaclass of the user. The readers here go through the descriptors of ``type`` and ``object`` instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any
+
+MISSING: Any = object()
+
+mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+class_dict: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+_class_module: Callable[[type], Any] = type.__dict__["__module__"].__get__
+_module_dict: Callable[[Any], dict[str, Any]] = class_dict(ModuleType)["__dict__"].__get__
+LruCache: type = type(functools.cache(len))
+"""The type of what `functools.lru_cache` makes; it has no public name."""
+
+LIBRARIES = frozenset(
+    (
+        *[
+            "jax",
+            "jaxlib",
+            "flax",
+            "numpy",
+            "optax",
+            "orbax",
+            "chex",
+            "einops",
+            "jaxtyping",
+            "ml_dtypes",
+            "scipy",
+            "etils",
+            "absl",
+            "typing_extensions",
+        ],
+        *["hypothesis", "pytest", "_pytest", "pluggy", "xdist", "execnet", "pytest_nnxcheck"],
+        # The standard library has a package named "test", and so have many users.
+        *(sys.stdlib_module_names - {"test", "this", "antigravity"}),
+    ),
+)
+"""Top-level packages whose code is not the user's. Installed packages are not here as such: users test them."""
+
+
+def is_library(module: object) -> bool:
+    """Whether a module name belongs to a library; what is not a name does not."""
+    return type(module) is str and module.partition(".")[0] in LIBRARIES
+
+
+def top_package(cls: type) -> str:
+    """The top-level package of a class, nothing where its ``__module__`` is not a string."""
+    try:
+        module = _class_module(cls)
+    except AttributeError:
+        return ""
+    return module.partition(".")[0] if type(module) is str else ""
+
+
+def module_namespace(value: object) -> dict[str, Any] | None:
+    """The names of a module that is the user's, `None` for anything else."""
+    if not any(base is ModuleType for base in mro(type(value))):
+        return None
+    namespace = _module_dict(value)
+    return None if is_library(dict.get(namespace, "__name__")) else namespace
+
+
+def same(one: Iterable[object], other: Iterable[object]) -> bool:
+    """Whether two collections hold the very same objects in the same order; ``==`` is the user's code."""
+    first, second = list(one), list(other)
+    return len(first) == len(second) and all(map(operator.is_, first, second))
+
+
+def same_dict(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    """Whether two exact dicts hold the very same keys and values in the same order."""
+    return same(one.keys(), other.keys()) and same(one.values(), other.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the attributes of a class' instances are stored: the reader of their ``__dict__``, and their slots."""
+
+    own_dict: Callable[[Any], dict[str, Any]] | None
+    slots: tuple[tuple[str, Any], ...]
+    hidden: bool
+    """The class shadows ``__dict__`` with something of its own: attributes have no names that can be read."""
+
+    def read(self, value: Any) -> dict[str, Any] | None:
+        """The instance's ``__dict__`` itself."""
+        found = self.own_dict(value) if self.own_dict is not None else None
+        return found if type(found) is dict else None
+
+    def read_slots(self, value: Any) -> list[tuple[str, Any]]:
+        """(name, value) of the slots, `MISSING` for those that are not set."""
+        return [(name, read_slot(descriptor, value)) for name, descriptor in self.slots]
+
+
+def read_slot(descriptor: Any, value: Any) -> Any:
+    """What a slot holds, `MISSING` where it is not set."""
+    try:
+        return descriptor.__get__(value)
+    except AttributeError:
+        return MISSING
+
+
+def layout(cls: type) -> Layout:
+    """Read a class once for all its instances."""
+    own_dict: Callable[[Any], dict[str, Any]] | None = None
+    shadowed = False
+    slots: list[tuple[str, Any]] = []
+    for base in mro(cls):
+        names = class_dict(base)
+        descriptor = names.get("__dict__")
+        native = type(descriptor) in (GetSetDescriptorType, MemberDescriptorType)
+        if own_dict is None and descriptor is not None and native:
+            own_dict = descriptor.__get__
+        shadowed = shadowed or (descriptor is not None and not native)
+        if "__slots__" in names:
+            slots += [(name, slot) for name, slot in names.items() if type(slot) is MemberDescriptorType]
+    return Layout(own_dict, tuple(slots), hidden=shadowed and own_dict is None)
+
+
+def referents(value: object) -> list[object]:
+    """What an object of C code holds, as the garbage collector sees it; the collector runs no user code."""
+    return gc.get_referents(value)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheContent:
+    """What a `functools.lru_cache` holds: its dict, and (key, result) of each entry."""
+
+    store: dict[Any, Any] | None
+    entries: tuple[tuple[Any, Any], ...]
+
+
+def cache_content(cache: Any) -> CacheContent:
+    """Read an ``lru_cache``, which has no public way to its results.
+
+    An unbounded cache is a dict of results. A bounded one shows the collector (key, result, type of the link) for every
+    entry, and then its dict of links. CPython 3.11 to 3.13.
+    """
+    held = referents(cache)
+    own = read_slot(class_dict(type(cache)).get("__dict__"), cache)
+    store = next((part for part in held if type(part) is dict and part is not own), None)
+    if store is None or not store:
+        return CacheContent(store, ())
+    if class_name(type(next(iter(store.values())))) != "_lru_list_elem":
+        return CacheContent(store, tuple(store.items()))
+    links = held[1 : 1 + 3 * len(store)]
+    return CacheContent(store, tuple(zip(links[::3], links[1::3], strict=False)))

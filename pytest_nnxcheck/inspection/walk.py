@@ -1,0 +1,57 @@
+"""The bounded walk that finds every tracer reachable from a module, the subject's code, its inputs, or an exception.
+
+The walk only reads: it runs no user code, no jax operation, and binds no primitive, so that it can run inside a trace.
+Bounded means that nothing starts at the level of the process: library code is never entered, of a function only the globals
+that it names are opened, and of a user's module only the attributes that the function names.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck.inspection.open_code import CODE
+from pytest_nnxcheck.inspection.open_data import openers_for
+from pytest_nnxcheck.inspection.raw_access import mro
+from pytest_nnxcheck.inspection.snapshot import Places
+from pytest_nnxcheck.inspection.visit import Found, Name, Visit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walk:
+    """What a walk met: tracers, nearest first and each once; jax and NumPy arrays with their paths; the mutable places.
+
+    ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at.
+    """
+
+    tracers: tuple[Found, ...]
+    arrays: tuple[tuple[str, Any], ...]
+    places: Places
+    objects: int
+    complete: bool = True
+
+
+def walk(roots: Iterable[tuple[str, object]]) -> Walk:
+    """Walk breadth first from (name, object): modules, the subject's function, inputs, a caught exception.
+
+    Exceptions among the roots come last, so that what only they hold is marked as ``passing``. Raises nothing of its own.
+    """
+    visit = Visit(functools.partial(openers_for, code=CODE))
+    named = [(Name(name), value) for name, value in roots]
+    errors = [is_exception(value) for _, value in named]
+    visit.run([root for root, error in zip(named, errors, strict=True) if not error])
+    visit.passing = True
+    visit.run([root for root, error in zip(named, errors, strict=True) if error])
+    return Walk(tuple(visit.tracers), tuple(visit.arrays), visit.places, len(visit.seen) - 1, visit.complete)
+
+
+def holds_beside(node: object, leaves: Iterable[object]) -> bool:
+    """Whether tracers are reachable from a graph node that are none of its leaves: its structure holds them, which jax compares later on."""
+    known = {id(leaf) for leaf in leaves}
+    return any(id(found.tracer) not in known for found in walk([("", node)]).tracers)
+
+
+def is_exception(value: object) -> bool:
+    return any(base is BaseException for base in mro(type(value)))

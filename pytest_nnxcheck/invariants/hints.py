@@ -1,0 +1,119 @@
+"""The table of causes and advice. Each line is followed in a test, which makes the change and sees the nesting hold.
+
+No hint is better than a wrong one: a cause that is not here has none.
+"""
+
+from __future__ import annotations
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.nesting import FURTHER, TRANSFORMS, Layer
+
+TABLE = {
+    "plain value": "keep the value in an nnx.Variable: {path} is a plain Python {holder}, which no transform carries out",
+    "plain value, data": "wrap the {holder} where it is set first, in nnx.data(...), or keep the value in an nnx.Variable: {path} is"
+    " plain Python, which no transform carries out",
+    "plain value, captured": "keep the value in an nnx.Variable, and pass the module as an argument: {path} is a plain Python {holder}",
+    "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
+    " carries out",
+    "outlives": "do not keep arrays made under a transform in {holder}: it outlives the trace",
+    "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
+    "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
+    "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
+    "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",
+    "captured by scan": "pass the module in the scan's carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
+    "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, model, x)",
+    "captured by switch": "pass the module as an operand: nnx.switch(index, branches, model, x)",
+    "captured by shard_map": "pass the state of nnx.split to jax.shard_map, with nnx.merge in its body",
+    "captured by registered": "{transform} should hand the module on as an argument of f",
+    "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
+    "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
+    "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
+    " never come out",
+    "not donated": "donate {names} as well: with donate={donate!r} the nesting holds, at a peak of {peak}; in your own code"
+    " nnx.jit(f, donate_argnames=...)",
+    "shared": "give one of them an array of its own: jnp.copy(value)",
+    "dropped": "update the optimizer that was passed in, or return the copy",
+    "viewed": "copy the view: np.array(view), or drop it before the step",
+    "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",
+    "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
+    "not returned": "return the new value of every donated array",
+    "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most"
+    " transforms drop",
+    "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
+    " Python bool, which loops change once and most transforms drop",
+    "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), or nnx.Carry for the whole module",
+    "jax transform": "use nnx.{transform}, which hands the updates of a module back",
+    "jax transform, jit": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)",
+}
+"""Cause to advice; what stands in braces is filled in."""
+
+PLAIN = ("attribute", "list", "dict")
+OUTLIVING = ("cache", "global", "class attribute", "default argument", "closure")
+
+
+def hint(cause: str, **filled: object) -> str:
+    """The advice for a cause of the table."""
+    return TABLE[cause].format(**filled)
+
+
+def residue(path: str, holder: str, layer: Layer | None, place: str) -> str:
+    """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
+    captured = layer is not None and layer.captures
+    if holder in PLAIN and place == "outside":
+        return hint("outlives", holder=f"{article(holder)} outside of the module")
+    if holder in PLAIN and place == "object":
+        return hint("plain object", path=path)
+    if holder in PLAIN:
+        plain = "plain value, captured" if captured else "plain value, data" if compat.has_data() else "plain value"
+        return hint(plain, path=path, holder=holder)
+    if holder in OUTLIVING:
+        return hint("outlives", holder=article(holder))
+    return hand_on(layer) if layer is not None and captured else ""
+
+
+def article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def hand_on(layer: Layer) -> str:
+    """How to hand the module to a transform that captured it."""
+    name = layer.transform
+    if f"captured by {name}" in TABLE:
+        return hint(f"captured by {name}")
+    known = name in (*TRANSFORMS, *FURTHER)
+    return hint("captured" if known else "captured by registered", transform=name)
+
+
+def attribute(type_: str, path: str) -> str:
+    """Advice for a Python attribute that did not come back, by the type of its value; empty where no cure was tried."""
+    cause = {"int": "attribute dropped", "float": "attribute dropped", "bool": "flag dropped"}.get(type_)
+    return hint(cause, path=path) if cause else ""
+
+
+def captured_by(name: str) -> str:
+    """The same for a transform of the user's own code, which may be one that is no layer."""
+    return hint(f"captured by {name}") if f"captured by {name}" in TABLE else hint("captured", transform=name)
+
+
+def lost_buffer(label: str, text: str, line: str) -> str:
+    """Advice for the first row of a donation violation; ``line`` is where another dtype came in."""
+    if label in ("shared", "dropped", "viewed"):
+        return hint(label)
+    if "dtype changed" in text:
+        where = f": it becomes another at {line}" if line else ""
+        return hint("dtype", dtype=text.split("   ")[1].partition("[")[0], line=where)
+    if "sharding changed" in text:
+        return hint("sharding")
+    return hint("not returned") if "not returned" in text else ""
+
+
+def scan_cure(remat: bool) -> str:
+    """How to keep a scan over layers from writing its parameters back, on the installed flax."""
+    if remat and compat.remat_updates_can_be_off():
+        return hint("scan writes back, remat")
+    return hint("scan writes back", checkpoint=" under jax.checkpoint" if remat else "")
+
+
+def broadcast(kind: str) -> str:
+    """How a loop hands back the updates of one type of Variable."""
+    return hint("broadcast", kind=compat.variable_name(kind))

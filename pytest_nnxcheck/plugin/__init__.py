@@ -1,0 +1,1 @@
+"""The pytest plugin. Nothing else in the package knows pytest."""

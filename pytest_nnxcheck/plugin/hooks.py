@@ -1,0 +1,447 @@
+"""The pytest plugin: options, marker, fixture, and hooks that delegate.
+
+At load this imports pytest and the standard library only; jax, flax and hypothesis come with the first marked test.
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite, and an early import must not warn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_nnxcheck.compat import devices
+from pytest_nnxcheck.core import settings as table
+from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.settings import MARKER, OPTIONS, SettingError, Settings
+from pytest_nnxcheck.plugin import compiled_programs, options, progress, run_options
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.api import Wrapped
+    from pytest_nnxcheck.plugin.baseline import Keeper
+    from pytest_nnxcheck.plugin.known_failures import Suite
+    from pytest_nnxcheck.runner.run import Run
+
+FIXTURE = "nnx_wrap"
+TITLE = "nnx invariants"
+_given = pytest.StashKey[Mapping[str, Any]]()
+_settings = pytest.StashKey[Settings]()
+_suite = pytest.StashKey["Suite | None"]()
+_keeper = pytest.StashKey["Keeper | None"]()
+_unreported = pytest.StashKey[dict[str, "Run"]]()
+
+
+# --- options and configuration -------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the tables."""
+    group = parser.getgroup("nnxcheck", "NNX invariant checks")
+    for name, option in OPTIONS.items():
+        # The default is None, or an ini value would never be read.
+        how: dict[str, Any] = {"action": "store_const", "const": "on"} if option.flag else {"metavar": option.metavar}
+        group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, help=option.help, **how)
+        if option.everywhere:
+            parser.addini(f"nnx_{name}", option.help, type=options.ini_type(option.kind), default=None)
+    run_options.add_options(parser, group)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Simulate devices before a conftest can start jax."""
+    _simulate_devices(early_config, early_config.known_args_namespace)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker; read command line and ini file, so that a bad value stops the run before it starts."""
+    config.addinivalue_line("markers", table.marker_line())
+    config.stash[_unreported] = {}
+    # Again: a plugin that a conftest brings in is too late for the hook above.
+    _simulate_devices(config, config.option)
+    try:
+        typed = options.from_command_line(options.typed(config.option, options.VALUES))
+        config.stash[_given] = table.lay_over(options.from_ini(config), typed)
+        _publish(config)
+        config.stash[_suite] = _expected_failures(config)
+        config.stash[_keeper] = _baseline(config)
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _expected_failures(config: pytest.Config) -> Suite | None:
+    """The file of expected failures, if there is one. Raises `SettingError` that names option and file."""
+    name = "expected_failures"
+    typed, folder, origin = config.getoption(f"nnx_{name}"), config.invocation_params.dir, options.option_origin(name)
+    if typed is None:
+        typed, folder, origin = options.ini(config, name), config.rootpath, options.ini_origin(config, name)
+    if typed is None:
+        return None
+    from pytest_nnxcheck.plugin import known_failures
+
+    try:
+        found = known_failures.Suite(folder / str(typed), str(typed))
+    except SettingError as error:
+        raise SettingError(f"{origin}: {error}") from None
+    config.pluginmanager.register(found, known_failures.NAME)
+    return found
+
+
+def _baseline(config: pytest.Config) -> Keeper | None:
+    """The keeper of the baseline, if the run has one. Raises `SettingError` that names its source."""
+    if not run_options.read(config):
+        return None
+    from pytest_nnxcheck.plugin import baseline
+
+    return baseline.start(config)
+
+
+def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
+    """Ask jax for as many CPU devices as command line or ini file say, until the end of the run."""
+    name = "devices"
+    typed = options.typed(parsed, [name])
+    origin = options.option_origin(name) if typed else options.ini_origin(config, name)
+    try:
+        count = {**options.from_ini(config, [name]), **options.from_command_line(typed)}.get(name)
+        if count is not None:
+            config.add_cleanup(devices.simulate(os.environ, count))
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from None
+    except CheckError as error:
+        raise pytest.UsageError(f"{origin}: {error}") from None
+
+
+def _publish(config: pytest.Config) -> None:
+    """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
+    if run_options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
+        from pytest_nnxcheck.plugin import reports
+
+        reports.register(config, config.stash[_unreported])
+
+
+# --- collection ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, obj: object) -> Generator[None, Any, Any]:
+    """Resolve the settings of marked tests, and refuse what cannot work, as a collection error."""
+    made = yield
+    for node in made if isinstance(made, list) else [made]:
+        if isinstance(node, pytest.Function):
+            _prepare(node, collector.CollectError)
+        elif isinstance(node, pytest.Class) and _is_test_case(obj):
+            _refuse_test_case(node, collector.CollectError)
+    return made
+
+
+def _is_test_case(obj: object) -> bool:
+    """Whether a class is one of unittest, which is there only where somebody has imported it."""
+    unittest = sys.modules.get("unittest")
+    return unittest is not None and isinstance(obj, type) and issubclass(obj, unittest.TestCase)
+
+
+def _prepare(item: pytest.Function, error: type[Exception]) -> None:
+    if item.get_closest_marker(MARKER) is None:
+        if FIXTURE in item.fixturenames and FIXTURE in inspect.signature(item.function).parameters:
+            raise error(f"{_where(item)}: {item.name} uses {FIXTURE} but is not marked, add @pytest.mark.{MARKER}")
+        return
+    try:
+        item.stash[_settings] = _resolve(item)
+    except SettingError as bad:
+        raise error(str(bad)) from None
+    # The test becomes one of hypothesis, so it must be selected by ``-m hypothesis`` too.
+    if item.config.pluginmanager.hasplugin("hypothesispytest"):
+        item.add_marker("hypothesis")
+
+
+def _resolve(item: pytest.Function) -> Settings:
+    """The settings of a marked test: marker over command line over ini file. Raises `SettingError`."""
+    _refuse_unworkable(item)
+    suite = item.config.stash[_suite]
+    of_suite = {} if suite is None else {"expected_failures": suite.entries(item)}
+    return table.merge(item.config.stash[_given], of_suite, *reversed([*_from_markers(item)]))
+
+
+def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
+    """What each marker gives, the nearest first."""
+    for node, mark in item.iter_markers_with_node(MARKER):
+        origin = f"{MARKER} marker at {_where(node)}"
+        if mark.args:
+            shown = ", ".join(map(repr, mark.args))
+            raise SettingError(f"{origin}: {shown} has no name, write keyword arguments such as memory_budget='2x'")
+        if "nesting" in mark.kwargs:
+            raise SettingError(
+                f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}",
+            )
+        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+        if "expected_failures" in given:
+            place = f"the marker at {_where(node)}"
+            given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
+        yield given
+
+
+def _modes_origin(item: pytest.Function, settings: Settings) -> str:
+    """Where the modes of a test come from: of all settings, only these are refused after their source has been read."""
+    if settings.nesting is not None and settings.nesting.mode not in settings.modes:
+        return f"option {table.flag('nesting')}"
+    marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]
+    if marked:
+        return f"{MARKER} marker at {_where(marked[0])}"
+    return (
+        f"option {table.flag('modes')}"
+        if "modes" in options.typed(item.config.option)
+        else options.ini_origin(item.config, "modes")
+    )
+
+
+def _same(origin: str, _name: str) -> str:
+    return origin
+
+
+def _where(node: Any) -> str:
+    """``file:line`` of a test or class, the file of a module."""
+    path, line, _ = node.reportinfo() if isinstance(node, pytest.Function | pytest.Class) else (node.path, None, "")
+    file = os.path.relpath(path, node.config.rootpath)
+    return file if line is None else f"{file}:{line + 1}"
+
+
+def _refuse_unworkable(item: pytest.Function) -> None:
+    body = getattr(getattr(item.function, "hypothesis", None), "inner_test", item.function)
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise SettingError(
+            f"{_where(item)}: {item.name} is async, and {MARKER} cannot await it for each nesting: write a plain function,"
+            " with asyncio.run(...) inside where it is needed",
+        )
+    if FIXTURE not in item.fixturenames:
+        raise SettingError(
+            f"{_where(item)}: {item.name} is marked {MARKER} but does not use {FIXTURE}, so nothing would be checked: take"
+            f" {FIXTURE} as an argument and wrap the module, or take the marker off",
+        )
+
+
+def _refuse_test_case(node: pytest.Class, error: type[Exception]) -> None:
+    cls = node.obj
+    marks = [mark.name for name in dir(cls) for mark in _own_marks(inspect.getattr_static(cls, name))]
+    if MARKER in marks or node.get_closest_marker(MARKER) is not None:
+        raise error(
+            f"{_where(node)}: {cls.__name__} is a unittest.TestCase, which takes no fixtures as arguments, so {MARKER} cannot"
+            f" run its tests: write a plain class or function that takes {FIXTURE}",
+        )
+
+
+def _own_marks(attribute: object) -> list[Any]:
+    marks = getattr(attribute, "pytestmark", [])
+    return marks if isinstance(marks, list) else []
+
+
+# --- the run -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
+    """Wrap a module, a bound method or a function of modules, to run under the nestings of a marked test."""
+    from pytest_nnxcheck.api import wrap
+
+    return wrap
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Look for a terminal to show progress on."""
+    progress.find_terminal(session.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""
+    if isinstance(item, pytest.Function) and (reason := _too_few_devices(item)):
+        if _settings_of(item).on_too_few_devices == "fail":
+            pytest.fail(reason, pytrace=False)
+        # As a mark: the summary then names the test, where `pytest.skip` would name this file.
+        item.add_marker(pytest.mark.skip(reason=reason))
+    return (yield)
+
+
+def _too_few_devices(item: pytest.Function) -> str:
+    try:
+        needed = _settings_of(item).devices if item.get_closest_marker(MARKER) else None
+    except SettingError:
+        return ""  # the call says what is wrong
+    if needed is None:
+        return ""
+    return devices.too_few(needed, devices.found(), item.config.stash[_given].get("devices"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Run a marked test as a hypothesis test over nestings, outside of hypothesis' own wrapper of this hook."""
+    __tracebackhide__ = True
+    if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is None:
+        return (yield)
+    return (yield from _checked(item))
+
+
+def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
+    __tracebackhide__ = True
+    original = item.obj
+    run, item.obj = _build(item)
+    item.config.stash[_unreported][item.nodeid] = run
+    result, raised = None, None
+    try:
+        with progress.shown(item, run):
+            result = yield
+    except BaseException as error:  # noqa: BLE001 - raised again below, after its message is complete
+        raised = error
+    finally:
+        item.obj = original
+        _keep_properties(item, run)
+    final = _conclude(item, run, raised)
+    if final is not None:
+        raise final.with_traceback(final.__traceback__)
+    return result
+
+
+def _settings_of(item: pytest.Function) -> Settings:
+    """A marker that was added after the collection of the item has not been read yet. Raises `SettingError`."""
+    if _settings not in item.stash:
+        item.stash[_settings] = _resolve(item)
+    return item.stash[_settings]
+
+
+def _build(item: pytest.Function) -> tuple[Run, Any]:
+    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.core import modes
+    from pytest_nnxcheck.plugin.programs import of_item
+    from pytest_nnxcheck.runner import hypothesis_test
+    from pytest_nnxcheck.runner import run as runs
+
+    try:
+        settings = _settings_of(item)
+    except SettingError as error:
+        pytest.fail(str(error), pytrace=False)
+    try:
+        compat.require_modes(modes.chosen(settings))
+    except SettingError as error:
+        pytest.fail(f"{_modes_origin(item, settings)}: {error}", pytrace=False)
+    written = shlex.join(
+        part
+        for name, value in options.typed(item.config.option).items()
+        if not OPTIONS[name].selects
+        for part in (table.flag(name), *([] if OPTIONS[name].flag else [value]))
+    )
+
+    def run_of(remember: bool) -> Run:
+        programs = of_item(item, written, settings)
+        return runs.Run(
+            settings,
+            test_id=item.nodeid,
+            options=written,
+            remember=remember,
+            programs=programs,
+            compiles=compiled_programs.folder_of(item.config),
+        )
+
+    seeded = item.config.getoption("hypothesis_seed", None) is not None
+    built, run = hypothesis_test.build(item.obj, run_of, item.fixturenames, seeded=seeded)
+    if (baseline := item.config.stash[_keeper]) is not None:
+        baseline.listen(item, run)
+    return run, built
+
+
+def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> BaseException | None:
+    from pytest_nnxcheck.reporting import report
+    from pytest_nnxcheck.runner import conclude
+
+    own_given = hasattr(item.function, "hypothesis")
+    final = None if raised is None else conclude.conclude(raised, run, own_given=own_given)
+    run.forget()
+    if raised is not None:
+        return final
+    suite, found = item.config.stash[_suite], run.report()
+    if suite is not None:
+        suite.finished(item, found)
+    problem = run.finish() or report.rejected_modes(found) or "\n".join(found.unexpected)
+    if not problem and (baseline := item.config.stash[_keeper]) is not None:
+        problem = baseline.finished(item, run)
+    return pytest.fail.Exception(problem, pytrace=False) if problem else None
+
+
+def _keep_properties(item: pytest.Item, run: Run) -> None:
+    """Ours are taken off first: a rerun would carry them twice."""
+    from pytest_nnxcheck.reporting import report
+
+    others = [pair for pair in item.user_properties if not str(pair[0]).startswith("nnx_")]
+    item.user_properties[:] = [*others, *report.properties(run.report())]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Take the class name off our first line, so that the short summary says which invariant broke."""
+    report = yield
+    if report.when == "call" and item.get_closest_marker(MARKER) is not None:
+        item.config.stash[_unreported].pop(item.nodeid, None)
+        _strip(report.longrepr)
+    return report
+
+
+def _strip(longrepr: Any) -> None:
+    crash = getattr(longrepr, "reprcrash", None)
+    match = re.match(r"pytest_nnxcheck\.\w+: (?=nnx )", crash.message if crash else "")
+    if crash is None or match is None:
+        return
+    # One line of the short summary: what broke, without the test that the line names anyway.
+    head, newline, rest = crash.message[match.end() :].partition("\n")
+    crash.message = head.partition("  ")[0] + newline + rest
+    for part in getattr(longrepr, "chain", None) or [(longrepr.reprtraceback,)]:
+        for entry in part[0].reprentries:
+            lines = getattr(entry, "lines", [])
+            lines[:] = [line.replace(match[0], "", 1) if line.startswith("E ") else line for line in lines]
+
+
+# --- the summary ---------------------------------------------------------------------------------------------------------
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """One line for each marked test, on the controller; after Ctrl-C also for the test that it stopped."""
+    lines = dict(_summaries(terminalreporter, config))
+    if lines:
+        terminalreporter.section(TITLE)
+        for nodeid in sorted(lines):
+            terminalreporter.write_line(lines[nodeid])
+
+
+def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[str, str]]:
+    for reports in terminalreporter.stats.values():
+        for test in reports:
+            found = dict(getattr(test, "user_properties", ()))
+            if getattr(test, "when", "") == "call" and "nnx_nestings" in found:
+                yield test.nodeid, _line(test.nodeid, found, config)
+    if unreported := config.stash[_unreported]:
+        from pytest_nnxcheck.reporting import report
+
+        for nodeid, run in unreported.items():
+            yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)
+
+
+def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:
+    from pytest_nnxcheck.reporting import report
+
+    text = f"{nodeid}  {report.summary_of(found)}"
+    if (known := found.get("nnx_expected_failures")) and config.get_verbosity() > 0:
+        text += f"\n    expected to fail: {known}"
+    notes = [
+        (found.get("nnx_notes"), "what was left out", ""),
+        (found.get("nnx_advice"), "advice on memory", "advice: "),
+    ]
+    told = [(lines, what, label) for lines, what, label in notes if lines]
+    if told and config.get_verbosity() > 0:
+        width = config.get_terminal_writer().fullwidth
+        return text + "".join(report.wrapped(lines, width, label) for lines, _, label in told)
+    return text + (f"; see -v for {' and '.join(what for _, what, _ in told)}" if told else "")

@@ -1,0 +1,215 @@
+"""The file of a suite's expected failures: a table a test, and at the end a warning on what matched nothing.
+
+Registered as a plugin of pytest where a run has such a file. Like `hooks`, this imports pytest and light rooms only.
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.expected_failures import Entry, EntryError
+from pytest_nnxcheck.core.settings import MARKER, SettingError
+from pytest_nnxcheck.plugin.selection import Selection
+from pytest_nnxcheck.reporting.report import Report
+
+NAME = "nnxcheck_suite"
+TITLE = "nnx expected failures"
+_WIRE = "nnx_expected_failures"
+_WILD = frozenset("*?[")
+_nodeid = pytest.StashKey[str]()
+
+
+class ExpectedFailuresWarning(pytest.PytestWarning):
+    """A table or an entry in the file of expected failures that matches nothing."""
+
+    __module__ = "pytest_nnxcheck"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The expected failures of the tests whose node id matches; ``line`` is where the table starts in the file."""
+
+    pattern: str
+    entries: tuple[Entry, ...]
+    line: int = 1
+
+    def matches(self, nodeid: str) -> bool:
+        """Whether the table is for this test: its node id, with or without its parameters, or a pattern for it."""
+        return self.pattern in {nodeid, nodeid.partition("[")[0]} or fnmatchcase(nodeid, self.pattern)
+
+    @property
+    def file(self) -> str:
+        """The part of the pattern that is for the file."""
+        return self.pattern.partition("::")[0]
+
+    @property
+    def folder(self) -> str:
+        """The part of the pattern before which nothing is wild: a file or a folder."""
+        parts = Path(self.file).parts
+        wild = next((number for number, part in enumerate(parts) if _WILD & set(part)), len(parts))
+        return str(Path(*parts[:wild]))
+
+
+def read(path: Path, shown: str) -> tuple[Table, ...]:
+    """The tables of a file, which errors and entries call ``shown``. Raises `SettingError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise SettingError(f"cannot read {shown}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise SettingError(f"{shown} is no TOML file: {error}") from None
+    return tuple(_table(pattern, entries, shown, _line(text, pattern)) for pattern, entries in tables.items())
+
+
+def _table(pattern: str, entries: object, shown: str, line: int) -> Table:
+    if not isinstance(entries, Mapping):
+        example = '["tests/test_model.py::test_block"]'
+        raise SettingError(f"{shown}: {pattern!r} stands outside of a table, write the test above it, as {example}")
+    if any(isinstance(reason, Mapping) for reason in entries.values()):
+        raise SettingError(f"{shown}: table {pattern!r} holds tables, put the node id in quotes, as a whole")
+    origin = f"{shown}, table {pattern!r}"
+    try:
+        parsed = expected_failures.parse(entries)
+    except EntryError as error:
+        raise SettingError(f"{origin}: {error}") from None
+    return Table(pattern, tuple(replace(entry, origin=origin, table=pattern) for entry in parsed), line)
+
+
+def _line(text: str, pattern: str) -> int:
+    lines = enumerate(text.splitlines(), 1)
+    return next((number for number, line in lines if line.lstrip().startswith("[") and pattern in line), 1)
+
+
+class Suite:
+    """The tables of a run, what they matched, and the hooks that gather this and tell it."""
+
+    def __init__(self, path: Path, shown: str) -> None:
+        self.path = path
+        self.shown = shown
+        self.tables = read(path, shown)
+        self.collected = False
+        self.broken = False
+        self.asked: dict[str, set[str]] = {}
+        self.ran: set[str] = set()
+        self.used: set[tuple[str, str]] = set()
+        self.errors: list[str] = []
+
+    def entries(self, item: pytest.Item) -> tuple[Entry, ...]:
+        """The entries for a test; where two tables have the same key, the earlier one wins."""
+        # Kept from here on: for --dist=loadgroup xdist adds to the node id of older versions of pytest.
+        nodeid = item.stash.setdefault(_nodeid, item.nodeid)
+        tables = [table for table in self.tables if table.matches(nodeid)]
+        for table in tables:
+            self.asked.setdefault(table.pattern, set()).add(nodeid)
+        return expected_failures.add_up(*(table.entries for table in reversed(tables)))
+
+    def finished(self, item: pytest.Item, report: Report) -> None:
+        """Note which entries a test that ran to its end was about."""
+        settings = report.settings
+        if settings.nesting is not None:
+            return
+        self.ran.add(item.stash[_nodeid])
+        for entry in settings.expected_failures:
+            if entry.table and expected_failures.tally(entry, report.outcomes, settings.invariants).matched:
+                self.used.add((entry.table, entry.key))
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember that tests may be missing."""
+        self.broken = self.broken or report.failed
+
+    @pytest.hookimpl
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Look at tests that were marked after they were collected."""
+        self.collected = True
+        for item in session.items:
+            if _nodeid not in item.stash and item.get_closest_marker(MARKER):
+                self.entries(item)
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Warn; a worker of xdist hands over what it saw instead."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_WIRE] = self.to_wire()
+            return
+        whole = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
+        if session.exitstatus not in whole or self.broken or not self.collected:
+            return
+        for table, text in self.complaints(Selection.of(session.config)):
+            self._warn(table, text)
+        if self.errors and session.exitstatus != pytest.ExitCode.TESTS_FAILED:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _warn(self, table: Table, text: str) -> None:
+        """A warning at the line of the table; where warnings are errors, the run fails, and no traceback of ours is shown."""
+        try:
+            warnings.warn_explicit(ExpectedFailuresWarning(text), None, str(self.path), table.line)
+        except ExpectedFailuresWarning:
+            self.errors.append(f"{self.shown}:{table.line}: {text}")
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what a warning that is an error was."""
+        if self.errors:
+            terminalreporter.section(TITLE, red=True)
+            for line in self.errors:
+                terminalreporter.write_line(f"ERROR {line}", red=True)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a worker of xdist saw; one that crashed says nothing."""
+        wire = getattr(node, "workeroutput", {}).get(_WIRE)
+        if wire:
+            self.absorb(wire)
+
+    def to_wire(self) -> dict[str, Any]:
+        """What this process saw, in plain types."""
+        asked = {pattern: sorted(nodeids) for pattern, nodeids in self.asked.items()}
+        used = [list(pair) for pair in sorted(self.used)]
+        return {
+            "collected": self.collected,
+            "broken": self.broken,
+            "asked": asked,
+            "ran": sorted(self.ran),
+            "used": used,
+        }
+
+    def absorb(self, wire: Mapping[str, Any]) -> None:
+        """Add what another process saw."""
+        self.collected |= wire["collected"]
+        self.broken |= wire["broken"]
+        self.ran.update(wire["ran"])
+        self.used.update((table, key) for table, key in wire["used"])
+        for pattern, nodeids in wire["asked"].items():
+            self.asked.setdefault(pattern, set()).update(nodeids)
+
+    def complaints(self, selection: Selection) -> Iterator[tuple[Table, str]]:
+        """What matched nothing, though it could have: the selection took in all that the table may be for."""
+        for table in self.tables:
+            if not covers(selection, table):
+                continue
+            asked = self.asked.get(table.pattern)
+            if not asked:
+                yield table, f"table {table.pattern!r} of expected failures matches no test marked {MARKER}"
+            elif asked <= self.ran:
+                for entry in table.entries:
+                    if (table.pattern, entry.key) not in self.used:
+                        yield table, f"expected failure {entry} of table {table.pattern!r} matches no nesting that ran"
+
+
+def covers(selection: Selection, table: Table) -> bool:
+    """Whether every test that a table may be for was looked at; those of a file that is not there were."""
+    missing = table.folder == str(Path(table.file)) and not (selection.root / table.folder).exists()
+    return missing or selection.covers(table.folder)

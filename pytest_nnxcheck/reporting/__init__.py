@@ -1,0 +1,1 @@
+"""What is said, made from plain data alone: messages, summaries, reports and the memory baseline."""

@@ -1,0 +1,176 @@
+"""A run as Markdown, for a pull request or the summary page of GitHub Actions: the failing tests first, cut to what fits.
+
+Nothing here imports pytest, hypothesis, jax or flax.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.reporting import records
+from pytest_nnxcheck.reporting.records import Records
+from pytest_nnxcheck.reporting.report import counts
+
+COMMENT = 65_536
+"""Bytes that the comment of a pull request may have on GitHub; the characters that it counts are never more."""
+
+_LONGEST = 8_000
+_RESERVED = 400
+_SPECIAL = re.compile(r"[^\w\s./:;,=()%+-]|_(?!\w)|(?<!\w)_")
+_UNSAFE_IN_CODE = re.compile(r"[`|\\\n\r\t]|^\s|\s$|^$")
+_TABLE = "| test | broken | smallest nesting | peak | budget |\n|---|---|---|---:|---:|\n"
+_PASSED = "| test | nestings | worst peak | of budget |\n|---|---|---:|---:|\n"
+
+
+def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
+    """The text of a ``.md`` report, of at most ``limit`` bytes."""
+    tests = records.by_test(document)
+    bad = [found for found in tests if not records.passed(found["test"])]
+    good = [found for found in tests if records.passed(found["test"])]
+    space = _Space(limit - _RESERVED)
+    space.take(_head(document, bad, tests))
+    rows = space.fill(_TABLE, map(_failing_row, bad))
+    told = space.fill("", map(_details, bad))
+    left = len(bad) - min(rows, told)
+    if good:
+        label = f"{len(good)} test{'s' * (len(good) != 1)} passed or skipped"
+        left += len(good) - space.fill(_open(label) + _PASSED, map(_passing_row, good), "\n</details>\n")
+    if measured := [found for found in tests if found["test"]["un_nested_peak"]]:
+        pieces = sum(len(found["test"]["advice"]) for found in measured)
+        advice = f", and advice on {pieces} of them" if pieces else ""
+        space.fill(
+            _open(f"Where the bytes of the un-nested calls are{advice}"),
+            map(_memory, measured),
+            "\n</details>\n",
+        )
+    if left:
+        space.take(
+            f"\n{left} more tests do not fit in here, or not with their messages: see the .html or .json report.\n",
+            force=True,
+        )
+    return space.text()
+
+
+class _Space:
+    """Text up to a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+        self.parts: list[str] = []
+
+    def take(self, part: str, *, force: bool = False) -> bool:
+        size = len(part.encode())
+        if size > self.left and not force:
+            return False
+        self.left -= size
+        self.parts.append(part)
+        return True
+
+    def fill(self, head: str, parts: Iterable[str], tail: str = "\n") -> int:
+        """Take as many of the parts as fit, between head and tail, which are there if any is. Return how many."""
+        taken = 0
+        for part in parts:
+            frame = 0 if taken else len(head.encode()) + len(tail.encode())
+            if len(part.encode()) + frame > self.left:
+                break
+            if not taken:
+                self.take(head)
+                self.left -= len(tail.encode())
+            self.take(part)
+            taken += 1
+        if taken:
+            self.parts.append(tail)
+        return taken
+
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records]) -> str:
+    packages = document["run"].get("packages", {})
+    versions = ", ".join(f"{text(name)} {text(packages[name])}" for name in ("jax", "flax") if name in packages)
+    if not tests:
+        return f"## nnx invariants: no marked test ran\n\n{versions}\n\n"
+    verdict = f"✗ nnx invariants: {len(bad)} of {len(tests)} tests failed" if bad else "✓ nnx invariants: all hold"
+    total = Counter[str]()
+    for found in tests:
+        total.update(found["test"]["counts"])
+    nestings = len(document["nestings"])
+    left = sum(found["test"]["not_run"] for found in tests)
+    told = (counts(total) or "none") + (f", {left} not run" if left else "")
+    return f"## {verdict}\n\n{nestings} nestings of {len(tests)} tests: {told}  \n{versions}\n\n"
+
+
+def _failing_row(found: Records) -> str:
+    shown = records.shown(found)
+    nesting = code(shown["nesting"]) if shown else "-"
+    peak, budget = (_bytes(shown["peak"]), _bytes(shown["budget"])) if shown else ("-", "-")
+    return f"| {code(found['test']['nodeid'])} | {text(records.broken(found))} | {nesting} | {peak} | {budget} |\n"
+
+
+def _bytes(size: int | None) -> str:
+    return "-" if size is None else format_bytes(size)
+
+
+def _passing_row(found: Records) -> str:
+    test, worst = found["test"], records.worst_peak(found)
+    name = code(test["nodeid"])
+    left = f", {test['not_run']} not run" if test["not_run"] else ""
+    tried = f"{len(found['nestings'])}: {counts(test['counts'])}{left}" if found["nestings"] else test["outcome"]
+    peak, budget = (_bytes(worst["peak"]), _bytes(worst["budget"])) if worst else ("-", "-")
+    return f"| {name} | {text(tried)} | {peak} | {budget} |\n"
+
+
+def _memory(found: Records) -> str:
+    test = found["test"]
+    rows = [*test["un_nested_peak"], *(("advice", piece) for piece in test["advice"])]
+    return f"{code(test['nodeid'])}\n\n" + fenced("\n".join(f"{label:<10}{told}" for label, told in rows)) + "\n"
+
+
+def _open(label: str) -> str:
+    return f"<details><summary>{label}</summary>\n\n"
+
+
+def _details(found: Records) -> str:
+    shown = records.shown(found)
+    where = f" under {html_code(shown['nesting'])}" if shown else ""
+    label = f"{html_code(found['test']['nodeid'])}: {text(records.broken(found))}{where}"
+    parts = [_open(label), fenced(_cut(found["test"]["message"] or found["test"]["outcome"]))]
+    if shown and 0 < len(shown["program_text"]) <= _LONGEST:  # a part of a program is of no use
+        parts += ["\nThe same without the plugin:\n\n", fenced(shown["program_text"], "python")]
+    return "".join([*parts, "\n</details>\n\n"])
+
+
+def _cut(message: str) -> str:
+    return (
+        message if len(message) <= _LONGEST else f"{message[:_LONGEST]}\n... {len(message) - _LONGEST} characters more"
+    )
+
+
+def fenced(body: str, language: str = "text") -> str:
+    """A block of code that nothing in the text can end."""
+    fence = "`" * max(3, 1 + max(_runs(body), default=0))
+    return f"{fence}{language}\n{body}\n{fence}\n"
+
+
+def _runs(body: str) -> Iterator[int]:
+    return (len(run) for run in re.findall("`+", body))
+
+
+def code(name: str) -> str:
+    """A name as code, in a sentence or a cell of a table."""
+    return html_code(name) if _UNSAFE_IN_CODE.search(name) else f"`{name}`"
+
+
+def html_code(name: str) -> str:
+    """The same as HTML, where Markdown has no quoting that always works."""
+    return f"<code>{text(name)}</code>"
+
+
+def text(words: str) -> str:
+    """Text that is neither Markdown nor HTML, on one line: what could be either is written as a number."""
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", " ".join(words.split()))

@@ -1,0 +1,253 @@
+"""A report as plain data: what JSON holds, what crosses from a worker of xdist to its controller, what pages are made of.
+
+A test gives one head and one record for each nesting. `docs/report.md` describes the keys, `docs/report.schema.json` checks them.
+Nothing here imports pytest, hypothesis, jax or flax.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from pytest_nnxcheck.core.evidence import Evidence
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.settings import OPTIONS, show
+from pytest_nnxcheck.reporting import memory_breakdown
+from pytest_nnxcheck.reporting import report as texts
+from pytest_nnxcheck.reporting.report import Report
+
+VERSION = 1
+"""Of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
+
+NAME = "pytest-nnxcheck report"
+LONGEST_PROGRAM = 256 * 1024
+"""Characters of a program to paste that a report takes in; a longer file is named by its path alone."""
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\t\n"}
+
+
+class Place(TypedDict):
+    """A line of a file: relative to pytest's root directory where it lies below, and counted from 1."""
+
+    file: str
+    line: int
+
+
+class OfTest(TypedDict):
+    """The head of one test."""
+
+    nodeid: str
+    outcome: str
+    verdict: str
+    summary: str
+    counts: dict[str, int]
+    not_run: int
+    modes: dict[str, str]
+    shown: str
+    message: str
+    place: Place | None
+    failed_at: Place | None
+    settings: dict[str, str]
+    options: str
+    notes: list[str]
+    advice: list[str]
+    un_nested_peak: list[list[str]]
+    seconds: float
+
+
+class OfNesting(TypedDict):
+    """One nesting of one test."""
+
+    nodeid: str
+    nesting: str
+    mode: str
+    layers: list[str]
+    verdict: str
+    word: str
+    reason: str
+    violations: list[dict[str, Any]]
+    explained: list[list[str]]
+    notes: list[str]
+    expected_failures: list[str]
+    peak: int | None
+    budget: int | None
+    expected_peak: int | None
+    split: dict[str, int] | None
+    un_nested: dict[str, int] | None
+    buffers: list[dict[str, Any]]
+    places: list[dict[str, Any]]
+    captured: list[dict[str, Any]]
+    growth: dict[str, Any] | None
+    story: list[list[str]]
+    leaks: list[dict[str, Any]]
+    moves: list[dict[str, Any]]
+    reusable: list[str]
+    program: str
+    program_text: str
+    replay: str
+    seconds: float
+
+
+class Records(TypedDict):
+    """What one test gives: its head, and its nestings in the order in which they ran."""
+
+    test: OfTest
+    nestings: list[OfNesting]
+
+
+def of_report(found: Report, folder: Path | None = None) -> Records:
+    """The records of a report; the paths of programs start from ``folder``. What pytest knows of the test is `empty_test`'s."""
+    bad = found.broken or tuple(o for o in found.outcomes if o.verdict == "failed")
+    test: OfTest = {
+        **empty_test(found.test_id),
+        "verdict": found.verdict if found.outcomes else "",
+        "summary": plain(texts.summary(found)),
+        "counts": dict(texts.kinds(found.outcomes)),
+        "not_run": found.not_run,
+        "modes": dict(found.modes),
+        "shown": str(min(bad, key=lambda outcome: outcome.nesting.plainness).nesting) if bad else "",
+        "message": "" if found.ok else plain(str(found)),
+        "settings": {name: _shown(getattr(found.settings, name)) for name in OPTIONS},
+        "options": plain(found.options),
+        "notes": plain(found.notes),
+        "advice": plain(found.advice),
+        "un_nested_peak": plain(found.un_nested),
+        "seconds": sum(outcome.seconds for outcome in found.outcomes),
+    }
+    return {"test": test, "nestings": [_of_outcome(found, outcome, folder) for outcome in found.outcomes]}
+
+
+def empty_test(nodeid: str) -> OfTest:
+    """The head of a test of which nothing is known yet, as one that never ran."""
+    return {
+        "nodeid": plain(nodeid),
+        "outcome": "",
+        "verdict": "",
+        "summary": "",
+        "counts": {},
+        "not_run": 0,
+        "modes": {},
+        "shown": "",
+        "message": "",
+        "place": None,
+        "failed_at": None,
+        "settings": {},
+        "options": "",
+        "notes": [],
+        "advice": [],
+        "un_nested_peak": [],
+        "seconds": 0.0,
+    }
+
+
+def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesting:
+    known = outcome.evidence or Evidence()
+    measured = plain(known)
+    del measured["un_nested_buffers"]  # the same for all nestings of a call: a place says what it holds un-nested
+    told = {
+        "nodeid": plain(found.test_id),
+        "nesting": str(outcome.nesting),
+        "mode": outcome.nesting.mode,
+        "layers": [str(layer) for layer in outcome.nesting.layers],
+        "verdict": outcome.verdict,
+        "word": texts.word(outcome),
+        "reason": plain(outcome.reason),
+        "violations": plain(outcome.violations),
+        "explained": plain(outcome.explained),
+        "notes": plain(outcome.notes),
+        "expected_failures": plain(outcome.expected),
+        "peak": outcome.peak,
+        "budget": outcome.budget,
+        "expected_peak": measured.pop("expected"),
+        **measured,
+        "story": plain(memory_breakdown.rows(known)),
+        "program": plain(outcome.program),
+        "program_text": _program(outcome.program, folder),
+        "replay": plain(texts.replay(found, outcome.nesting)),
+        "seconds": outcome.seconds,
+    }
+    return cast("OfNesting", told)
+
+
+def _program(shown: str, folder: Path | None) -> str:
+    """The text of a program to paste; empty where there is none, or no file that can be read."""
+    if not shown or folder is None:
+        return ""
+    try:
+        text = (folder / shown).read_text(encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError):
+        return ""
+    return str(plain(text)) if len(text) <= LONGEST_PROGRAM else ""
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple) and not all(isinstance(word, str) for word in value):
+        return str(plain(", ".join(map(str, value))))
+    return str(plain(show(value)))
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists, text that every encoding, page and terminal takes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode().translate(_CONTROLS)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {plain(str(key)): plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def document(run: Mapping[str, Any], tests: Iterable[Records]) -> dict[str, Any]:
+    """A whole run: one list of tests and one of nestings, both in the order of the tests' names."""
+    ordered = sorted(tests, key=lambda records: records["test"]["nodeid"])
+    return {
+        "schema": NAME,
+        "version": VERSION,
+        "run": plain(run),
+        "tests": [records["test"] for records in ordered],
+        "nestings": [nesting for records in ordered for nesting in records["nestings"]],
+    }
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """The text of a ``.json`` report."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def by_test(document: Mapping[str, Any]) -> list[Records]:
+    """The tests of a whole run, each with its nestings."""
+    found: dict[str, Records] = {test["nodeid"]: {"test": test, "nestings": []} for test in document["tests"]}
+    for nesting in document["nestings"]:
+        found[nesting["nodeid"]]["nestings"].append(nesting)
+    return list(found.values())
+
+
+def passed(test: OfTest) -> bool:
+    """Whether pytest counts nothing against the test."""
+    return test["outcome"] not in {"failed", "error", "interrupted"}
+
+
+def shown(found: Records) -> OfNesting | None:
+    """The nesting that a failing test is about: the smallest one."""
+    name = found["test"]["shown"]
+    return next((nesting for nesting in found["nestings"] if nesting["nesting"] == name), None) if name else None
+
+
+def broken(found: Records) -> str:
+    """What is the matter with a failing test, in a few words: invariants, or the first line of its message."""
+    nesting = shown(found)
+    names = [violation["invariant"] for violation in nesting["violations"]] if nesting else []
+    first = (found["test"]["message"] or found["test"]["outcome"]).partition("\n")[0].partition("  ")[0]
+    return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
+
+
+def worst_peak(found: Records) -> OfNesting | None:
+    """The nesting whose peak is the largest part of its budget, or just the largest."""
+    known = [nesting for nesting in found["nestings"] if nesting["peak"] is not None]
+    return max(known, key=lambda o: ((o["peak"] or 0) / (o["budget"] or math.inf), o["peak"] or 0), default=None)

@@ -1,0 +1,402 @@
+"""The text that people read: the message of a failure, and one line a test in the terminal summary.
+
+The text is an interface: it is tested. Nothing here imports pytest, hypothesis, jax or flax.
+"""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from pytest_nnxcheck.core import expected_failures, modes
+from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Nesting
+from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import Row, format_bytes
+
+BROKEN = "nnx invariant broken"
+REFUSED = "nnx nesting rejected by flax"
+REFUSED_MODE = "nnx mode rejected by flax"
+NOTHING = "nnx nothing was checked"
+_LABEL = 12
+NOT_RUN = "not run: "
+VERDICTS = {
+    "violated": "violated",
+    "failed": "failed",
+    "held": "held",
+    "expected": "expected to fail",
+    "rejected": "not supported by flax",
+    "unfit": "left out",
+}
+"""Kinds of verdicts as people read them, the worst first."""
+
+_RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one check found: an outcome for each nesting, in the order in which they ran.
+
+    ``notes`` says what was left out and why, ``not_run`` is how many nestings were left when what broke was known; ``test_id`` and
+    ``options`` are pytest's, for the replay line;
+    ``advice`` is what the un-nested call need not spend memory on, ``un_nested`` the rows that say where its bytes are;
+    ``str(report)`` is the text of a failure, or one line if all is well.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    settings: Settings
+    notes: tuple[str, ...] = ()
+    test_id: str = ""
+    options: str = ""
+    programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
+    not_run: int = 0
+    advice: tuple[str, ...] = ()
+    un_nested: tuple[Row, ...] = ()
+
+    def program(self, outcome: Outcome | None = None) -> str:
+        """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
+        shown = outcome or next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
+        return self.programs.get(shown.nesting, "") if shown else ""
+
+    @property
+    def broken(self) -> tuple[Outcome, ...]:
+        """The outcomes that violate an invariant, the smallest nesting first."""
+        return _by_plainness(self.outcomes, "violated")
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """What the smallest broken nesting violates; empty if every invariant held."""
+        return self.broken[0].violations if self.broken else ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked, nothing was violated, no nesting raised, and what was expected to fail did."""
+        judged = [outcome.verdict for outcome in self.outcomes if outcome.verdict != "rejected"]
+        refused = any(outcome.verdict == "rejected" and not outcome.unfit for outcome in self.outcomes)
+        strict = refused and self.settings.on_rejection == "fail"
+        bad = strict or nothing_checked(self.outcomes) or "rejected" in self.modes.values() or self.unexpected
+        return not bad and all(verdict in {"held", "expected"} for verdict in judged)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the whole check: its worst one; ``failed`` too where an expected failure did not happen, or nothing ran."""
+        worst = modes.verdict(list(self.outcomes))
+        if not self.outcomes or self.unexpected:
+            return "violated" if worst == "violated" else "failed"
+        return worst if worst != "held" or self.ok else "rejected"
+
+    @property
+    def unexpected(self) -> tuple[str, ...]:
+        """A line for each expected failure that did not happen."""
+        settings = self.settings
+        lines = expected_failures.unexpected(
+            settings.expected_failures,
+            self.outcomes,
+            settings.invariants,
+            replayed=settings.nesting,
+        )
+        return tuple(f"nnx {line}" for line in lines)
+
+    @property
+    def modes(self) -> dict[str, Verdict]:
+        """The verdict on each mode of flax that nestings ran in: its worst one; ``rejected`` where flax does not take the call."""
+        return {mode: modes.verdict(outcomes) for mode, outcomes in modes.by_mode(self.outcomes).items()}
+
+    def __str__(self) -> str:
+        worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
+        return message(self, worst) if worst else "\n".join([*self.unexpected, summary(self)])
+
+
+def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
+    return tuple(sorted((o for o in outcomes if o.verdict == verdict), key=lambda outcome: outcome.nesting.plainness))
+
+
+def rejected_modes(report: Report) -> str:
+    """The text for modes that flax does not take the call in; empty if there are none. The question was whether it survives them."""
+    rejected = [mode for mode, verdict in report.modes.items() if verdict == "rejected"]
+    if not rejected:
+        return ""
+    head = f"{REFUSED_MODE}: {', '.join(rejected)}"
+    shown = next(o for o in report.outcomes if o.nesting.mode == rejected[0] and o.by_mode)
+    rows = [("modes", _mode_lines(report)), ("replay", replay(report, shown.nesting))]
+    return lay_out(head, report.test_id, rows)
+
+
+def modes_note(report: Report) -> str:
+    """The note on the user's exception that says what every mode did; empty where none was named."""
+    return _row("modes", _mode_lines(report)) if _shows_modes(report) else ""
+
+
+def _mode_lines(report: Report) -> str:
+    """One line for each mode that nestings ran in: what it did, and the smallest nesting that it broke."""
+    return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in modes.by_mode(report.outcomes).items())
+
+
+def _mode_line(report: Report, mode: str, outcomes: list[Outcome]) -> str:
+    verdict = report.modes[mode]
+    if verdict == "rejected":
+        return f"{mode} rejected by flax   {modes.rejection(outcomes)}"
+    line = f"{mode} {verdict}   {counts(Counter(outcome.verdict for outcome in outcomes))}"
+    return line if verdict == "held" else f"{line}; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
+
+
+def message(report: Report, outcome: Outcome) -> str:
+    """The text for one broken, failed or rejected nesting, with what the others did."""
+    return lay_out(headline(outcome), report.test_id, _rows(report, outcome))
+
+
+def lay_out(head: str, test_id: str, rows: Iterable[Row]) -> str:
+    """A message: its first line with the test, and its rows."""
+    return "\n".join([f"{head:<50} {test_id}".rstrip(), *(_row(*row) for row in rows)])
+
+
+def headline(outcome: Outcome) -> str:
+    """The first line: the invariant that broke, or what else is the matter."""
+    if outcome.violations:
+        return f"{BROKEN}: {outcome.violations[0].invariant}"
+    return f"nnx nesting failed: {outcome.nesting}" if outcome.verdict == "failed" else f"{REFUSED}: {outcome.nesting}"
+
+
+def _row(label: str, text: str) -> str:
+    first, *rest = text.splitlines() or [""]
+    return "\n".join(
+        [f"  {label:<{_LABEL - 1}} {first}".rstrip(), *(f"  {'':<{_LABEL}}{line}".rstrip() for line in rest)],
+    )
+
+
+def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
+    yield "nesting", f"{outcome.nesting!s:<38} {tried(report)}"
+    if outcome.reason:
+        yield outcome.verdict, outcome.reason
+    for violation in outcome.violations:
+        yield violation.invariant, violation.summary
+        yield from violation.details
+        if violation.hint:
+            yield "hint", violation.hint
+    yield from outcome.explained
+    yield from (("note", note) for note in outcome.notes)
+    yield from (("also broken", text) for text in _also_broken(report, outcome))
+    yield from (("also failed", f"{o.nesting}: {o.reason:.100}") for o in _other_failures(report, outcome))
+    if _shows_modes(report):
+        yield "modes", _mode_lines(report)
+    if outcome.program:
+        yield "program", outcome.program
+    yield "replay", replay(report, outcome.nesting)
+
+
+def _shows_modes(report: Report) -> bool:
+    return any(outcome.nesting.mode != MODES[0] for outcome in report.outcomes)
+
+
+def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
+    """One line for each invariant that only other nestings broke, with the smallest of them."""
+    told = {violation.invariant for violation in shown.violations}
+    for invariant in report.settings.invariants:
+        nestings = [o.nesting for o in report.broken if any(v.invariant == invariant for v in o.violations)]
+        if nestings and invariant not in told:
+            more = f", and {len(nestings) - 1} more" if nestings[1:] else ""
+            yield f"{invariant}, smallest: {nestings[0]}{more}"
+
+
+def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:
+    """The smallest nesting of each further exception; its reason starts with the type."""
+    kinds = {shown.reason.partition(":")[0]: shown} if shown.verdict == "failed" else {}
+    for outcome in _by_plainness(report.outcomes, "failed"):
+        kinds.setdefault(outcome.reason.partition(":")[0], outcome)
+    return [outcome for outcome in kinds.values() if outcome is not shown]
+
+
+def tried(report: Report) -> str:
+    """``smallest of 41 tried; 1 violated, 31 held, 9 rejected by flax``."""
+    if report.settings.nesting is not None:
+        return "replayed, no other was tried"
+    left = f"; {report.not_run} not run, --nnx-all runs them" if report.not_run else ""
+    return f"smallest of {len(report.outcomes)} tried; {counts(kinds(report.outcomes))}{left}"
+
+
+def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """How many of each verdict; what was rejected because a layer cannot take the call counts as ``unfit``."""
+    return Counter("unfit" if outcome.unfit else outcome.verdict for outcome in outcomes)
+
+
+def word(outcome: Outcome) -> str:
+    """The verdict as people read it."""
+    return next(VERDICTS[kind] for kind in kinds([outcome]))
+
+
+def counts(of: Mapping[str, int]) -> str:
+    """``1 violated, 31 held``: the verdicts that occur, the worst first."""
+    return ", ".join(f"{of[verdict]} {word}" for verdict, word in VERDICTS.items() if of.get(verdict))
+
+
+def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
+    """The note on the user's exception: its causes, and the nesting, which nothing else in the traceback names.
+
+    ``own`` is whether the test body raised it, not the call. Un-nested, without a known cause, there is nothing to say.
+    """
+    rows = [] if own else [("note", note) for note in outcome.notes]
+    rest = _un_nested(report, outcome.nesting)
+    if rest:
+        rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {rest}"))
+        if own:
+            rows.append(("", _RANDOM))
+        rows += [("program", outcome.program)] if outcome.program else []
+        rows.append(("replay", replay(report, outcome.nesting)))
+    return "\n".join(_row(*row) for row in rows)
+
+
+def explained_note(outcome: Outcome | None) -> str:
+    """The note on the user's exception that says what was found around its nesting; empty if nothing was."""
+    return "\n".join(_row(*row) for row in outcome.explained) if outcome is not None else ""
+
+
+def _un_nested(report: Report, nesting: Nesting) -> str:
+    """What the same test body did un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
+    bare = [o for o in report.outcomes if not o.nesting.layers]
+    if nesting.layers:
+        passed = next((o.verdict == "held" for o in bare if o.nesting.mode == nesting.mode), True)
+        return f"{UN_NESTED}, the same test body {'passed' if passed else 'did not pass either'}"
+    held = [o.nesting for o in bare if o.verdict == "held"]
+    return f"{held[0]}, the same test body passed" if held else ""
+
+
+def replay(report: Report, nesting: Nesting) -> str:
+    """What runs this nesting and no other."""
+    if not report.test_id:
+        return f"check(..., nesting={str(nesting)!r})"
+    options = f"{report.options} " if report.options else ""
+    return f"pytest {shlex.quote(report.test_id)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
+
+
+def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
+    """Whether flax rejected every nesting that is one, in any of the modes."""
+    nested = [outcome for outcome in outcomes if outcome.nesting.layers]
+    checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
+    return any(outcome.nesting.mode not in checked for outcome in nested)
+
+
+def left_out(outcomes: Iterable[Outcome]) -> list[str]:
+    """One note for each reason for which layers, or nestings of several, cannot take the call."""
+    reasons: dict[str, list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.nesting.plainness):
+        if outcome.unfit and not outcome.reason.startswith(NOT_RUN):
+            reasons.setdefault(outcome.misfit or outcome.reason, []).append(outcome)
+    return [_left_out(reason, those) for reason, those in reasons.items()]
+
+
+def _left_out(reason: str, outcomes: list[Outcome]) -> str:
+    """``scan, while_loop left out: each carries the state, ...``."""
+    shown = [outcome for outcome in outcomes if len(outcome.nesting) == 1] or outcomes[:1]
+    if reason == shown[0].reason or len(shown[0].nesting) != 1:
+        sentence = shown[0].reason
+    else:
+        sentence = f"{'each' if len(shown) > 1 else 'it'} {reason}"
+    return f"{', '.join(str(outcome.nesting) for outcome in shown)} left out: {sentence}"
+
+
+def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """One note for each reason for which flax refused styles: by style the outcome of its probe."""
+    reasons: dict[str, list[str]] = {}
+    for style, outcome in outcomes.items():
+        reasons.setdefault(outcome.reason, []).append(style)
+    return [
+        f"{', '.join(styles)} refused by this flax, as for every module whose state changes in the call: {outcomes[styles[0]].nesting} raises"
+        f" {reason}; drawn no more"
+        for reason, styles in reasons.items()
+    ]
+
+
+IDLE = 0.99
+"""A remat that leaves this part of the peak or more saves nothing: the compiler itself rounds and reorders by less."""
+
+
+def idle_remat(outcomes: Iterable[Outcome]) -> str:
+    """The smallest nesting whose remat inside a grad costs time and saves no memory; empty if there is none."""
+    peaks = {outcome.nesting: outcome.peak for outcome in outcomes if outcome.peak is not None}
+    compared = [
+        (nesting, peak, peaks[bare]) for nesting, peak in peaks.items() for bare in _bare(nesting) if bare in peaks
+    ]
+    idle = sorted((each for each in compared if each[1] >= IDLE * each[2]), key=lambda each: each[0].plainness)
+    if not idle:
+        return ""
+    nesting, peak, without = idle[0]
+    figures = f"{format_bytes(peak)} with it, {format_bytes(without)} without ({nesting})"
+    others = f"; it does in {len(compared) - len(idle)} of {len(compared)} nestings" if compared[len(idle) :] else ""
+    return f"remat does not lower the peak under grad: {figures}{others}"
+
+
+def _bare(nesting: Nesting) -> Iterator[Nesting]:
+    """The nesting without one of the remats inside its grad."""
+    under_grad = False
+    for number, layer in enumerate(nesting.layers):
+        if under_grad and layer.transform == "remat":
+            yield replace(nesting, layers=nesting.layers[:number] + nesting.layers[number + 1 :])
+        under_grad = under_grad or layer.transform == "grad"
+
+
+def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The outcome whose peak is the largest part of its budget, or just the largest."""
+    known = [outcome for outcome in outcomes if outcome.peak is not None]
+    return max(known, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
+
+
+def wrapped(notes: str, width: int, label: str = "") -> str:
+    """Notes, one a line, below the line of their test: as wide as the terminal."""
+    fill = functools.partial(textwrap.fill, width=max(width, 40), break_long_words=False, break_on_hyphens=False)
+    return "".join(
+        "\n" + fill(label + note, initial_indent="    ", subsequent_indent="      ") for note in notes.splitlines()
+    )
+
+
+def properties(report: Report) -> list[tuple[str, str | int]]:
+    """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
+    verdicts = kinds(report.outcomes)
+    pairs: list[tuple[str, str | int]] = [("nnx_verdict", report.verdict)] if report.outcomes else []
+    pairs += [("nnx_nestings", len(report.outcomes))]
+    pairs += [
+        (f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected", "expected")
+    ]
+    pairs += [("nnx_unfit", verdicts["unfit"])] if verdicts["unfit"] else []
+    pairs += [("nnx_not_run", report.not_run)] if report.not_run else []
+    worst = worst_peak(report.outcomes)
+    if worst is not None and worst.peak is not None:
+        pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
+        pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
+    pairs += [("nnx_remat", remat)] if (remat := idle_remat(report.outcomes)) else []
+    if expectations := _expectations(report):
+        pairs.append(("nnx_expected_failures", "; ".join(expectations)))
+    if _shows_modes(report):
+        pairs.append(("nnx_modes", ", ".join(f"{mode} {verdict}" for mode, verdict in report.modes.items())))
+    pairs += [("nnx_advice", "\n".join(report.advice))] if report.advice else []
+    return pairs + ([("nnx_notes", "\n".join(report.notes))] if report.notes else [])
+
+
+def _expectations(report: Report) -> list[str]:
+    """``'memory' (why): 3 nestings``, for each expected failure that came true."""
+    counted = [
+        (entry, sum(entry.key in o.expected for o in report.outcomes)) for entry in report.settings.expected_failures
+    ]
+    return [f"{entry}: {times} nesting{'s' * (times != 1)}" for entry, times in counted if times]
+
+
+def summary(report: Report) -> str:
+    """One line: nestings run, their verdicts, the worst peak against its budget."""
+    return summary_of(dict(properties(report)))
+
+
+def summary_of(found: Mapping[str, str | int]) -> str:
+    """The same from the flat pairs of a test report."""
+    verdicts = {verdict: int(found.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
+    total = int(found["nnx_nestings"])
+    text = f"{total} nesting{'s' * (total != 1)}: {counts(verdicts) or 'none finished'}"
+    text += f", {found['nnx_not_run']} not run" if "nnx_not_run" in found else ""
+    if "nnx_peak" in found:
+        bound = f" of {format_bytes(int(found['nnx_budget']))}" if "nnx_budget" in found else ""
+        text += f"; worst peak {format_bytes(int(found['nnx_peak']))}{bound} ({found['nnx_peak_nesting']})"
+    text += f"; {found['nnx_remat']}" if "nnx_remat" in found else ""
+    text += f"; modes: {found['nnx_modes']}" if "nnx_modes" in found else ""
+    return text

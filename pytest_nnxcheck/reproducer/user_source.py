@@ -1,0 +1,386 @@
+"""The user's own code as text: a function and the definitions of its module that it needs, by name, from the first to the last.
+
+What a test takes from other modules stays an import, unless those need pytest: then it is copied as well. Names of pytest, hypothesis
+and this package are left out, decorators among them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+import site
+import symtable
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pytest_nnxcheck.reproducer.own_source import bound_by, is_text
+
+LEFT_OUT = frozenset(("pytest", "_pytest", "hypothesis", "pytest_nnxcheck", "conftest"))
+"""Packages that a program does without; a conftest.py is pytest's file, its code is copied."""
+EFFECTS = ("jax", "os", "nnx", "flax", "np", "numpy", "sys", "warnings")
+"""What a statement at the top of a module is run for, if it starts with one of these: ``jax.config.update(...)``."""
+
+
+class NoSource(Exception):
+    """Code that no file holds."""
+
+
+@dataclass(frozen=True)
+class UserModule:
+    """One module of the user, taken apart."""
+
+    name: str
+    package: str
+    lines: tuple[str, ...]
+    tree: ast.Module
+    bound: dict[str, list[ast.stmt]]
+    """The statements at the top that bind a name."""
+    left_out: frozenset[str]
+    """Names that are nothing without pytest."""
+    future: bool
+
+    def text(self, node: ast.stmt) -> str:
+        """The source of a statement without the decorators that are left out, at the left margin."""
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        dropped = {number for inner in ast.walk(node) for number in self.dropped(inner)}
+        end = node.end_lineno or node.lineno
+        kept = [self.lines[number - 1] for number in range(first, end + 1) if number not in dropped]
+        return textwrap.dedent("\n".join(kept))
+
+    def dropped(self, node: ast.AST) -> Iterator[int]:
+        """The lines of the decorators that are left out."""
+        for decorator in getattr(node, "decorator_list", ()):
+            if names_of(decorator) & self.left_out:
+                yield from range(decorator.lineno, (decorator.end_lineno or decorator.lineno) + 1)
+
+
+def names_of(*nodes: ast.AST) -> set[str]:
+    """The names that code uses, decorators, annotations and bodies alike; also those in annotations written as text."""
+    return {node.id for each in nodes for node in ast.walk(each) if isinstance(node, ast.Name)}
+
+
+@functools.lru_cache(maxsize=64)
+def read_module(module: ModuleType) -> UserModule:
+    """Take a module apart. Raises `NoSource`."""
+    try:
+        text = inspect.getsource(module)
+        tree = ast.parse(text)
+    except (OSError, TypeError, SyntaxError) as error:
+        raise NoSource(f"the source of {module.__name__} cannot be read") from error
+    bound: dict[str, list[ast.stmt]] = {}
+    for statement in tree.body:
+        for name in bound_by(statement):
+            bound.setdefault(name, []).append(statement)
+    future = any(isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in tree.body)
+    package = getattr(module, "__package__", "") or ""
+    return UserModule(module.__name__, package, tuple(text.splitlines()), tree, bound, left_out(tree), future)
+
+
+def left_out(tree: ast.Module) -> frozenset[str]:
+    """Names that are imported from pytest and its like, and those that are made of them: ``marked = pytest.mark.nnx_invariants``."""
+    names: set[str] = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.Import):
+            found = [alias for alias in statement.names if alias.name.partition(".")[0] in LEFT_OUT]
+            names.update(alias.asname or alias.name.partition(".")[0] for alias in found)
+        elif isinstance(statement, ast.ImportFrom) and is_left_out(statement.module):
+            names.update(alias.asname or alias.name for alias in statement.names)
+        elif (
+            isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value and names & names_of(statement.value)
+        ):
+            names.update(bound_by(statement))
+    return frozenset(names)
+
+
+def is_left_out(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in LEFT_OUT - {"conftest"}
+
+
+def function_node(module: UserModule, function: Any) -> ast.stmt:
+    """The definition of a function, wherever in the module it stands. Raises `NoSource`."""
+    code = getattr(function, "__code__", None) or getattr(function, "f_code", None)
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef) and code is not None and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if code.co_firstlineno in (first, node.lineno):
+                return node
+    raise NoSource(f"the source of {getattr(function, '__qualname__', function)} cannot be found")
+
+
+@dataclass
+class Sources:
+    """Collects what a program needs of the user's modules."""
+
+    imports: dict[str, None] = field(default_factory=dict)
+    folders: dict[str, None] = field(default_factory=dict)
+    missing: dict[str, None] = field(default_factory=dict)
+    """Names that cannot be copied: what they are bound to needs pytest."""
+    _modules: dict[str, UserModule] = field(default_factory=dict)
+    _taken: dict[str, dict[int, ast.stmt]] = field(default_factory=dict)
+    _extra: list[str] = field(default_factory=list)
+    _names: set[str] = field(default_factory=set)
+
+    @property
+    def future(self) -> bool:
+        """Whether annotations must not be evaluated."""
+        return any(module.future for module in self._modules.values())
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that the user's code binds, imports included."""
+        return frozenset(self._names)
+
+    def chunks(self) -> list[str]:
+        """The statements, module by module, in the order in which they stand."""
+        found: list[str] = []
+        for name, taken in self._taken.items():
+            module = self._modules[name]
+            found += [module.text(node) for node in sorted(taken.values(), key=lambda node: node.lineno)]
+        return [*dict.fromkeys(found), *self._extra]
+
+    def take(self, module: ModuleType, names: Iterable[str], *, skip: Iterable[str] = ()) -> None:
+        """Copy definitions of a module, and what they need; names that it does not bind are left to Python. Raises `NoSource`."""
+        user = self._register(module)
+        for name in names:
+            if name not in skip:
+                self._take_name(user, module, name)
+
+    def take_function(self, function: Any, *, skip: Iterable[str] = ()) -> str:
+        """Copy a function, however deep it is defined, and what it needs; its name. Raises `NoSource`."""
+        module = inspect.getmodule(function)
+        if module is None:
+            raise NoSource(f"{getattr(function, '__qualname__', function)} is in no module")
+        user = self._register(module)
+        node = function_node(user, function)
+        if node in user.tree.body:
+            self._take_node(user, module, node)
+        else:
+            self._extra.append(user.text(node))
+            self._needs(user, module, user.text(node), skip)
+        self._names.add(function.__name__)
+        return str(function.__name__)
+
+    def take_definition(self, module: ModuleType, node: ast.stmt) -> None:
+        """Copy a statement at the top of a module, and what it needs. Raises `NoSource`."""
+        self._take_node(self._register(module), module, node)
+
+    def take_test_class(self, cls: type, method: str) -> str:
+        """Copy the class of a test without its other tests; the expression that names it. Raises `NoSource`."""
+        module = inspect.getmodule(cls)
+        if module is None or "<locals>" in cls.__qualname__:
+            raise NoSource(f"{cls.__qualname__} is in no module")
+        user = self._register(module)
+        outermost = cls.__qualname__.partition(".")[0]
+        node = next(
+            (each for each in user.tree.body if isinstance(each, ast.ClassDef) and each.name == outermost),
+            None,
+        )
+        if node is None:
+            raise NoSource(f"the source of {cls.__qualname__} cannot be found")
+        slim = without_other_tests(node, method)
+        slim = stripped(slim, user.left_out)
+        text = ast.unparse(slim)
+        self._needs(user, module, text)
+        self._names.add(outermost)
+        self._extra.append(text)
+        return cls.__qualname__
+
+    def _register(self, module: ModuleType) -> UserModule:
+        user = read_module(module)
+        if user.name not in self._modules:
+            self._modules[user.name] = user
+            self._taken.setdefault(user.name, {})
+            for statement in user.tree.body:
+                if has_effect(statement, user):
+                    self._take_node(user, module, statement)
+        return user
+
+    def _take_name(self, user: UserModule, module: ModuleType, name: str) -> None:
+        statements = user.bound.get(name, ())
+        for statement in statements:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                self._take_import(user, statement, name)
+            elif name in user.left_out:
+                self.missing[name] = None
+            else:
+                self._take_node(user, module, statement)
+        if not statements:
+            self._take_star(user)
+
+    def _take_star(self, user: UserModule) -> None:
+        for statement in user.tree.body:
+            if isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names):
+                self._import_line(user, statement, statement.names[0])
+
+    def _take_node(self, user: UserModule, module: ModuleType, node: ast.stmt) -> None:
+        taken = self._taken[user.name]
+        if id(node) not in taken:
+            taken[id(node)] = node
+            self._names.update(bound_by(node))
+            self._needs(user, module, user.text(node))
+
+    def _needs(self, user: UserModule, module: ModuleType, text: str, skip: Iterable[str] = ()) -> None:
+        for name in sorted(globals_in(text) - set(skip)):
+            self._take_name(user, module, name)
+
+    def _take_import(self, user: UserModule, statement: ast.Import | ast.ImportFrom, name: str) -> None:
+        alias = next((each for each in statement.names if (each.asname or each.name.partition(".")[0]) == name), None)
+        if alias is None:
+            return
+        if name in user.left_out:
+            self.missing[name] = None
+            return
+        self._names.add(name)
+        source = absolute(user, statement)
+        found = sys.modules.get(source)
+        if isinstance(statement, ast.ImportFrom) and found is not None and alias.asname is None and needs_pytest(found):
+            try:
+                self.take(found, [alias.name])
+            except NoSource:
+                pass
+            else:
+                return
+        self._import_line(user, statement, alias)
+
+    def _import_line(self, user: UserModule, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> None:
+        renamed = f" as {alias.asname}" if alias.asname else ""
+        if isinstance(statement, ast.Import):
+            self.imports[f"import {alias.name}{renamed}"] = None
+            self._remember_folder(alias.name)
+            return
+        source = absolute(user, statement)
+        if source != "__future__":
+            self.imports[f"from {source} import {alias.name}{renamed}"] = None
+            self._remember_folder(source)
+
+    def take_reference(self, module: str, name: str) -> None:
+        """Import, or copy, a definition that the text of a value names."""
+        found = sys.modules.get(module)
+        if found is not None and (module in self._modules or needs_pytest(found) or module == "__main__"):
+            self.take(found, [name])
+        elif module not in self._modules:
+            self.imports[f"from {module} import {name}"] = None
+            self._names.add(name)
+            self._remember_folder(module)
+
+    def _remember_folder(self, module: str) -> None:
+        folder = folder_of(module.partition(".")[0])
+        if folder is not None:
+            self.folders[folder] = None
+
+
+def globals_in(text: str) -> set[str]:
+    """The names that code takes from its module: those of its functions' own are not among them."""
+
+    def of(table: symtable.SymbolTable) -> Iterator[str]:
+        top = table.get_type() == "module"
+        yield from (
+            each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global())
+        )
+        for inner in table.get_children():
+            yield from of(inner)
+
+    return set(of(symtable.symtable(text, "<the user's code>", "exec")))
+
+
+def has_effect(statement: ast.stmt, user: UserModule) -> bool:
+    """Whether a statement at the top of a module sets up jax, or the like: it binds no name, and is run all the same."""
+    if isinstance(statement, ast.Expr) and not is_text(statement):
+        root = next(iter(names_in_order(statement.value)), "")
+    elif isinstance(statement, ast.Assign) and not any(True for _ in plain_names(statement)):
+        root = next(iter(names_in_order(statement.targets[0])), "")
+    else:
+        return False
+    return root in EFFECTS and root not in user.left_out and not names_of(statement) & user.left_out
+
+
+def plain_names(statement: ast.Assign) -> Iterator[str]:
+    return (target.id for target in statement.targets if isinstance(target, ast.Name))
+
+
+def names_in_order(node: ast.AST) -> list[str]:
+    """The names in code, the leftmost first."""
+    found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return [each.id for each in sorted(found, key=lambda each: (each.lineno, each.col_offset))]
+
+
+def absolute(user: UserModule, statement: ast.Import | ast.ImportFrom) -> str:
+    """The module of an import, relative ones as from outside the package."""
+    if isinstance(statement, ast.Import):
+        return statement.names[0].name
+    if not statement.level:
+        return statement.module or ""
+    base = user.package.rsplit(".", statement.level - 1)[0] if statement.level > 1 else user.package
+    return ".".join(part for part in (base, statement.module) if part)
+
+
+def needs_pytest(module: ModuleType) -> bool:
+    """Whether a module of the user imports pytest or its like at its top, so that a program cannot import it."""
+    if is_installed(module) or is_left_out(module.__name__):
+        return False
+    if module.__name__.rpartition(".")[2] == "conftest":
+        return True
+    try:
+        return bool(read_module(module).left_out)
+    except NoSource:
+        return False
+
+
+@functools.cache
+def _installed_folders() -> tuple[str, ...]:
+    known = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple({str(Path(folder).resolve()) for folder in [*known, *site.getsitepackages()]})
+
+
+def is_installed(module: ModuleType) -> bool:
+    """Whether a module is found from everywhere: the standard library, or an installed package."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return not getattr(module, "__path__", None)
+    return str(Path(file).resolve()).startswith(_installed_folders())
+
+
+def folder_of(package: str) -> str | None:
+    """The folder from which a package or module of the user is imported, `None` for installed ones."""
+    module = sys.modules.get(package)
+    if module is None or is_installed(module):
+        return None
+    file = getattr(module, "__file__", None)
+    if file is None:
+        places = list(getattr(module, "__path__", ()))
+        return str(Path(places[0]).resolve().parent) if places else None
+    path = Path(file).resolve()
+    return str(path.parent.parent if path.name == "__init__.py" else path.parent)
+
+
+def without_other_tests(node: ast.ClassDef, method: str) -> ast.ClassDef:
+    """A copy of the class, and of classes in it, with one test only."""
+    slim = copy.deepcopy(node)
+    for each in ast.walk(slim):
+        if isinstance(each, ast.ClassDef):
+            kept = [part for part in each.body if not is_other_test(part, method)]
+            each.body = kept or [ast.Pass()]
+    return slim
+
+
+def is_other_test(node: ast.stmt, method: str) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.name != method
+
+
+def stripped(node: ast.ClassDef, names: frozenset[str]) -> ast.ClassDef:
+    """The same without the decorators and attributes that are left out."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef):
+            inner.decorator_list = [each for each in inner.decorator_list if not names_of(each) & names]
+        if isinstance(inner, ast.ClassDef):
+            kept = [each for each in inner.body if not (isinstance(each, ast.Assign) and names_of(each.value) & names)]
+            inner.body = kept or [ast.Pass()]
+    return ast.fix_missing_locations(node)

@@ -1,0 +1,61 @@
+"""The exception that people see: one out of all that hypothesis raised, with its final text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import hypothesis
+
+from pytest_nnxcheck.core.outcome import InvariantViolation
+from pytest_nnxcheck.core.text import one_line
+from pytest_nnxcheck.reporting import report
+from pytest_nnxcheck.runner.errors import flat, passes_through, plainest
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.runner.run import Run
+
+_NOTES = ("Failing test case", "Failing explicit example", "Falsifying example", "Falsifying explicit example")
+_FLAKY = (
+    "nnxcheck: the test did not do the same thing twice, with the same arguments and the same nesting. Its body depends on"
+    " randomness, on time, or on what an earlier run left behind: make it repeat itself, with a fixed seed inside the body"
+    " for example, and no state outside of it."
+)
+
+
+def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseException:
+    """Turn what came out of hypothesis into the exception to raise: the plainest one, its message complete."""
+    if isinstance(error, hypothesis.errors.Flaky):
+        error.add_note(_FLAKY)
+        return error
+    errors = list(flat(error))
+    if any(passes_through(member) for member in errors):
+        return error
+    shown = plainest(errors, run.nesting_of)
+    if not own_given:
+        _drop_notes(shown)
+    nesting = shown.outcome.nesting if isinstance(shown, InvariantViolation) else run.nesting_of(shown)
+    run.explain(nesting)
+    if isinstance(shown, InvariantViolation):
+        outcome = run.outcomes.get(shown.outcome.nesting, shown.outcome)
+        shown.args = (report.message(run.report(), outcome),)
+    else:
+        for note in (report.explained_note(run.outcomes.get(nesting)), report.modes_note(run.report())):
+            if note:
+                shown.add_note(note)
+    for other in _further(errors, shown):
+        if not isinstance(shown, InvariantViolation):
+            shown.add_note(f"  also failed  {run.nesting_of(other)}: {one_line(other)}")
+    return shown
+
+
+def _further(errors: Iterable[BaseException], shown: BaseException) -> list[BaseException]:
+    """One exception of each further type."""
+    return list({type(error): error for error in errors if type(error) is not type(shown)}.values())
+
+
+def _drop_notes(error: BaseException) -> None:
+    """Without the user's own ``@given``, the example of hypothesis is the nesting, which the message names better."""
+    notes = getattr(error, "__notes__", None)
+    if notes is not None:
+        notes[:] = [note for note in notes if not note.startswith(_NOTES)]

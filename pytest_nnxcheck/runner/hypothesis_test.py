@@ -1,0 +1,134 @@
+"""Turns a test into a hypothesis test over nestings: the sweep as explicit examples, then the drawn nestings. No pytest in it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from types import MethodType
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+
+from pytest_nnxcheck.core import modes
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner.hypothesis_internals import HypothesisTest, hypothesis_test
+from pytest_nnxcheck.runner.run import Run
+from pytest_nnxcheck.runner.sweep import Sweep
+
+ARGUMENT = "nnx_nesting"
+"""The name under which hypothesis passes the nesting: no fixture of a user is called so."""
+
+
+def build(
+    test: Callable[..., Any],
+    run_of: Callable[[bool], Run],
+    passed: Collection[str],
+    *,
+    seeded: bool = False,
+) -> tuple[Callable[..., Any], Run]:
+    """A hypothesis test that runs ``test`` under generated nestings, and the run that collects what they do.
+
+    ``passed`` names the arguments that pytest passes; ``run_of`` is told whether a nesting is the whole example; ``seeded``
+    says that the command line has a seed of hypothesis, without which a test draws the same nestings every time.
+    """
+    function = getattr(test, "__func__", test)
+    parts = hypothesis_test(function)
+    run = run_of(parts.drawn is None)
+    run.repeats = parts.drawn is None and not (seeded or parts.seeded)
+    # What a body draws by itself it draws anew where it runs a second time, for values: they are computed from the beginning.
+    run.session.values.needed = any(strategy == st.data() for strategy in (parts.drawn or {}).values())
+    inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
+    explicit = _explicit(parts, run.settings)
+    built = _settings(parts, run, swept=bool(explicit))(inner)
+    built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: _strategy(run)})(built)
+    for example in reversed(explicit):
+        built = example(built)
+    return (MethodType(built, test.__self__) if function is not test else built), run  # type: ignore[attr-defined]
+
+
+def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bool) -> Callable[..., None]:
+    """The body with one more argument, the nesting; what pytest does not pass is left to the body's own defaults."""
+
+    def inner(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        case = kwargs.pop(ARGUMENT)
+        run.example(case, functools.partial(parts.body, *args, **kwargs))
+
+    functools.update_wrapper(inner, parts.body, updated=())
+    vars(inner).update(parts.attributes)
+    own = list(inspect.signature(parts.body).parameters.values())
+    kept = [p.replace(default=p.empty) for p in own[bound:] if p.name in names and p.default is p.empty]
+    nesting = inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
+    inner.__signature__ = inspect.Signature([*own[:bound], *kept, nesting])  # type: ignore[attr-defined]
+    return inner
+
+
+def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
+    if run.settings.nesting is not None:
+        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in modes.chosen(run.settings)])
+    return strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
+
+
+def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.settings:
+    """The user's hypothesis settings, for examples that compile.
+
+    The same commit gives the same verdicts: without a seed, and without a ``@given`` of the user, the draws repeat.
+
+    No deadline: the first call compiles. No explain phase: it runs a failing example about 40 times more.
+    """
+    settings = run.settings
+    base: Any = parts.settings or hypothesis.settings.default
+    phases = [phase for phase in base.phases if phase is not Phase.explain]
+    changed: dict[str, Any] = {"deadline": None}
+    if parts.drawn is None:
+        # Nothing of the user's is drawn: the health checks and the blob would be about our strategy.
+        changed |= {"print_blob": False, "suppress_health_check": list(HealthCheck)}
+        if run.repeats:
+            changed |= {"derandomize": True, "database": None}
+        draws = settings.nesting is None and strategies.draws_any(settings)
+        phases = [Phase.explicit, *(phase for phase in phases if draws and phase is not Phase.explicit)]
+    elif settings.nesting is None and swept and settings.max_examples == 0:
+        phases = [Phase.explicit]
+    if settings.nesting is None:
+        changed["max_examples"] = max(settings.max_examples, 1)
+    return hypothesis.settings(base, phases=phases, **changed)
+
+
+def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
+    """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
+    chosen = modes.chosen(settings)
+    full = Sweep(settings, chosen)
+    again = Sweep(replace(settings, sweep="probes", expected_failures=()), chosen)
+    if settings.nesting is not None:
+        full = again = Sweep(settings, chosen, (settings.nesting,))
+    if not parts.drawn:
+        return [hypothesis.example(**{ARGUMENT: full})]
+    if not parts.examples:
+        values = _simplest(parts.drawn)
+        return [] if values is None else [hypothesis.example(**values, **{ARGUMENT: full})]
+    cases = [full] + [again] * (len(parts.examples) - 1)
+    return [_with_nesting(example, case, parts) for example, case in zip(parts.examples, cases, strict=True)]
+
+
+def _with_nesting(example: Any, case: Sweep, parts: HypothesisTest) -> hypothesis.example:
+    names = [p.name for p in inspect.signature(parts.body).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    values = dict(zip(names[-len(example.args) :], example.args, strict=True)) if example.args else example.kwargs
+    made = hypothesis.example(**values, **{ARGUMENT: case})
+    return made if example.raises is None else made.xfail(reason=example.reason or "", raises=example.raises)
+
+
+def _simplest(drawn: dict[str, Any]) -> dict[str, Any] | None:
+    """The simplest value of each strategy; none with `st.data()`, which cannot be an explicit argument."""
+    if any(strategy == st.data() for strategy in drawn.values()):
+        return None
+    quiet = hypothesis.settings(database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    try:
+        return dict(hypothesis.find(st.fixed_dictionaries(drawn), lambda _: True, settings=quiet))
+    except Exception:  # noqa: BLE001 - the user's strategies are at fault, and hypothesis says so best, in the test
+        return None

@@ -1,0 +1,142 @@
+"""Around a nesting that did not hold: the nearest that hold, and the first that fails on the way from the un-nested call.
+
+Neighbours are run after hypothesis is done, with the same test body, and count as tried nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from pytest_nnxcheck.core.nesting import CALL_FIRST, Layer, Nesting, impossible, styles_of
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner.strategies import Exclusions
+
+SHOWN = 4
+MOST = 12
+"""Neighbours that are run at most: each may compile."""
+
+HANDED = ("argument", "functional")
+"""The styles that are tried whatever the settings name: they are what a closure is changed into."""
+
+TryOut = Callable[[Nesting, Settings], Outcome | None]
+"""Runs a nesting, or looks its outcome up; None where the test body raised before the call, or ran no call."""
+
+
+def neighbours(nesting: Nesting, settings: Settings, known: Exclusions) -> tuple[Nesting, ...]:
+    """Each layer in another style, each layer taken away; the plainest first, without those that cannot run."""
+    found = [near for near in _every(nesting, settings) if near.layers and not impossible(near)]
+    able = [near for near in found if strategies.workable(near, settings, known) == near]
+    able = [near for near in able if all(known.allows(layer) for layer in near.layers)]
+    return tuple(sorted(dict.fromkeys(able), key=lambda near: near.plainness))
+
+
+def _every(nesting: Nesting, settings: Settings) -> Iterator[Nesting]:
+    for number, layer in enumerate(nesting.layers):
+        before, after = nesting.layers[:number], nesting.layers[number + 1 :]
+        yield replace(nesting, layers=before + after)
+        for style in dict.fromkeys([*HANDED, *settings.styles]):
+            if style != layer.style and style in styles_of(layer.transform) and layer.transform != CALL_FIRST:
+                yield replace(nesting, layers=(*before, Layer(layer.transform, style), *after))
+
+
+def way(nesting: Nesting) -> tuple[Nesting, ...]:
+    """From the un-nested call to the nesting, one layer more at a time, the innermost first."""
+    layers = nesting.layers
+    return tuple(replace(nesting, layers=layers[number:]) for number in range(len(layers), -1, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What was found around a nesting: the neighbours that hold, how many were tried, and the way with its verdicts.
+
+    ``handed`` says whether it holds once a closure layer is handed the module, None where it has none. ``donated`` is the setting
+    with which it holds, and the peak then, in bytes a device.
+    """
+
+    holds: tuple[Nesting, ...]
+    tried: int
+    way: tuple[tuple[Nesting, str], ...]
+    handed: bool | None = None
+    donated: tuple[str, int] | None = None
+
+
+def look_around(outcome: Outcome, settings: Settings, known: Exclusions, try_out: TryOut) -> Around:
+    """Try the neighbours of a nesting that did not hold, and walk the way to it up to the first that fails."""
+    every = [(near, try_out(near, settings)) for near in neighbours(outcome.nesting, settings, known)[:MOST]]
+    tried = [(near, found) for near, found in every if found is None or measured(outcome, found)]
+    holds = tuple(near for near, found in tried if found is not None and found.verdict == "held")
+    handed = [near in holds for near, _ in tried if hands_on(outcome.nesting, near)]
+    return Around(
+        holds=holds,
+        tried=len(tried),
+        way=tuple(_walk(outcome, settings, try_out)),
+        handed=any(handed) if handed else None,
+        donated=next(_donated(outcome, settings, try_out), None),
+    )
+
+
+def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[Nesting, str]]:
+    for step in way(outcome.nesting):
+        found = outcome if step == outcome.nesting else try_out(step, settings)
+        verdict = found.verdict if found is not None else "failed"
+        yield step, verdict
+        if verdict in ("violated", "failed", "expected"):
+            return
+
+
+def hands_on(nesting: Nesting, near: Nesting) -> bool:
+    """Whether a neighbour differs in a closure layer that is handed the module."""
+    if len(near) != len(nesting):
+        return False
+    pairs = zip(nesting.layers, near.layers, strict=True)
+    return any(layer.captures and other.style in HANDED for layer, other in pairs if layer != other)
+
+
+def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, int]]:
+    """The nesting once more, with more of what it is handed donated, where its peak broke the bound."""
+    if not any(violation.invariant == "memory" for violation in outcome.violations):
+        return
+    names = outcome.evidence.reusable if outcome.evidence else ()
+    roots = dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names)
+    more = [",".join(["state", *roots])] if roots and settings.donate == "state" else []
+    for donate in ["state", *more] if settings.donate == "none" else more:
+        found = try_out(outcome.nesting, replace(settings, donate=donate))
+        if found is not None and found.verdict == "held" and found.peak is not None:
+            yield donate, found.peak
+
+
+def measured(broken: Outcome, near: Outcome) -> bool:
+    """Whether a neighbour that held shows a way out: what broke must have been measured there as well."""
+    compiled = {violation.invariant for violation in broken.violations} & {"memory", "donation"}
+    return near.verdict != "held" or not compiled or near.peak is not None
+
+
+def told(outcome: Outcome, found: Around) -> Outcome:
+    """The outcome with what was found around it; a hint that was tried and did not help is taken back."""
+    handing = {hints.hand_on(layer) for layer in outcome.nesting.layers if layer.captures}
+    kept = tuple(
+        replace(each, hint="") if each.hint in handing and found.handed is False else each
+        for each in outcome.violations
+    )
+    return replace(outcome, violations=kept, explained=(*outcome.explained, *rows(found)))
+
+
+def rows(found: Around) -> Iterator[tuple[str, str]]:
+    """The rows of the message."""
+    if found.donated is not None:
+        donate, peak = found.donated
+        names = ", ".join(donate.split(",")[1:]) or "the state"
+        yield "hint", hints.hint("not donated", names=names, donate=donate, peak=format_bytes(peak))
+    if found.holds:
+        more = f", and {len(found.holds) - SHOWN} more" if found.holds[SHOWN:] else ""
+        yield "holds", f"{', '.join(map(str, found.holds[:SHOWN]))}{more}   (nearest, of {found.tried} tried)"
+    elif found.tried:
+        yield "holds", f"none of the {found.tried} nearest: a layer in another style, or taken away"
+    if len(found.way) > 1:
+        yield "way", ", ".join(f"{step} {verdict}" for step, verdict in found.way)

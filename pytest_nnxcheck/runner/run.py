@@ -1,0 +1,427 @@
+"""One run of a marked test, or of a `check`: its nestings one after the other, the memo of verdicts, what was excluded and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import hypothesis
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core import expected_failures, modes
+from pytest_nnxcheck.core.nesting import MODES, STATE_BOUND, Layer, Nesting
+from pytest_nnxcheck.core.outcome import (
+    CheckError,
+    InvariantViolation,
+    NestingExcused,
+    NestingRejected,
+    Outcome,
+    Verdict,
+)
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import one_line
+from pytest_nnxcheck.reporting import memory_breakdown, report
+from pytest_nnxcheck.runner import neighbours, strategies, sweep
+from pytest_nnxcheck.runner.errors import passes_through, plainest
+from pytest_nnxcheck.runner.execution import RUNNING, Active, engine
+from pytest_nnxcheck.runner.footprint import OF_PROCESS
+from pytest_nnxcheck.runner.garbage_collector import held_back
+from pytest_nnxcheck.runner.sweep import Sweep
+from pytest_nnxcheck.subject import uncomputed
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.engine.session import Session
+    from pytest_nnxcheck.reproducer.files import Programs
+
+_RANK = ("held", "rejected", "expected", "failed", "violated")
+
+
+class Listener(Protocol):
+    """Who is told of every nesting that is run, not of those that the memo answers."""
+
+    def begin(self, run: Run, nesting: Nesting) -> None:
+        """The nesting starts."""
+
+    def end(self, run: Run, nesting: Nesting) -> None:
+        """The nesting has ended; its outcome, if it has one, is in ``run.outcomes``."""
+
+
+class Run:
+    """Everything that one marked test, or one `check`, learns while its nestings run.
+
+    ``remember`` is off for tests with their own ``@given``: there a nesting is not the whole example. ``sweeping`` says that the explicit
+    examples run, ``repeats`` that the drawn nestings are the same ones in every run; ``compiles`` is the folder that keeps compiled programs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        test_id: str = "",
+        options: str = "",
+        remember: bool = True,
+        programs: Programs | None = None,
+        compiles: Path | None = None,
+    ) -> None:
+        self.settings = settings
+        self.compiles = compiles
+        self.session: Session = engine().Session()
+        self.session.shared_programs = compat.SharedPrograms(on=settings.shortcuts == "on")
+        OF_PROCESS.begin()
+        self.programs = self.session.programs = programs
+        self.outcomes: dict[Nesting, Outcome] = {}
+        self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
+        self.notes: list[str] = []
+        self.refusals: dict[str, Outcome] = {}
+        self.not_run = 0
+        self.problem = ""
+        self.listeners: list[Listener] = []
+        self.sweeping = False
+        self.repeats = False
+        self._identity = (test_id, options)
+        self.remembers = remember
+        self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
+        self._raised: dict[int, Nesting] = {}
+        self._bodies: dict[Nesting, Callable[[], object]] = {}
+        self.watch = uncomputed.Watch()
+
+    def report(self) -> report.Report:
+        """What is known so far, as data."""
+        test_id, options = self._identity
+        outcomes = tuple(self.outcomes.values())
+        notes = (*self.notes, *self.session.notes, *report.refused(self.refusals), *report.left_out(outcomes))
+        texts = {} if self.programs is None else self.programs.texts
+        calls = list(self.session.un_nested.values())
+        return report.Report(
+            outcomes,
+            self.settings,
+            notes,
+            test_id,
+            options,
+            texts,
+            self.not_run,
+            advice=tuple(dict.fromkeys(piece.text for call in calls for piece in call.advice)),
+            un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
+        )
+
+    def forget(self) -> None:
+        """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""
+        self._memo.clear()
+        self._raised.clear()
+        self._bodies.clear()
+        self.session.shared_programs.known.clear()
+        OF_PROCESS.end()
+
+    def nesting_of(self, error: BaseException) -> Nesting:
+        """The nesting under which an exception was raised; un-nested if it is none of ours."""
+        return self._raised.get(id(error), Nesting())
+
+    def record(self, outcome: Outcome) -> None:
+        """Keep the worst verdict of a nesting, and its highest peak."""
+        known = self.outcomes.get(outcome.nesting)
+        self.outcomes[outcome.nesting] = outcome if known is None else _worse(known, outcome)
+
+    def execute(self, nesting: Nesting, body: Callable[[], object]) -> None:
+        """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
+        __tracebackhide__ = True
+        if not self.remembers or nesting not in self._memo:
+            error = self._timed(nesting, body)
+            self._raised[id(error)] = nesting
+            self._memo[nesting] = None if error is None else (error, error.__traceback__)
+            if error is not None:
+                self._bodies[nesting] = body
+        answer = self._memo[nesting]
+        if answer is not None:
+            # Each raise prepends frames: from a fresh start, hypothesis sees the same error every time.
+            raise answer[0].with_traceback(answer[1])
+
+    def explain(self, nesting: Nesting) -> None:
+        """Add to the outcome of a nesting that did not hold what holds around it; a replay runs no other."""
+        body, outcome = self._bodies.get(nesting), self.outcomes.get(nesting)
+        if body is None or outcome is None or not nesting.layers or self.settings.nesting is not None:
+            return
+        around = neighbours.look_around(
+            outcome,
+            self.settings,
+            self.exclusions[nesting.mode],
+            lambda near, settings: self._try_out(near, settings, body),
+        )
+        self.outcomes[nesting] = neighbours.told(outcome, around)
+
+    def _try_out(self, nesting: Nesting, settings: Settings, body: Callable[[], object]) -> Outcome | None:
+        """The outcome of a nesting, run if it must be, and recorded nowhere."""
+        if nesting in self.outcomes and settings == self.settings:
+            return self.outcomes[nesting]
+        known = self.outcomes, self.notes, self.settings
+        self.outcomes, self.notes, self.settings = {}, [], settings
+        # With another setting it is the nesting that broke: its program stays as it is.
+        programs = self.programs if settings == known[2] else None
+        self.session.programs = programs
+        if programs is not None:
+            programs.begin(body)
+        try:
+            self._attempt(nesting, body)
+            return self.outcomes.get(nesting)
+        except Exception:  # noqa: BLE001 - hypothesis' own, say: the neighbour tells nothing, and the failure is told all the same
+            return None
+        finally:
+            if programs is not None:
+                programs.end({})
+            self.session.programs = self.programs
+            self.outcomes, self.notes, self.settings = known
+
+    def _timed(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        for listener in self.listeners:
+            listener.begin(self, nesting)
+        started = time.perf_counter()
+        if self.programs is not None:
+            self.programs.begin(body)
+        try:
+            with held_back():
+                return self._attempt(nesting, body)
+        finally:
+            if self.programs is not None:
+                self.programs.end(self.outcomes)
+            if (known := self.outcomes.get(nesting)) is not None:
+                self.outcomes[nesting] = replace(known, seconds=known.seconds + time.perf_counter() - started)
+            for listener in self.listeners:
+                listener.end(self, nesting)
+
+    def _attempt(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        """Run the body once under the nesting; a second time where it reads values that nobody computed."""
+        known, values = self.outcomes.get(nesting), self.session.values
+        try:
+            return self._watched(nesting, body)
+        except uncomputed.ValuesNeeded as need:
+            if known is None:
+                self.outcomes.pop(nesting, None)
+            else:
+                self.outcomes[nesting] = known
+            if self.programs is not None and self.session.programs is self.programs:
+                self.programs.begin(body)
+            values.needed = True
+            try:
+                return self._once(nesting, body)
+            finally:
+                values.needed = need.of_body
+
+    def _watched(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        values = self.session.values
+        jitted = bool(nesting.layers) and nesting.layers[0].transform == "jit"
+        if values.needed or jitted or self.settings.shortcuts == "off":
+            return self._once(nesting, body)
+        with self.watch:
+            values.needed = not self.watch.can_see
+            return self._once(nesting, body)
+
+    def _once(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        active = Active(self, nesting)
+        token = RUNNING.set(active)
+        try:
+            self.session.begin_example()
+            with compat.flax_mode(nesting.mode), compat.compile_folder(self.compiles):
+                body()
+            self._require_values(None)
+        except (NestingRejected, NestingExcused):
+            return None
+        except BaseException as error:
+            self._require_values(error)
+            if passes_through(error):
+                raise
+            if compat.is_mode_refusal(error, nesting.mode):
+                return active.refuse(error)
+            if self._excuses(nesting, error):
+                return None
+            self._note_failure(active, error)
+            return error
+        finally:
+            RUNNING.reset(token)
+            self.session.end_example()
+        if active.error is not None:
+            # The body expected the exception: under this nesting as without any, it is what the test asks for.
+            known = self.outcomes[nesting]
+            verdict: Verdict = "expected" if known.expected else "held"
+            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=(), program="")
+        # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
+        return active.violation
+
+    def _require_values(self, error: BaseException | None) -> None:
+        """Raises `ValuesNeeded` where the body was handed stand-ins for values and read one, or raised anything of its own."""
+        values = self.session.values
+        if values.needed or not values.stand_ins or isinstance(error, InvariantViolation | uncomputed.ValuesNeeded):
+            return
+        if self.watch.saw or (error is not None and isinstance(error, Exception)):
+            raise uncomputed.ValuesNeeded(of_body=True)
+
+    def _excuses(self, nesting: Nesting, error: BaseException) -> bool:
+        """Whether an exception under the nesting was expected, wherever in the body it was raised."""
+        if isinstance(error, InvariantViolation | CheckError):
+            return False
+        known = self.outcomes.get(nesting, Outcome(nesting, "held"))
+        failed = replace(known, verdict="failed", violations=(), reason=one_line(error))
+        outcome = expected_failures.excuse(failed, self.settings.expected_failures)
+        if outcome.verdict == "expected":
+            self.outcomes[nesting] = outcome
+        return outcome.verdict == "expected"
+
+    def _note_failure(self, active: Active, error: BaseException) -> None:
+        if isinstance(error, InvariantViolation | CheckError):
+            return
+        reason = one_line(error)
+        known = self.outcomes.get(active.nesting, Outcome(active.nesting, "held"))
+        self.record(
+            self.with_program(
+                Outcome(
+                    active.nesting,
+                    "failed",
+                    reason=reason,
+                    peak=known.peak,
+                    budget=known.budget,
+                    program=known.program,
+                ),
+            ),
+        )
+        told = self.outcomes[active.nesting]
+        note = report.failed_note(self.report(), told, own=error is not active.error)
+        if note:
+            error.add_note(note)
+
+    def with_program(self, outcome: Outcome) -> Outcome:
+        """The outcome with the program that shows it, if there is one."""
+        return outcome if self.session.programs is None else self.session.programs.settle(outcome)
+
+    def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
+        """Run one example of hypothesis: a drawn nesting, or the sweep."""
+        __tracebackhide__ = True
+        if self.problem:
+            return
+        if isinstance(case, Sweep):
+            self._sweep(case, body)
+            return
+        self.execute(case, body)
+        outcome = self.outcomes.get(case, Outcome(case, "held"))
+        if outcome.verdict == "rejected":
+            hypothesis.event(report.word(outcome))
+
+    def _sweep(self, case: Sweep, body: Callable[[], object]) -> None:
+        __tracebackhide__ = True
+        self.sweeping = True
+        try:
+            errors = [error for error in sweep.errors(self, case, body) if error is not None]
+        finally:
+            self.sweeping = False
+        if self.remembers:
+            # With the user's own arguments, what held was held for one value of them only.
+            for mode in case.modes:
+                self._exclude(mode, swept=strategies.swept_layers(self.settings))
+        if errors:
+            error = plainest(errors, self.nesting_of)
+            raise error.with_traceback(error.__traceback__)
+
+    def stop(self, case: Sweep, mode: str) -> None:
+        """Leave out the rest of a sweep: it would not change the message. Draws never follow a sweep that broke."""
+        self.not_run += sum(nesting not in self.outcomes for nesting in case.nestings(mode, self.exclusions[mode]))
+
+    def try_un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
+        """Run the un-nested call in a mode of flax; what it raised."""
+        __tracebackhide__ = True
+        error = self._error(Nesting(mode=mode), body)
+        if error is None and not self.outcomes:
+            self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+        self._look_for_added_state(mode)
+        self._look_for_refusal(Nesting(mode=mode))
+        return error
+
+    def try_nesting(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        """Run a nesting of the sweep, and learn from it which layers fit; what it raised."""
+        __tracebackhide__ = True
+        error = self._error(nesting, body)
+        self._look_for_refusal(nesting)
+        self._look_for_unfit(nesting)
+        return error
+
+    def _exclude(self, mode: str, **found: Any) -> None:
+        self.exclusions[mode] = replace(self.exclusions[mode], **found)
+
+    def _error(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+        try:
+            self.execute(nesting, body)
+        except CheckError:
+            raise
+        except BaseException as error:
+            if passes_through(error):
+                raise
+            return error
+        return None
+
+    def _look_for_added_state(self, mode: str) -> None:
+        if self.session.adds_state and not self.exclusions[mode].adds_state:
+            self._exclude(mode, adds_state=True)
+            named = set(strategies.named(self.settings))
+            bound = [name for name in STATE_BOUND if Nesting((Layer(name),)) not in named]
+            stuck = [name for name in bound if name in self.settings.transforms]
+            added = ", ".join(self.session.added) or "state"
+            who = "loop" if not {"cond", "switch", "custom_vjp"} & {*stuck} else "loop, branch or custom rule"
+            text = f"the call adds {added}, which no {who} can carry: argument {', '.join(stuck)} left out"
+            if stuck and "argument" in self.settings.styles and text not in self.notes:
+                self.notes.append(text)
+
+    def _look_for_refusal(self, nesting: Nesting) -> None:
+        """A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit."""
+        outcome = self.outcomes.get(nesting)
+        if outcome is None or outcome.verdict != "rejected":
+            return
+        known = self.exclusions[nesting.mode]
+        if modes.ends(outcome) and not known.closed:
+            self._exclude(nesting.mode, closed=True)
+            self.notes.append(
+                f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})",
+            )
+        style = nesting.layers[0].style if len(nesting) == 1 else "argument"
+        probed = replace(nesting, mode=MODES[0]) in set(strategies.probes(self.settings))
+        if probed and style.endswith("closure") and style not in known.refused:
+            self._exclude(nesting.mode, refused=known.refused | {style})
+            self.refusals[style] = outcome
+
+    def _look_for_unfit(self, nesting: Nesting) -> None:
+        """A layer that alone cannot take the call is in no other nesting."""
+        outcome = self.outcomes.get(nesting)
+        if outcome is not None and outcome.unfit and len(nesting) == 1:
+            self._exclude(nesting.mode, unfit=self.exclusions[nesting.mode].unfit | {*nesting.layers})
+
+    def rules_out(self, nesting: Nesting) -> bool:
+        """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
+        known = self.exclusions[nesting.mode]
+        reason = next((reason for layer in nesting.layers if (reason := known.rejects(layer))), "")
+        if reason and not known.closed:
+            unfit = any(layer in known.unfit for layer in nesting.layers)
+            self.outcomes.setdefault(nesting, Outcome(nesting, "rejected", reason=report.NOT_RUN + reason, unfit=unfit))
+        return known.closed or not all(known.allows(layer) for layer in nesting.layers)
+
+    def finish(self) -> str:
+        """What is wrong with a run in which nothing failed; empty if nothing is."""
+        if self.problem:
+            return self.problem
+        if not self.outcomes:
+            return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+        if report.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
+            first = next(outcome for outcome in self.outcomes.values() if outcome.verdict == "rejected")
+            if first.unfit:
+                return f"{report.NOTHING}: no nesting can be run ({first.reason}), name other transforms, or replay another nesting"
+            styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
+            return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
+        return ""
+
+
+def _worse(known: Outcome, new: Outcome) -> Outcome:
+    worst = max(known, new, key=lambda outcome: _RANK.index(outcome.verdict))
+    measured = report.worst_peak([known, new]) or worst
+    notes = tuple(dict.fromkeys([*known.notes, *new.notes]))
+    keys = tuple(dict.fromkeys([*known.expected, *new.expected]))
+    # The evidence of a violation is what the message tells of.
+    shown = worst.evidence if worst.violations else measured.evidence
+    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown)

@@ -1,0 +1,205 @@
+"""Which nestings run: the stages of the sweep, and the hypothesis strategy for the nestings drawn after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from pytest_nnxcheck.core import chains
+from pytest_nnxcheck.core.nesting import CALL_FIRST, STATE_BOUND, Layer, Nesting, impossible, styles_of
+from pytest_nnxcheck.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusions:
+    """What the sweep ruled out in one mode: styles that flax refused, layers that cannot take the subject, a call that adds state.
+
+    ``swept`` layers are done. ``closed`` is a mode in which the call does not run at all.
+    """
+
+    refused: frozenset[str] = frozenset()
+    adds_state: bool = False
+    swept: int = -1
+    closed: bool = False
+    unfit: frozenset[Layer] = frozenset()
+
+    @property
+    def min_layers(self) -> int:
+        """Layers of the smallest nesting that the sweep left to be drawn."""
+        return self.swept + 1
+
+    def rejects(self, layer: Layer) -> str:
+        """Why a layer that the sweep tried is not tried again; empty if it may be."""
+        if layer in self.unfit:
+            return f"{layer} is left out"
+        return f"{layer.style} is refused" if layer.style in self.refused else ""
+
+    def allows(self, layer: Layer) -> bool:
+        """Whether the layer can work at all."""
+        stuck = self.adds_state and layer.style == "argument" and layer.transform in STATE_BOUND
+        return not (stuck or self.rejects(layer))
+
+
+def probes(settings: Settings) -> Iterator[Nesting]:
+    """One nesting a closure style: where flax refuses it, the style is drawn no more."""
+    plain = [transform for transform in settings.transforms if transform != CALL_FIRST]
+    for style in settings.styles:
+        able = [transform for transform in plain if style in styles_of(transform)]
+        if able and style.endswith("closure"):
+            yield Nesting((Layer("eval_shape" if "eval_shape" in able else able[0], style),))
+
+
+def singles(settings: Settings) -> Iterator[Nesting]:
+    """Every layer alone, the plainest first."""
+    every = (
+        Layer(transform, style)
+        for transform in settings.transforms
+        for style in styles_of(transform)
+        if style in settings.styles or transform == CALL_FIRST
+    )
+    yield from sorted((Nesting((layer,)) for layer in every), key=lambda nesting: nesting.plainness)
+
+
+def plainest(settings: Settings, known: Exclusions) -> list[Layer]:
+    """Each transform in its plainest style, where that style is on and the transform can work."""
+    layers = [Layer(transform, styles_of(transform)[0]) for transform in settings.transforms]
+    return [layer for layer in layers if layer.style in settings.styles and known.allows(layer)]
+
+
+def jitted(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+    """Jits over several layers, whose programs are judged for memory and donation: ``jit > call_first``, and the chains of the sweep.
+
+    Random draws do not find pairs: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
+    """
+    root = Layer("jit", settings.styles[0])
+    if "jit" not in settings.transforms or root.captures or settings.max_depth < 2 or not known.allows(root):
+        return
+    yield Nesting((root, Layer(CALL_FIRST)))
+    inner = [layer for layer in plainest(settings, known) if layer.transform != "jit"]
+    made = chains.short if settings.sweep == "short" else chains.covering
+    yield from (Nesting((root, *chain)) for chain in made(inner, settings.max_depth))
+    yield from rematerialized(settings)
+
+
+def pairs(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+    """Every ordered pair of the plainest layers."""
+    if settings.max_depth > 1:
+        yield from (Nesting(pair) for pair in chains.pairs(plainest(settings, known)))
+
+
+def rematerialized(settings: Settings) -> Iterator[Nesting]:
+    """``jit > grad`` without a remat inside and with one: only under a gradient can a remat lower the peak."""
+    style = settings.styles[0]
+    if {"jit", "grad", "remat"} <= {*settings.transforms} and not style.endswith("closure"):
+        layers = tuple(Layer(transform, style) for transform in ("jit", "grad", "remat"))
+        yield from (Nesting(layers[:2]), Nesting(layers))
+
+
+def named(settings: Settings) -> Iterator[Nesting]:
+    """The nestings that expected failures name, as far as the settings allow them: no draw decides whether they run."""
+    for entry in settings.expected_failures:
+        nesting = entry.nesting("argument" if "argument" in settings.styles else settings.styles[0])
+        if nesting is None or not 0 < len(nesting) <= settings.max_depth:
+            continue
+        plain = [layer for layer in nesting.layers if layer.transform != CALL_FIRST]
+        if all(layer.transform in settings.transforms and layer.style in settings.styles for layer in plain):
+            nesting = workable(nesting, settings, Exclusions())
+            if entry.is_exactly(nesting):
+                yield nesting
+
+
+def first_stage(settings: Settings) -> Iterator[Nesting]:
+    """What follows the un-nested call: it tells which layers fit."""
+    yield from probes(settings)
+    if settings.sweep != "probes":
+        yield from singles(settings)
+
+
+def second_stage(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+    """Nestings of several layers, made of those that fit."""
+    if settings.sweep in ("short", "chains", "pairs"):
+        yield from jitted(settings, known)
+    if settings.sweep == "pairs":
+        yield from pairs(settings, known)
+
+
+def sweep(settings: Settings) -> Iterator[Nesting]:
+    """All that follows the un-nested call where every layer fits, each nesting once."""
+    yield from dict.fromkeys((*first_stage(settings), *second_stage(settings, Exclusions()), *named(settings)))
+
+
+def swept_layers(settings: Settings) -> int:
+    """Every nesting of at most this many layers has run, or differs from one that has in its styles only."""
+    return 0 if settings.sweep == "probes" else 1
+
+
+def draws_any(settings: Settings) -> bool:
+    """Whether anything is left to draw after the sweep."""
+    return settings.max_examples > 0 and settings.max_depth > swept_layers(settings)
+
+
+@st.composite
+def nestings(
+    draw: st.DrawFn,
+    settings: Settings,
+    exclusions: Callable[[str], Exclusions] = lambda _: Exclusions(),
+) -> Nesting:
+    """Nestings of up to ``max_depth`` layers, shrinking to fewer layers, earlier modes and transforms, and plainer styles.
+
+    Two draws a layer: a flat list of layers, or an index, does not shrink to the smallest. ``exclusions`` is asked
+    when a nesting is drawn, since the sweep runs first.
+    """
+    open_modes = [mode for mode in settings.modes if not exclusions(mode).closed] or [settings.modes[0]]
+    mode = draw(st.sampled_from(open_modes)) if open_modes[1:] else open_modes[0]
+    known = exclusions(mode)
+    one = _layers(settings, known)
+    if known.closed or one is None or known.refused.issuperset(settings.styles):
+        return Nesting(mode=mode)
+    smallest = min(known.min_layers, settings.max_depth)
+    layers = draw(st.lists(one, min_size=smallest, max_size=settings.max_depth))
+    return workable(Nesting(tuple(layers), mode), settings, known)
+
+
+def _layers(settings: Settings, known: Exclusions) -> st.SearchStrategy[Layer] | None:
+    styles = {transform: _styles(transform, settings, known) for transform in settings.transforms}
+    transforms = [transform for transform in settings.transforms if transform != CALL_FIRST and styles[transform]]
+
+    @st.composite
+    def plain(draw: st.DrawFn) -> Layer:
+        transform = draw(st.sampled_from(transforms))
+        return Layer(transform, draw(st.sampled_from(styles[transform])))
+
+    kinds = ([plain()] if transforms else []) + ([st.just(Layer(CALL_FIRST))] * (CALL_FIRST in settings.transforms))
+    return st.one_of(kinds) if kinds else None
+
+
+def _styles(transform: str, settings: Settings, known: Exclusions) -> list[str]:
+    """The styles in which a transform can be drawn."""
+    styles = [style for style in settings.styles if style in styles_of(transform)]
+    return [style for style in styles if not known.rejects(Layer(transform, style))]
+
+
+def workable(nesting: Nesting, settings: Settings, known: Exclusions) -> Nesting:
+    """The nesting with the layers that cannot work made to, or left out.
+
+    An argument layer inside a closure layer would be handed a module that the closure captured; a call that adds state
+    cannot be carried by argument scan, vmap and while_loop. Both become functional, where that style is on. What jax cannot
+    run whatever the style, a while_loop inside a grad, is left out.
+    """
+    made: list[Layer] = []
+    for layer in nesting.layers:
+        capturing = [outer.style for outer in reversed(made) if outer.captures][:1]
+        styles = [layer.style, *(["functional"] if "functional" in settings.styles else capturing)]
+        able = (replace(layer, style=style) for style in styles if style in styles_of(layer.transform))
+        fits = (each for each in able if _fits(each, made, known))
+        made += [each for each in [next(fits, None)] if each is not None]
+    return replace(nesting, layers=tuple(made))
+
+
+def _fits(layer: Layer, outer: list[Layer], known: Exclusions) -> bool:
+    if impossible(Nesting((*outer, layer))):
+        return False
+    captured = any(each.captures for each in outer) and layer.style == "argument"
+    return layer.transform == CALL_FIRST or (known.allows(layer) and not captured)

@@ -1,0 +1,64 @@
+"""The abstract twins of arrays: shape, dtype, and where they would lie on the devices of a mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.outcome import CheckError
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def abstract_leaf(leaf: Any, placed: jax.sharding.Sharding | None = None) -> Any:
+    """The abstract twin of an array, an object of its own; anything else as it is.
+
+    Its sharding is kept where it has several devices; without one it lies as ``placed`` says. Raises `CheckError`.
+    """
+    if isinstance(leaf, np.ndarray | np.generic):
+        return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), sharding=placed)
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    sharding = on_devices(leaf.sharding)
+    several = sharding is not None and len(sharding.device_set) > 1
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if several else placed)
+
+
+def abstract_inputs(inputs: Any) -> tuple[Any, ...]:
+    """The abstract twins of inputs: under a mesh they are replicated, as a new array would be. Raises `CheckError`."""
+    mesh = compat.active_mesh()
+    placed = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return tuple(abstract_leaf(leaf, placed) for leaf in inputs)
+
+
+def abstract_state(state: Any) -> Any:
+    """The abstract twin of an `nnx.State`: under a mesh its leaves lie as they are annotated. Raises `CheckError`.
+
+    Without a mesh, arrays that no Variable holds stay as they are: flax (0.12) takes an abstract value in a dict for a static one.
+    """
+    mesh = compat.active_mesh()
+    if mesh is None:
+        return jax.tree.map(abstract_variable, state, is_leaf=is_variable)
+    return jax.tree.map(abstract_leaf, state, compat.annotated(state, mesh))
+
+
+def is_variable(leaf: Any) -> bool:
+    return compat.kind_of(type(leaf)) == "variable"
+
+
+def abstract_variable(leaf: Any) -> Any:
+    return jax.tree.map(abstract_leaf, leaf) if is_variable(leaf) else leaf
+
+
+def on_devices(sharding: Any) -> Any:
+    """The sharding on the devices at hand. Raises `CheckError` where they are too few for it."""
+    try:
+        return compat.on_devices(sharding, compat.active_mesh())
+    except ValueError as error:
+        raise CheckError(
+            f"an abstract array is sharded as {sharding.spec} over a mesh of {sharding.mesh.size} devices, and there are"
+            f" {jax.device_count()}: run with --nnx-devices {sharding.mesh.size} ({error})",
+        ) from None

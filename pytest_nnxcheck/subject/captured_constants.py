@@ -1,0 +1,64 @@
+"""The arrays that a call captures: the first line that uses each, and where the user's code keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.evidence import Captured
+from pytest_nnxcheck.subject import jaxpr_flow
+
+
+def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, ...]:
+    """The constants of a jaxpr, largest first; ``kept`` are the arrays of the user's code, each with its name."""
+    found = [
+        Captured(
+            const.nbytes,
+            f"{const.dtype}[{','.join(map(str, const.shape))}]",
+            line_of(closed, const),
+            name_of(const, kept),
+        )
+        for const in jaxpr_flow.constants(closed)
+    ]
+    return tuple(sorted(found, key=lambda each: -each.bytes))
+
+
+def line_of(closed: Any, const: Any) -> str:
+    """The user's line of the first equation that a constant goes into; empty where jax keeps none."""
+    for jaxpr in jaxpr_flow.all_jaxprs(closed):
+        opened = compat.open_jaxpr(jaxpr)
+        for var, value in zip(opened.constvars, getattr(jaxpr, "consts", ()) or (), strict=False):
+            if value is const:
+                return next(filter(None, lines(opened, var)), "")
+    return ""
+
+
+def lines(jaxpr: Any, var: Any) -> Iterator[str]:
+    """The lines of the first equation that a variable goes into, from the innermost call outwards."""
+    for eqn in jaxpr.eqns:
+        numbers = [number for number, operand in enumerate(eqn.invars) if operand is var]
+        if not numbers:
+            continue
+        inner = next(jaxpr_flow.inner_jaxprs(eqn), None)
+        if inner is not None and len(inner.invars) == len(eqn.invars):
+            yield from lines(inner, inner.invars[numbers[0]])
+        yield compat.equation_line(eqn)
+        return
+
+
+def name_of(const: Any, kept: tuple[tuple[str, Any], ...]) -> str:
+    """The name of the array that a constant is: jax hands its own arrays through, and views of those of NumPy."""
+    for name, array in kept:
+        if array is const:
+            return name
+        if isinstance(array, np.ndarray) and not hasattr(const, "addressable_shards") and same_memory(array, const):
+            return name
+    return ""
+
+
+def same_memory(array: np.ndarray[Any, Any], const: Any) -> bool:
+    seen = np.asarray(const)
+    return seen.shape == array.shape and seen.ctypes.data == array.ctypes.data

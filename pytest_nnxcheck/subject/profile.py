@@ -1,0 +1,268 @@
+"""What one abstract evaluation of the un-nested call tells: output shapes, and what the call does to the state.
+
+Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, once for each kind of call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe, nbytes
+from pytest_nnxcheck.core.evidence import Captured
+from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.inspection.walk import holds_beside, walk
+from pytest_nnxcheck.subject import jaxpr_flow
+from pytest_nnxcheck.subject.captured_constants import captured
+from pytest_nnxcheck.subject.signatures import in_users_words
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.waste import NOTHING, Waste, waste
+from pytest_nnxcheck.subject.write_back import statics
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Facts of the un-nested call; sizes in bytes, of one call, on one device.
+
+    With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
+    ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
+    come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
+    A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
+    by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
+    ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
+    asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
+    ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
+    floating type that it computes in. Its output is ``plain`` where jax alone gives it its structure.
+    """
+
+    out: tuple[jax.ShapeDtypeStruct, ...]
+    changed: frozenset[Path]
+    added: tuple[Path, ...]
+    rewritten: bool
+    remat_in_scan: bool
+    captured: tuple[Captured, ...]
+    constant_bytes: int
+    inner_donations: int
+    state_paths: tuple[Path, ...]
+    state_bytes: int
+    changed_bytes: int
+    input_bytes: int
+    output_bytes: int
+    devices: int
+    retyped: tuple[tuple[Path, str, str], ...] = ()
+    removed: tuple[Path, ...] = ()
+    restructured: bool = False
+    dropped: tuple[Path, ...] = ()
+    out_names: tuple[str, ...] = ()
+    parameters: frozenset[Path] = frozenset()
+    gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
+    promoted: tuple[tuple[Path, str], ...] = ()
+    origins: tuple[frozenset[int], ...] = ()
+    calls_back: bool = False
+    restored: frozenset[Path] = frozenset()
+    restored_bytes: int = 0
+    widened: tuple[tuple[int, str], ...] = ()
+    waste: Waste = NOTHING
+    precision: float = 0.0
+    plain: bool = False
+
+
+UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
+"""The profile of a call that cannot be evaluated: enough for a plain jit."""
+
+
+def profile(subject: Subject) -> Profile:
+    """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
+    # Arrays are not copied: a trace reads no values, and those of an earlier trace have none.
+    graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
+
+    structures: list[Any] = []
+    poisoned: list[bool] = []
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        structures.append(statics(module))
+        out = subject.program(module, *inputs)
+        structures.append(statics(module))
+        state = compat.state(module)
+        poisoned.append(holds_beside(module, jax.tree.leaves(state)))
+        return out, state
+
+    closed, (out, after) = jax.make_jaxpr(in_users_words(pure, subject), return_shape=True)(before, *subject.inputs)
+    if any(poisoned):
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
+        jax.clear_caches()
+    plain = subject.outbox.plain
+    jaxpr = compat.open_jaxpr(closed)
+    sources = jaxpr_flow.sources(jaxpr)[len(out) :]
+    handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
+    known = {key: number for number, (key, _) in enumerate(numbered(before))}
+    shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
+    moved = [
+        (key[0], leaf, shardings.get(key))
+        for (key, leaf), source in zip(numbered(after), sources, strict=True)
+        if key not in known or known[key] != source
+    ]
+    rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
+    paths = {path for path, _ in known}
+    types = {key: describe(leaf) for key, leaf in numbered(before)}
+    changed = frozenset(path for path, *_ in moved if path in paths)
+    captures = captured(closed, walk(subject.roots(subject.state)).arrays)
+    parameters = differentiable(subject, before)
+    return Profile(
+        out=out,
+        changed=changed,
+        added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
+        rewritten=rewritten,
+        remat_in_scan=jaxpr_flow.remat_in_scan(closed),
+        captured=captures,
+        constant_bytes=sum(each.bytes for each in captures),
+        inner_donations=jaxpr_flow.inner_donations(closed),
+        state_paths=tuple(path for path, _ in compat.flat_state(before)),
+        state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),
+        changed_bytes=sum(nbytes(leaf, sharding) for path, leaf, sharding in moved if path in paths),
+        input_bytes=sum(map(nbytes, subject.inputs)),
+        output_bytes=sum(map(nbytes, out)),
+        devices=max(map(devices, [*jax.tree.leaves(before), *subject.inputs])),
+        retyped=tuple(
+            (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
+        ),
+        removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
+        restructured=structures[0] != structures[1],
+        plain=plain,
+        dropped=dropped_updates(subject, jaxpr, [key[0] for key in known], changed),
+        out_names=subject.outbox.names,
+        parameters=parameters,
+        gradients=tuple(
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            for path, leaf in compat.flat_state(before)
+            if path in parameters
+        ),
+        promoted=promoted(jaxpr, len(out), before, after),
+        waste=waste(jaxpr),
+        precision=jaxpr_flow.lowest_precision(closed),
+        widened=tuple(widened(jaxpr, out, subject.inputs)),
+        calls_back=jaxpr_flow.calls_back(closed),
+        origins=input_origins(jaxpr, len(out), len(subject.inputs)),
+    )
+
+
+def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Path]:
+    """The leaves that the call writes and gives their value back, where they come out of a `jax.vmap` with an axis that they did not go in with.
+
+    A spectral norm that writes the normalized kernel and puts the old one back: the update of a mapped value is mapped. The call is
+    made a few times, halving the leaves; none where the call cannot be mapped at all.
+    """
+    graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
+    keys = [key for key, _ in numbered(before)]
+    leaves, treedef = jax.tree.flatten(before)
+
+    def maps(mapped: frozenset[Path], handed_on: list[Path]) -> bool:
+        """Whether the call can be mapped over these leaves and its inputs, and hands the others on without an axis."""
+
+        def call(leaves: list[Any], *inputs: Any) -> list[Any]:
+            module = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+            subject.program(module, *inputs)
+            after = dict(numbered(compat.state(module)))
+            return [after.get(key) for key in keys if key[0] in handed_on]
+
+        axes = [0 if path in mapped else None for path, _ in keys]
+        handed = [with_axis(leaf) if axis == 0 else leaf for leaf, axis in zip(leaves, axes, strict=True)]
+        mapped_call = jax.vmap(call, in_axes=(axes, *(0 for _ in subject.inputs)), out_axes=None)
+        arguments = (handed, *map(with_axis, subject.inputs))
+        try:
+            # Inside a trace jax may give an update of a mapped value no axis, as it does outside of one.
+            jax.eval_shape(mapped_call, *arguments) if subject.abstract else mapped_call(*arguments)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything, and raises it again where it is nested
+            return False
+        return True
+
+    def batched(paths: list[Path]) -> list[Path]:
+        if maps(changed, paths):
+            return []
+        half = len(paths) // 2
+        return batched(paths[:half]) + batched(paths[half:]) if half else paths
+
+    rest = [path for path in dict.fromkeys(path for path, _ in keys) if path not in changed]
+    return frozenset(batched(rest)) if maps(changed, []) else frozenset()
+
+
+def with_axis(leaf: Any) -> Any:
+    """Two of an array, abstract where it is."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype)
+    return compat.stacked(leaf, 2)
+
+
+def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:
+    """The numbers of the inputs that go into each output of the call; the leaves of the state come before them."""
+    first = len(jaxpr.invars) - inputs
+    return tuple(
+        frozenset(number for number in range(inputs) if bits >> (first + number) & 1)
+        for bits in jaxpr_flow.origins(jaxpr)[:outputs]
+    )
+
+
+def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[Path, str], ...]:
+    """Path of each leaf that comes back with another dtype, and the line at which it gets it; its results follow the outputs."""
+    dtypes = {key: leaf.dtype for key, leaf in numbered(before) if hasattr(leaf, "dtype")}
+    found = []
+    for number, (key, leaf) in enumerate(numbered(after), outputs):
+        if key in dtypes and getattr(leaf, "dtype", dtypes[key]) != dtypes[key]:
+            eqn = jaxpr_flow.retyped_at(jaxpr, number, dtypes[key])
+            found.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
+    return tuple(found)
+
+
+def widened(jaxpr: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> Iterator[tuple[int, str]]:
+    """Number of each output that has the shape of the input in its place and another dtype, and the line at which it gets it."""
+    for number, (out, given) in enumerate(zip(outputs, inputs, strict=False)):
+        if out.shape == given.shape and out.dtype != given.dtype:
+            eqn = jaxpr_flow.retyped_at(jaxpr, number, given.dtype)
+            yield number, compat.equation_line(eqn) if eqn is not None else ""
+
+
+def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:
+    """Leaves of the optimizers, where the call updates a copy of one, and none that was handed in.
+
+    `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.
+    """
+    owned = [path for path, node in compat.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)]
+    found: list[Path] = []
+    for owner in dict.fromkeys(map(tuple, owned)):
+        own = [path for path in paths if path[: len(owner)] == owner and path[len(owner)] in ("step", "opt_state")]
+        step = next((paths.index(path) for path in own if path[len(owner) :] == ("step",)), None)
+        if changed.intersection(own):
+            return ()
+        if step is not None and jaxpr_flow.counted_in_vain(jaxpr, step):
+            found += own
+    return tuple(dict.fromkeys(found))
+
+
+def differentiable(subject: Subject, state: Any) -> frozenset[Path]:
+    """The floating point `nnx.Param` of the state: what one trains."""
+    trained = {path for path, variable in compat.variables(subject.state) if isinstance(variable, nnx.Param)}
+    leaves = compat.flat_state(state)
+    fixed = {path for path, leaf in leaves if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))}
+    return frozenset(path for path, _ in leaves if path in trained - fixed)
+
+
+def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:
+    """The leaves of a state, told apart where one Variable holds several arrays."""
+    seen: Counter[Path] = Counter()
+    for path, leaf in compat.flat_state(state):
+        yield (path, seen[path]), leaf
+        seen[path] += 1
+
+
+def devices(array: Any) -> int:
+    """Devices that an array lies on; one where that is not said."""
+    sharding = getattr(array, "sharding", None)
+    return len(sharding.device_set) if isinstance(sharding, jax.sharding.Sharding) else 1

@@ -1,0 +1,49 @@
+"""What jax says of a traced function in its messages: the user's function and argument names in place of ours."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pytest_nnxcheck.subject.subject import Subject
+
+
+def in_users_words(traced: Callable[..., Any], subject: Subject) -> Callable[..., Any]:
+    """``traced(state, *inputs)`` under the name, the file and the line of the user's function, with his names for the arguments.
+
+    By what `inspect.unwrap` and `inspect.signature` follow, which jax asks.
+    """
+
+    def call(state: Any, *inputs: Any) -> Any:
+        return traced(state, *inputs)
+
+    function = inspect.unwrap(getattr(subject.function, "__func__", subject.function))
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if not inspect.isfunction(function) and callable(function):
+        function = inspect.unwrap(type(function).__call__)
+    if inspect.isfunction(function):
+        call.__wrapped__ = function  # type: ignore[attr-defined]
+        call.__name__, call.__qualname__ = function.__name__, function.__qualname__
+    state = "_".join(subject.labels.values()) or "state"
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    names = identifiers((state, *subject.input_names))
+    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+    return call
+
+
+def identifiers(labels: tuple[str, ...]) -> Iterator[str]:
+    """A Python name for each label, none twice: ``batch['x']`` is ``batch_x``."""
+    seen: set[str] = set()
+    for label in labels:
+        plain = re.sub(r"\W+", "_", label).strip("_") or "argument"
+        plain = f"_{plain}" if plain[0].isdigit() else plain
+        number = 2
+        name = plain
+        while name in seen:
+            name, number = f"{plain}_{number}", number + 1
+        seen.add(name)
+        yield name

@@ -1,0 +1,153 @@
+"""What parity compares: the leaves and the Python attributes of a state, read once, under the names that users know.
+
+Arrays are kept by reference (those of jax never change); plain Python values are frozen, since a call may append to the very list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.subject.subject import Subject
+
+OTHER = "other"
+"""Marks an attribute that is no plain value: only whether it is there, and its type, is compared."""
+
+
+UNCHANGED: Any = type("Unchanged", (), {"__slots__": ()})()
+"""Stands for the value of a leaf that a run left in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of the state: its value, and the type of the Variable that holds it."""
+
+    value: Any
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The leaves of a state and its Python attributes, by path."""
+
+    leaves: Mapping[str, Leaf]
+    attributes: Mapping[str, Any]
+
+
+NOTHING = Facts({}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The names of an output's arrays, in order, and its other leaves (strings, say) by name."""
+
+    names: tuple[str, ...]
+    others: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one run returned, and what it made of the state.
+
+    ``returned`` has the axes that the layers added; ``output`` is the un-nested output, ``names`` has the structure of
+    ``returned``; all are trees of flat arrays. ``after`` marks the leaves that are the very arrays of ``before``.
+    """
+
+    returned: Any = None
+    names: Any = ()
+    output: tuple[Any, ...] = ()
+    structure: Structure = Structure((), {})
+    before: Facts = NOTHING
+    after: Facts = NOTHING
+    error: Exception | None = None
+
+
+def changed(before: Facts, after: Facts) -> Facts:
+    """The facts after a run without the arrays that it left in place, so that a kept effect holds no copy of the state."""
+    leaves = {
+        name: Leaf(UNCHANGED, leaf.kind) if name in before.leaves and before.leaves[name].value is leaf.value else leaf
+        for name, leaf in after.leaves.items()
+    }
+    return Facts(leaves, after.attributes)
+
+
+def read(subject: Subject, state: Any) -> Facts:
+    """The facts of a state."""
+    leaves = {}
+    for path, variable in compat.variables(state):
+        for key, value in jax.tree_util.tree_leaves_with_path(compat.variable_value(variable)):
+            name = subject.path(path) + jax.tree_util.keystr(key)
+            leaves[name] = Leaf(value, compat.variable_kind(variable))
+    attributes = {}
+    for path, value in compat.attributes(state):
+        name = subject.path(path)
+        leaves |= {name + place: Leaf(array, "attribute") for place, array in arrays_in(value)}
+        if not is_array(value):
+            attributes[name] = frozen(value)
+    return Facts(leaves, attributes)
+
+
+def arrays_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of a plain value, with their places in lists, tuples and dicts: ``[0]['a']``."""
+    if is_array(value):
+        yield "", value
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif isinstance(value, dict):
+        items = value.items()
+    for key, item in items:
+        yield from ((f"[{key!r}]{place}", array) for place, array in arrays_in(item))
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
+
+
+def frozen(value: Any) -> Any:
+    """A plain Python value as one that compares and does not change; of anything else the type, of arrays that they are ones."""
+    if is_array(value):
+        return (OTHER, "array")
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return (type(value).__name__, repr(value))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *map(frozen, value))
+    if isinstance(value, set | frozenset):
+        return (type(value).__name__, frozenset(map(frozen, value)))
+    if isinstance(value, dict):
+        return (type(value).__name__, frozenset((frozen(key), frozen(item)) for key, item in value.items()))
+    return (OTHER, type(value).__name__)
+
+
+def type_of(value: Any) -> str:
+    """The name of the type of a frozen value; empty for what is none of Python's own."""
+    kind = value[0] if isinstance(value, tuple) else OTHER
+    return "" if kind == OTHER else str(kind)
+
+
+def show(value: Any) -> str:
+    """A frozen value in a message."""
+    kind, *parts = value
+    if kind == OTHER:
+        return f"a {parts[0]}"
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return f"another {kind}"
+
+
+def structure(subject: Subject, output: tuple[Any, ...]) -> Structure:
+    """The names of an output's arrays, as the call took them out last, and its leaves that are no arrays."""
+    named = ["output" + name for name in subject.outbox.names]
+    rebuilt = subject.outbox.rebuild(output)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(rebuilt, is_leaf=compat.is_graph_node)
+    others = {
+        "output" + jax.tree_util.keystr(path): frozen(leaf)
+        for path, leaf in leaves
+        if not (is_array(leaf) or compat.is_graph_node(leaf))
+    }
+    return Structure(tuple(named[: len(output)]), others)

@@ -1,0 +1,185 @@
+"""Stand-ins for values that nobody computed: arrays of the right type whose every read raises, and a watch over such reads.
+
+A nesting that was only traced has no values to hand out. A deleted array has shape, dtype and sharding, passes through tree functions, and
+raises whenever its value is asked for; `Watch` sees that also where a test body swallows the exception.
+At load this imports neither jax nor flax.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+from pytest_nnxcheck import compat
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.subject.subject import Subject
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+_DELETED = "deleted"
+"""What jax and XLA say of every read of a deleted array, on all versions."""
+_TOOL = "pytest-nnxcheck"
+
+
+class ValuesNeeded(BaseException):
+    """Values are needed that were not computed: by the test's ``of_body``, or by the engine for one nesting.
+
+    Not an ``Exception``, which a test body might swallow.
+    """
+
+    def __init__(self, *, of_body: bool = False) -> None:
+        super().__init__()
+        self.of_body = of_body
+
+
+class NoStandIn(Exception):
+    """No stand-in can be made for a value, so that it has to be computed."""
+
+
+def stand_in(wanted: Any, alike: Iterable[Any]) -> Any:
+    """A deleted array of the type of ``wanted``, an abstract value. ``alike`` holds arrays, among which a key of the same kind is looked for.
+
+    Raises `NoStandIn` for keys of a kind that is not there.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    if jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
+        array = _keys(wanted, alike)
+    elif wanted.weak_type:
+        scalar = jnp.asarray(np.zeros((), wanted.dtype).item())
+        array = jnp.broadcast_to(scalar, wanted.shape) if wanted.shape else scalar
+    else:
+        array = jax.device_put(np.zeros(wanted.shape, wanted.dtype))
+    array.delete()
+    return array
+
+
+def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    for known in alike:
+        if isinstance(known, jax.Array) and known.dtype == wanted.dtype:
+            implementation = jax.random.key_impl(known)
+            # The data of one key, read off a new one: a known one may be deleted.
+            words = jax.random.key_data(jax.random.key(0, impl=implementation))
+            data = jnp.zeros((*wanted.shape, *words.shape), words.dtype)
+            return jax.random.wrap_key_data(data, impl=implementation)
+    raise NoStandIn(f"no key of {wanted.dtype}")
+
+
+@dataclass(slots=True)
+class Values:
+    """Whether a test needs the values of nestings that are only traced.
+
+    ``stand_ins`` are the arrays without values that the present example was handed, by their identity.
+    """
+
+    needed: bool = False
+    stand_ins: dict[int, Any] = field(default_factory=dict)
+
+    def computed(self, array: Any) -> bool:
+        """Whether an array is none of the stand-ins."""
+        return id(array) not in self.stand_ins
+
+    def require(self, subject: Subject) -> None:
+        """What the call is handed must have values. Raises `ValuesNeeded`."""
+        arrays = [*subject.inputs, *(value for _, value in compat.raw_leaves(subject.state))] if self.stand_ins else []
+        if not all(map(self.computed, arrays)):
+            raise ValuesNeeded
+
+
+def is_read(error: BaseException) -> bool:
+    """Whether an exception says that a deleted array was read."""
+    return isinstance(error, Exception) and _DELETED in str(error)
+
+
+class Watch:
+    """Sees whether a deleted array is read while a test body runs, also where the body swallows the exception.
+
+    From Python 3.12 on by `sys.monitoring`, beside any debugger or coverage tool. Python 3.11 has one trace function for all: where
+    somebody else has set it, the watch ``can_see`` nothing, and values have to be computed from the beginning.
+    """
+
+    def __init__(self) -> None:
+        self.saw = False
+        self.can_see = True
+        self._stop: Callable[[], None] = lambda: None
+        self._look: Any = None
+
+    def __enter__(self) -> Self:
+        self.saw = False
+        if sys.version_info >= (3, 12):
+            self._monitor()
+        else:
+            self._trace()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._stop = lambda: None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Look at nothing for a while: the engine calls thousands of functions, and reads no value that it was not given."""
+        looking = sys.gettrace() if self._look is not None else None
+        if looking is None or looking is not self._look:
+            yield
+            return
+        sys.settrace(None)
+        try:
+            yield
+        finally:
+            sys.settrace(looking)
+
+    def _note(self, error: BaseException) -> None:
+        self.saw = self.saw or is_read(error)
+
+    if sys.version_info >= (3, 12):
+
+        def _monitor(self) -> None:
+            monitoring = sys.monitoring
+            tool = next((number for number in range(6) if monitoring.get_tool(number) is None), None)
+            self.can_see = tool is not None
+            if tool is None:
+                return
+
+            def raised(_code: CodeType, _offset: int, error: BaseException) -> None:
+                self._note(error)
+
+            def stop() -> None:
+                monitoring.set_events(tool, 0)
+                monitoring.register_callback(tool, monitoring.events.RAISE, None)
+                monitoring.free_tool_id(tool)
+
+            monitoring.use_tool_id(tool, _TOOL)
+            monitoring.register_callback(tool, monitoring.events.RAISE, raised)
+            monitoring.set_events(tool, monitoring.events.RAISE)
+            self._stop = stop
+
+    else:
+
+        def _trace(self) -> None:
+            self.can_see = sys.gettrace() is None
+            if not self.can_see:
+                return
+
+            def look(frame: FrameType, event: str, argument: Any) -> Any:
+                frame.f_trace_lines = False
+                if event == "exception":
+                    self._note(argument[1])
+                return look
+
+            def stop() -> None:
+                if sys.gettrace() is look:
+                    sys.settrace(None)
+
+            sys.settrace(look)
+            self._look, self._stop = look, stop

@@ -1,0 +1,182 @@
+"""What the jaxpr of a call spends memory on by its own structure: a state leaf in another dtype, what scans save, stacks that nobody reads.
+
+Facts only, with their lines; whether they matter is decided where the peak is known, by `advice`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.subject.jaxpr_flow import CALLS, handed_through, inner_jaxprs
+
+LOOPS = frozenset({"scan", "while"})
+ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
+"""Equations that take one element of a stack where their result is no larger than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recast:
+    """All of a leaf, by the number of the program's input, in another dtype: bytes of the new array; ``looped`` where a loop takes it."""
+
+    leaf: int
+    line: str
+    dtype: str
+    type: str
+    bytes: int
+    widens: bool
+    looped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a scan saves for its backward pass: bytes of all steps, and of those what its carry needs, which a remat saves as well."""
+
+    line: str
+    steps: int
+    bytes: int
+    carried: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stacked output of a scan, of which nothing or one step is read: bytes of all steps."""
+
+    line: str
+    type: str
+    bytes: int
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """The facts of one call."""
+
+    recasts: tuple[Recast, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+
+
+NOTHING = Waste()
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One jaxpr of a call: which of its variables are inputs of the call as they came in, by number, and the equations that take each variable."""
+
+    jaxpr: Any
+    inputs: Mapping[int, int]
+    users: defaultdict[int, list[Any]]
+
+
+def waste(jaxpr: Any) -> Waste:
+    """The facts of a jaxpr, and of the jits and remats inside it."""
+    every = list(levels(jaxpr, {id(var): number for number, var in enumerate(jaxpr.invars)}))
+    return Waste(
+        tuple(recast for level in every for recast in recasts(level)),
+        tuple(one for level in every for one in saved(level)),
+        tuple(stack for level in every for stack in stacks(level)),
+    )
+
+
+def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
+    """A jaxpr and those of the jits, remats and custom rules inside it."""
+    known = dict(inputs)
+    for eqn in jaxpr.eqns:
+        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
+            if operand is not None and id(eqn.invars[operand]) in known:
+                known[id(var)] = known[id(eqn.invars[operand])]
+    yield Level(jaxpr, known, users_of(jaxpr))
+    for eqn in jaxpr.eqns:
+        for inner, arguments in called(eqn):
+            yield from levels(inner, {id(var): known[argument] for var, argument in arguments if argument in known})
+
+
+def recasts(level: Level) -> Iterator[Recast]:
+    """All of an input in another dtype."""
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name == "convert_element_type" and id(eqn.invars[0]) in level.inputs:
+            (out,), before = eqn.outvars, eqn.invars[0].aval.dtype
+            yield Recast(
+                leaf=level.inputs[id(eqn.invars[0])],
+                line=compat.equation_line(eqn),
+                dtype=out.aval.dtype.name,
+                type=type_of(out.aval),
+                bytes=size_of(out.aval),
+                widens=out.aval.dtype.itemsize > before.itemsize,
+                looped=any(user.primitive.name in LOOPS for user in level.users[id(out)]),
+            )
+
+
+def saved(level: Level) -> Iterator[Saved]:
+    """Stacked outputs of a scan that a scan in the other direction takes again, step by step."""
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name == "scan" and not eqn.params["reverse"]:
+            size = sum(size_of(var.aval) for var in stacked(eqn) if any(map(goes_back, level.users[id(var)])))
+            if size:
+                steps = int(eqn.params["length"])
+                yield Saved(compat.equation_line(eqn), steps, size, steps * sum(map(size_of, carried(eqn))))
+
+
+def stacks(level: Level) -> Iterator[Stack]:
+    """Stacked outputs of a scan that nobody reads, or one step of."""
+    returned = {id(var) for var in level.jaxpr.outvars}
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name != "scan" or eqn.params["length"] == 1:
+            continue
+        for var in stacked(eqn):
+            readers = level.users[id(var)]
+            if id(var) not in returned and all(takes_one(user, var) for user in readers):
+                yield Stack(compat.equation_line(eqn), type_of(var.aval), size_of(var.aval), bool(readers))
+
+
+def called(eqn: Any) -> Iterator[tuple[Any, list[tuple[Any, int]]]]:
+    """The jaxpr of a jit, remat or custom rule, with its variables and the identities of what they are handed."""
+    inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
+    if inner is not None and len(inner.invars) == len(eqn.invars):
+        yield inner, list(zip(inner.invars, map(id, eqn.invars), strict=True))
+
+
+def stacked(eqn: Any) -> list[Any]:
+    """The outputs of a scan that have an axis for its steps."""
+    _, carry = compat.scan_layout(eqn)
+    return list(eqn.outvars[carry:])
+
+
+def carried(eqn: Any) -> list[Any]:
+    """The abstract values that a scan carries."""
+    _, carry = compat.scan_layout(eqn)
+    return [var.aval for var in eqn.outvars[:carry]]
+
+
+def goes_back(eqn: Any) -> bool:
+    return eqn.primitive.name == "scan" and bool(eqn.params["reverse"])
+
+
+def takes_one(eqn: Any, stack: Any) -> bool:
+    """Whether an equation takes one step of a stack, or less."""
+    least = math.prod(stack.aval.shape[1:])
+    return eqn.primitive.name in ONE_STEP and all(math.prod(var.aval.shape) <= least for var in eqn.outvars)
+
+
+def users_of(jaxpr: Any) -> defaultdict[int, list[Any]]:
+    """The equations that take each variable."""
+    users: defaultdict[int, list[Any]] = defaultdict(list)
+    for eqn in jaxpr.eqns:
+        for var in eqn.invars:
+            users[id(var)].append(eqn)
+    return users
+
+
+def size_of(aval: Any) -> int:
+    """Bytes of an abstract array."""
+    return int(math.prod(aval.shape) * aval.dtype.itemsize)
+
+
+def type_of(aval: Any) -> str:
+    """``float32[8,64]``, as buffers are told."""
+    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"

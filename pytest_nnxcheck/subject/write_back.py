@@ -1,0 +1,73 @@
+"""The user's objects get what a call left in its copy of the state: values, and Variables, nodes and attributes that it added or took away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.inspection.raw_access import MISSING, layout
+from pytest_nnxcheck.subject.fingerprint import fingerprint
+from pytest_nnxcheck.subject.subject import Subject
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+UPKEEP = ("_pytree__", "_object__", "_trace_state", "_graph__")
+"""How flax starts the attributes in which it keeps marks of its own."""
+
+
+def write_back(subject: Subject, copy: Any) -> None:
+    """Give the user's objects what the call left in its copy of the state."""
+    values = dict(compat.raw_leaves(copy))
+    for path, variable in compat.variables(subject.state):
+        # The user's real arrays stay, where the call was checked with abstract ones beside them.
+        real = subject.abstract and isinstance(compat.variable_value(variable), jax.Array)
+        if path in values and not real:
+            compat.set_variable_value(variable, where_it_was(values[path], compat.variable_value(variable)))
+    if not subject.abstract:
+        graft(subject.state, copy)
+
+
+def where_it_was(value: Any, before: Any) -> Any:
+    """The value on the devices of the one before it: a nesting with ``shard_map`` put it on all of them."""
+    if not isinstance(value, jax.Array) or not isinstance(before, jax.Array):
+        return value
+    return value if value.sharding.device_set == before.sharding.device_set else jax.device_put(value, before.sharding)
+
+
+def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
+    """Give a graph node of the user the attributes that its copy has, further in wherever both hold a node.
+
+    The values of Variables are not touched: those that both have are written elsewhere.
+    """
+    seen = set() if seen is None else seen
+    if id(mine) in seen or isinstance(mine, nnx.Variable) or type(mine) is not type(copy):
+        return
+    seen.add(id(mine))
+    old, new = attributes(mine), attributes(copy)
+    for name, value in new.items():
+        held = old.get(name, MISSING)
+        if compat.is_graph_node(held) and compat.is_graph_node(value):
+            graft(held, value, seen)
+        elif held is MISSING or (held is not value and fingerprint(held) != fingerprint(value)):
+            setattr(mine, name, value)
+    for name in old.keys() - new.keys():
+        delattr(mine, name)
+
+
+def attributes(node: Any) -> dict[str, Any]:
+    own = layout(type(node)).read(node) or {}
+    return {name: value for name, value in own.items() if not name.startswith(UPKEEP)}
+
+
+def statics(state: Any) -> tuple[Any, ...]:
+    """What the nodes of a graph hold beside Variables and other nodes, to compare before a call and after it."""
+    return tuple(
+        (str(path), name, fingerprint(value))
+        for path, node in compat.iter_graph(state)
+        if compat.is_graph_node(node) and not isinstance(node, nnx.Variable)
+        for name, value in attributes(node).items()
+        if not compat.is_graph_node(value)
+    )

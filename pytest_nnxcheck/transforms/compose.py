@@ -1,0 +1,314 @@
+"""The program of a nesting: the subject with its layers around it, and a guard around every layer.
+
+A guard blames the layer that leaked. On entry it keeps the identities of the traces that are alive; right after its layer
+returned or raised, a tracer of any other trace belongs to a trace that has ended. (Using a tracer to see whether it is dead does
+not work inside an outer trace on jax >= 0.5.) Guards read and bind no primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.nesting import CALL_FIRST, ITERATING, REGISTERED, Layer, Nesting
+from pytest_nnxcheck.inspection.visit import Found
+from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.transforms import branches, gradients, iteration, loops, mapping, wrappers
+from pytest_nnxcheck.transforms.custom import made_by
+from pytest_nnxcheck.transforms.layer import LENGTH, Plan, Program
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+ROOMS = (wrappers, loops, iteration, mapping, branches, gradients)
+
+STACKED = frozenset({"scan", "vmap", CALL_FIRST})
+"""Layers whose inputs and outputs have a leading axis."""
+
+STACKING = STACKED.union(ITERATING)
+"""Layers whose outputs have one: an iterate keeps those of all steps, and takes the inputs of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What a guard found right after its layer: tracers of traces that have ended."""
+
+    layer: Layer
+    found: tuple[Found, ...]
+    traces: frozenset[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class Guards:
+    """The guards of one run of a program; reports come from the innermost layer outwards."""
+
+    subject: Subject
+    live: list[dict[tuple[int, int], Any]] = field(default_factory=lambda: [{}])
+    reports: list[Blame] = field(default_factory=list)
+    mutated: list[tuple[Layer, str]] = field(default_factory=list)
+
+    def around(self, layer: Layer, program: Program) -> Program:
+        """Run the program of a layer, then look for what it left."""
+
+        def guarded(state: Any, *inputs: Any) -> Any:
+            outer = self.live[-1]
+            self.live.append({**outer, **self.traces_of(state, inputs)})
+            try:
+                return program(state, *inputs)
+            finally:
+                alive = self.live.pop()
+                self.look(layer, state, alive)
+
+        return guarded
+
+    def traces_of(self, state: Any, inputs: Any) -> dict[tuple[int, int], Any]:
+        """Identities of the traces whose tracers arrive, with the traces themselves so that no id is used again."""
+        arriving = [*inputs, *(value for _, value in compat.raw_leaves(state))]
+        traces = [compat.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if compat.is_tracer(leaf)]
+        return {compat.trace_key(trace): trace for trace in traces}
+
+    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> list[Found]:
+        """The tracers that belong to none of the traces that are alive."""
+        every = walk(self.subject.roots(state)).tracers
+        return [found for found in every if trace_of(found) not in alive]
+
+    def look(self, layer: Layer, state: Any, alive: dict[tuple[int, int], Any]) -> None:
+        dead = self.dead(state, alive)
+        if dead:
+            traces = frozenset(map(trace_of, dead))
+            self.reports.append(Blame(layer, tuple(dead), traces))
+
+    @contextmanager
+    def unchanged(self, layer: Layer, state: Any) -> Iterator[None]:
+        """Note the leaves of the state that an ``eval_shape`` put there, and the places it added or took away."""
+        before = snapshot(state)
+        yield
+        after = snapshot(state)
+        for path in sorted(before.keys() | after.keys(), key=str):
+            if before.get(path) is not after.get(path):
+                self.mutated.append((layer, self.subject.path(path)))
+
+    def left(self) -> tuple[Found, ...]:
+        """All that the guards found."""
+        return tuple(found for report in self.reports for found in report.found)
+
+    def culprit(self, found: Found) -> Layer | None:
+        """The innermost layer that left this tracer, or one of its trace."""
+        trace = trace_of(found)
+        return next((report.layer for report in self.reports if trace in report.traces), None)
+
+
+def trace_of(found: Found) -> tuple[int, int]:
+    return compat.trace_key(compat.trace_identity(found.tracer))
+
+
+def snapshot(state: Any) -> dict[Any, Any]:
+    """The array objects of the state by path: identity tells whether anything was put in their place."""
+    return dict(compat.raw_leaves(state))
+
+
+def compose(
+    subject: Subject,
+    profile: Profile,
+    nesting: Nesting,
+    guards: Guards,
+    jit: Callable[..., Any],
+    length: int = LENGTH,
+) -> Program:
+    """The program of a nesting. ``jit`` applies the jit of the outermost layer; ``length`` is that of its loops and axes."""
+    program: Program = subject.program
+    inner: tuple[Layer, ...] = ()
+    for index, layer in reversed(list(enumerate(nesting.layers))):
+        plan = make_plan(subject, profile, layer, inner, guards, jit if index == 0 else plain_jit, length)
+        program = guards.around(layer, layer_function(layer)(program, plan))
+        inner = (layer, *inner)
+    return program
+
+
+def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int, ...]:
+    """The numbers of the inputs that the jit at the root donates.
+
+    None with ``call_first``, which takes two calls' inputs out of one array and returns their outputs apart, and none with an iterate,
+    which returns the outputs of all steps: no buffer of an input can be kept.
+    """
+    apart = any(layer.transform in (CALL_FIRST, *ITERATING) for layer in nesting.layers)
+    return () if apart else subject.donated(donate)
+
+
+def maps_written(nesting: Nesting) -> bool:
+    """Whether a layer maps what the call writes and restores."""
+    return Layer("vmap") in nesting.layers
+
+
+def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:
+    if (registered := REGISTERED.get((layer.transform, layer.style))) is not None:
+        return made_by(layer.transform, registered)
+    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    function: Callable[[Program, Plan], Program] = getattr(home(name), name)
+    return function
+
+
+def home(name: str) -> ModuleType:
+    """The module that a layer of ours is written in, by the name of its function."""
+    return next(room for room in ROOMS if hasattr(room, name))
+
+
+def plain_jit(wrapper: Callable[..., Any], f: Program) -> Program:
+    jitted: Program = wrapper(f)
+    return jitted
+
+
+def make_plan(
+    subject: Subject,
+    profile: Profile,
+    layer: Layer,
+    inner: tuple[Layer, ...],
+    guards: Guards,
+    jit: Callable[..., Any],
+    length: int = LENGTH,
+) -> Plan:
+    axes = sum(each.transform in STACKED for each in inner)
+    shapes = output_shapes(inner, profile, subject.inputs, length)
+
+    def element(leaf: Any) -> Any:
+        return leaf[(0,) * axes]
+
+    return Plan(
+        changed=lambda path, _: tuple(path) in profile.changed,
+        written=lambda path, _: tuple(path) in profile.changed | profile.restored,
+        subject=subject.program,
+        element=element,
+        shapes=None if profile is UNKNOWN else shapes,
+        empty=lambda: jax.tree.map(compat.zeros, shapes),
+        parameters=lambda path, _: tuple(path) in profile.parameters,
+        jit=jit,
+        unchanged=lambda state: guards.unchanged(layer, state),
+        graph_updates=compat.mode_flags()[1],
+        length=length,
+    )
+
+
+def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...], length: int = LENGTH) -> Any:
+    """The abstract output of a program.
+
+    Every scan, vmap and iterate adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
+    """
+    shapes: Any = profile.out
+    axes: tuple[int, ...] = ()
+    for layer in reversed(layers):
+        if layer.transform == CALL_FIRST:
+            shapes = (profile.out, shapes)
+        elif layer.transform == "grad":
+            shapes = (shapes, gradient_types(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
+        elif layer.transform in STACKING:
+            shapes = jax.tree.map(lambda leaf: stacked(leaf, length), shapes)
+        if layer.transform in STACKED:
+            axes = (length_of(layer, length), *axes)
+    return shapes
+
+
+def length_of(layer: Layer, length: int) -> int:
+    """The length of a layer's axis: ``call_first`` takes the first element of one and the second, and no more."""
+    return LENGTH if layer.transform == CALL_FIRST else length
+
+
+def stacked(leaf: Any, *axes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
+
+
+def gradient_types(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tuple[Any, ...]:
+    """The abstract gradients of a ``grad`` layer: by the parameters, or by the inputs where it captures the module."""
+    if layer.captures:
+        return tuple(leaf for leaf in inputs if jnp.issubdtype(leaf.dtype, jnp.inexact))
+    return profile.gradients
+
+
+def primal(layers: tuple[Layer, ...], out: Any) -> Any:
+    """What the subject itself returned, out of the output of a program: no gradients."""
+    for number, layer in enumerate(layers):
+        if layer.transform == CALL_FIRST:
+            return out[0], primal(layers[number + 1 :], out[1])
+        if layer.transform == "grad":
+            out = out[0]
+    return out
+
+
+def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...], length: int = LENGTH) -> tuple[Any, ...]:
+    """Inputs of the program: one leading axis for every layer that takes one, the outermost layer's in front."""
+    for layer in reversed(nesting.layers):
+        if layer.transform in STACKED:
+            inputs = tuple(stack(leaf, length_of(layer, length)) for leaf in inputs)
+    return inputs
+
+
+def stack(leaf: Any, length: int = LENGTH) -> Any:
+    """The leaf many times over, along a new leading axis; of an abstract leaf its shape and sharding."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return compat.stacked(leaf, length)
+    sharding = leaf.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
+    return jax.ShapeDtypeStruct((length, *leaf.shape), leaf.dtype, sharding=sharding)
+
+
+def own_output(nesting: Nesting, out: Any) -> Any:
+    """The output of the call in that of the nesting, with the axes that the nesting gave it."""
+    return un_nest(nesting, out, lambda leaf: leaf)
+
+
+def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = None) -> Any:
+    """The un-nested output: the first element of every axis (the call on the state as it was handed in), or another of your choice."""
+    for layer in nesting.layers:
+        if layer.transform == CALL_FIRST:
+            out = out[1]
+        elif layer.transform == "grad":
+            out = out[0]
+        elif layer.transform in STACKING:
+            out = jax.tree.map(element or first, out)
+    return out
+
+
+def first(leaf: Any) -> Any:
+    """The first element of the leading axis, abstract where the leaf is."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
+    return compat.first(leaf)
+
+
+def factor(nesting: Nesting) -> int:
+    """The factor s of the expected peak: the product of the nesting's axes."""
+    return int(LENGTH ** sum(layer.transform in STACKED for layer in nesting.layers))
+
+
+def kept(nesting: Nesting) -> int:
+    """How many calls keep their temporaries at once: one for each element of the axes, and for each step of a differentiated loop.
+
+    A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway. An iterate keeps the
+    outputs of all its steps beside what it carries.
+    """
+    names = [layer.transform for layer in nesting.layers]
+    inside = names[names.index("grad") :] if "grad" in names else []
+    return int(factor(nesting) * LENGTH ** (inside.count("fori_loop") + sum(name in ITERATING for name in names)))
+
+
+BASELINE = Nesting((Layer("jit", "functional"),))
+"""The un-nested jit: a jit over split and merge returns no state but what the call changes."""
+
+LOOPS = frozenset({"scan", "while_loop", "fori_loop", "vmap", *ITERATING})
+"""Layers that can be made longer: `LENGTH` is their number of steps, or of elements."""
+
+
+def baseline_for(nesting: Nesting) -> Nesting:
+    """The un-nested program that a nesting is measured by."""
+    grads = [layer for layer in nesting.layers if layer.transform == "grad"][-1:]
+    return Nesting(
+        (*BASELINE.layers, *(Layer("grad", "jax_closure" if each.captures else "functional") for each in grads)),
+    )

@@ -1,0 +1,130 @@
+"""Transforms of the user's own: how one is registered, and how its layer is held to the signature that every layer keeps."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_nnxcheck.core.nesting import (
+    CALL_FIRST,
+    FURTHER,
+    MODES,
+    REGISTERED,
+    STYLES,
+    TRANSFORMS,
+    NestingError,
+    Registered,
+    one_of,
+)
+from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.transforms.layer import Plan, Program
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_WORD = re.compile(r"[A-Za-z_]\w*")
+NAMED = "write @register_transform('scan_layers')"
+_SIGNATURE = "a layer keeps the signature layer(state, *inputs) -> out, where out is what f(state, *inputs) returned"
+
+
+def register_transform(name: str, *, style: str = "argument") -> Callable[[_Function], _Function]:
+    """Register the function below as a transform of your own, for ``transforms`` and ``nesting`` to name.
+
+    The function takes the program inside the layer, ``f(state, *inputs) -> out``, and returns one of the same signature, with the same
+    effect on the state. Write it in a conftest.py, or above the `check`. Raises `CheckError` where the name cannot be used.
+    """
+    _refuse_name(name)
+    try:
+        one_of("style", style, STYLES)
+    except NestingError as error:
+        raise CheckError(f"register_transform({name!r}): {error}") from None
+
+    def register(function: _Function) -> _Function:
+        if not callable(function):
+            raise CheckError(f"register_transform({name!r}) got {function!r:.60}, write it above a function of f")
+        place = _place(function)
+        known = REGISTERED.get((name, style))
+        if known is not None and known.place != place:
+            raise CheckError(
+                f"the transform {name!r} with the style {style!r} is registered twice, at {_near(known.place)} and at"
+                f" {_near(place)}: give one of them another name, or another style",
+            )
+        REGISTERED[name, style] = Registered(function, place)
+        return function
+
+    return register
+
+
+def _refuse_name(name: object) -> None:
+    example = "write a new word such as 'scan_layers'"
+    if callable(name):
+        raise CheckError(f"register_transform has no name, {NAMED} above the function")
+    if not isinstance(name, str) or not _WORD.fullmatch(name):
+        raise CheckError(
+            f"register_transform({name!r}): that is not a word that a layer can be written with, {example}",
+        )
+    taken = {
+        "a transform": (*TRANSFORMS, *FURTHER, CALL_FIRST),
+        "an invariant": (*INVARIANTS, *OPTIONAL_INVARIANTS),
+        "a mode of flax": MODES,
+    }
+    for what, words in taken.items():
+        if name in words:
+            raise CheckError(f"register_transform({name!r}): {name!r} is the name of {what} already, {example}")
+
+
+def _place(function: Any) -> str:
+    """``file:line`` of a function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return (
+            f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        )
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _near(place: str) -> str:
+    """The place as it is told: relative where it lies below the working directory."""
+    return place.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+def made_by(name: str, registered: Registered) -> Callable[[Program, Plan], Program]:
+    """The layers of a registered transform, each held to the signature. They raise `CheckError` where it is broken."""
+    who = f"the registered transform {name!r} ({_near(registered.place)})"
+
+    def make(f: Program, plan: Plan) -> Program:
+        def layer(state: Any, *inputs: Any) -> Any:
+            program = registered.function(f)
+            if not callable(program):
+                raise CheckError(f"{who} returned {_describe(program)}, not a function: {_SIGNATURE}")
+            out = program(state, *inputs)
+            if plan.shapes is not None and _types(out) != _types(plan.shapes):
+                expected, got = _describe(plan.shapes), _describe(out)
+                raise CheckError(f"{who} returned {got}, where the program inside it returns {expected}: {_SIGNATURE}")
+            return out
+
+        return layer
+
+    return make
+
+
+def _types(tree: Any) -> Any:
+    import jax
+
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
+
+
+def _describe(tree: Any) -> str:
+    """A tree with the types of its arrays for leaves: ``(float32[2,3], int32[])``."""
+    import jax
+
+    from pytest_nnxcheck.compat.arrays import describe
+
+    return re.sub(r"'([^']*)'", r"\1", str(jax.tree.map(describe, tree)))

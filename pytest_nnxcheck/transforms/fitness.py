@@ -1,0 +1,89 @@
+"""What a layer cannot take, whatever the subject's own code does: a rejection with its reason, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.nesting import ITERATING, STATE_BOUND, Layer, Nesting, impossible
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.subject import Subject
+
+CARRYING = frozenset({"scan", "while_loop", "fori_loop", *ITERATING})
+"""Layers that carry the state from one step to the next."""
+
+SKIPPING = frozenset({"cond", "switch"})
+"""Layers whose other branch hands the state on as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a layer cannot take the subject: ``layer`` is the subject of the sentence, empty where the nesting as a whole is."""
+
+    layer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.layer} {self.reason}".lstrip()
+
+
+def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> Misfit | None:
+    """Why a layer of the nesting cannot take the subject, whatever its code does."""
+    if reason := impossible(nesting):
+        return Misfit("", reason)
+    return next((Misfit(str(layer), why) for layer in nesting.layers if (why := cannot(layer, subject, profile))), None)
+
+
+def cannot(layer: Layer, subject: Subject, profile: Profile) -> str:
+    """Why a layer cannot take the subject; empty if it can."""
+    if layer.transform in ITERATING and (reason := cannot_feed_back(subject, profile)):
+        return reason
+    if layer.transform in CARRYING | SKIPPING and not layer.captures and profile.retyped:
+        path, before, after = profile.retyped[0]
+        keeps = "a carry keeps its types" if layer.transform in CARRYING else "its branches return the same types"
+        return f"{doing(layer)}, and {keeps}: the call makes {subject.path(path)}, which is {before}, a {after}"
+    if layer.style == "argument" and layer.transform in STATE_BOUND and profile.added:
+        return f"{doing(layer)}, and the call adds {subject.path(profile.added[0])} to it"
+    if layer.style == "argument" and layer.transform in CARRYING and profile.removed:
+        return f"{doing(layer)}, and the call takes {subject.path(profile.removed[0])} out of it"
+    if profile.restructured and str(layer) in compat.loops_that_compare():
+        return "compares the modules before and after a step, and the call sets attributes that are no arrays"
+    if layer.transform == "shard_map" and (parted := spread(subject)):
+        return f"puts the state whole on each device, and {parted} is sharded over several"
+    return ""
+
+
+def cannot_feed_back(subject: Subject, profile: Profile) -> str:
+    """Why the output of the call cannot be its first inputs; empty where it can, or where a dtype alone differs: jax tells that."""
+    if not profile.out:
+        return "feeds the output back, and the call returns no array"
+    if len(profile.out) > len(subject.inputs):
+        counts = f"{len(profile.out)} arrays, and takes {len(subject.inputs)}"
+        return f"feeds the output back, and the call returns {counts}"
+    for name, given, out_name, out in zip(
+        subject.input_names,
+        subject.inputs,
+        profile.out_names,
+        profile.out,
+        strict=False,
+    ):
+        if given.shape != out.shape:
+            return f"feeds the output back, and output{out_name} is {describe(out)}, where {name} is {describe(given)}"
+    return ""
+
+
+def doing(layer: Layer) -> str:
+    return "hands on the state where it skips the call" if layer.transform in SKIPPING else "carries the state"
+
+
+def spread(subject: Subject) -> str:
+    """The path of an array that lies on several devices in parts; empty if there is none."""
+    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    for path, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:
+            return path
+    return ""

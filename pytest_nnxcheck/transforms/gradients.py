@@ -1,0 +1,128 @@
+"""Layers that differentiate: ``grad`` of the sum of the outputs, with the gradients beside them, as XLA would delete what is dropped; ``custom_vjp``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pytest_nnxcheck.core.outcome import Unfit
+from pytest_nnxcheck.transforms.layer import Plan, Program, functional, rebuild, split
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def summed(out: Any) -> Any:
+    """The scalar to differentiate: the sum of the floating point outputs."""
+    leaves = [leaf for leaf in jax.tree.leaves(out) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if not leaves:
+        raise Unfit("the call returns no floating point array to differentiate")
+    return sum(jnp.sum(jnp.real(leaf), dtype=jnp.float32) for leaf in leaves)
+
+
+def inexact(inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    """The inputs that a gradient with the module captured is taken by."""
+    return tuple(number for number, leaf in enumerate(inputs) if jnp.issubdtype(leaf.dtype, jnp.inexact))
+
+
+def needs_graph_updates(what: str, plan: Plan) -> None:
+    """Raise `Unfit` in the modes of flax that have no such thing: the functional style is what one writes in them."""
+    if not plan.graph_updates:
+        raise Unfit(
+            f"{what} needs flax's graph updates, which this mode lacks: the functional style works in every mode",
+        )
+
+
+def grad_argument(f: Program, plan: Plan) -> Program:
+    def loss(state: Any, *inputs: Any) -> Any:
+        out = f(state, *inputs)
+        return summed(out), out
+
+    def layer(state: Any, *inputs: Any) -> Any:
+        needs_graph_updates("nnx.DiffState", plan)
+        by = nnx.DiffState(0, plan.parameters)
+        (_, out), gradients = nnx.value_and_grad(loss, argnums=by, has_aux=True)(state, *inputs)
+        return out, tuple(jax.tree.leaves(gradients))
+
+    return layer
+
+
+def grad_functional(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        graphdef, *states = nnx.split(state, plan.parameters, plan.changed, ...)
+
+        def loss(parameters: Any, changed: Any, rest: Any, *inputs: Any) -> Any:
+            module = nnx.merge(graphdef, parameters, rebuild(changed), rebuild(rest))
+            out = f(module, *inputs)
+            return summed(out), (nnx.state(module, plan.changed), out)
+
+        (_, (changed, out)), gradients = jax.value_and_grad(loss, has_aux=True)(*states, *inputs)
+        nnx.update(state, changed)
+        return out, tuple(jax.tree.leaves(gradients))
+
+    return layer
+
+
+def grad_closure(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        def loss(*inputs: Any) -> Any:
+            out = f(state, *inputs)
+            return summed(out), out
+
+        (_, out), gradients = nnx.value_and_grad(loss, argnums=inexact(inputs), has_aux=True)(*inputs)
+        return out, tuple(gradients)
+
+    return layer
+
+
+def grad_jax_closure(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        def loss(*inputs: Any) -> Any:
+            out = f(state, *inputs)
+            return summed(out), out
+
+        (_, out), gradients = jax.value_and_grad(loss, argnums=inexact(inputs), has_aux=True)(*inputs)
+        return out, tuple(gradients)
+
+    return layer
+
+
+def custom_vjp_argument(f: Program, plan: Plan) -> Program:
+    def forward(state: Any, *inputs: Any) -> Any:
+        graphdef, leaves = nnx.split(state)
+
+        def pure(leaves: Any, *inputs: Any) -> Any:
+            module = nnx.merge(graphdef, leaves)
+            out = f(module, *inputs)
+            return nnx.state(module), out
+
+        (leaves, out), pullback = jax.vjp(pure, leaves, *inputs)
+        nnx.update(state, leaves)
+        return out, pullback
+
+    def backward(pullback: Any, cotangents: Any) -> Any:
+        (state, *_), out = cotangents
+        return pullback((state, out))
+
+    def layer(state: Any, *inputs: Any) -> Any:
+        needs_graph_updates("a rule of nnx.custom_vjp that returns the cotangents of a module's state", plan)
+        call = nnx.custom_vjp(f)
+        call.defvjp(forward, backward)
+        return call(state, *inputs)
+
+    return layer
+
+
+def custom_vjp_functional(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
+        call = jax.custom_vjp(pure)
+        call.defvjp(lambda *args: jax.vjp(pure, *args), lambda pullback, cotangents: pullback(cotangents))
+        changed, out = call(changed, rest, *inputs)
+        nnx.update(state, changed)
+        return out
+
+    return layer

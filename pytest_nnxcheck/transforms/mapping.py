@@ -1,0 +1,110 @@
+"""Layers that map the call: ``vmap`` over an axis, ``shard_map`` over a mesh of all devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.transforms.layer import Plan, Program, first, functional, split, stack
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def axes(module: Any, plan: Plan) -> Any:
+    """The leaves that the call writes mapped, the rest broadcast: a prefix where flax's mode refuses `nnx.StateAxes`."""
+    filters: Any = {plan.written: 0, ...: None}
+    return nnx.StateAxes(filters) if plan.graph_updates else nnx.prefix(module, filters)
+
+
+def vmap_argument(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        nnx.update(state, stack(nnx.state(state, plan.written), plan.length))
+        out = nnx.vmap(f, in_axes=(axes(state, plan), *(0 for _ in inputs)))(state, *inputs)
+        nnx.update(state, first(nnx.state(state, plan.written)))
+        return out
+
+    return layer
+
+
+def vmap_functional(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
+        changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(
+            stack(changed, plan.length),
+            rest,
+            *inputs,
+        )
+        nnx.update(state, first(changed))
+        return out
+
+    return layer
+
+
+def vmap_closure(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        return nnx.vmap(lambda *inputs: f(state, *inputs))(*inputs)
+
+    return layer
+
+
+def vmap_jax_closure(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        return jax.vmap(lambda *inputs: f(state, *inputs))(*inputs)
+
+    return layer
+
+
+REPLICATED = jax.sharding.PartitionSpec()
+
+
+def mesh() -> Any:
+    """All devices along one axis."""
+    return jax.sharding.Mesh(jax.devices(), ("devices",))
+
+
+def on_mesh(tree: Any) -> Any:
+    """The arrays of a tree on every device, as one places a model before it is mapped: moved by the jit, none keeps its buffer."""
+    everywhere = jax.sharding.NamedSharding(mesh(), REPLICATED)
+
+    def place(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere)
+        return jax.device_put(leaf, everywhere) if isinstance(leaf, jax.Array) else leaf
+
+    return jax.tree.map(place, tree)
+
+
+def shard_map_argument(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        return compat.nnx_shard_map(f, mesh(), REPLICATED)(state, *inputs)
+
+    return layer
+
+
+def shard_map_functional(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        graphdef, changed, rest = split(state, plan)
+        pure = functional(f, graphdef, plan)
+        changed, out = compat.shard_map(pure, mesh(), REPLICATED)(changed, rest, *inputs)
+        nnx.update(state, changed)
+        return out
+
+    return layer
+
+
+def shard_map_closure(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        return compat.nnx_shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
+
+    return layer
+
+
+def shard_map_jax_closure(f: Program, plan: Plan) -> Program:
+    def layer(state: Any, *inputs: Any) -> Any:
+        return compat.shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
+
+    return layer
