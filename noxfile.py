@@ -83,10 +83,11 @@ def quick_start() -> list[str]:
 
 @nox.session(python=NEWEST)
 def lint(session: nox.Session) -> None:
-    """Ruff: rules and formatting."""
+    """Ruff: rules and formatting. Import-linter: the order of the folders."""
     session.install(*group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
 
 
 @nox.session(python=NEWEST)

@@ -115,9 +115,7 @@ def interleaved(sides: Sequence[T], rounds: int) -> Iterator[T]:
 
 
 def measure(
-    children: Sequence[Child],
-    rounds: int,
-    run: Callable[[Child], Sample] = start,
+    children: Sequence[Child], rounds: int, run: Callable[[Child], Sample] = start
 ) -> dict[str, tuple[Sample, ...]]:
     """The samples of each child by its label. One that refuses is asked once."""
     samples: dict[str, list[Sample]] = {child.label: [] for child in children}

@@ -66,9 +66,7 @@ def nestings(draws: int, transforms: tuple[str, ...]) -> Iterator[Nesting]:
 
 
 def ratios(
-    make: Callable[[nnx.Rngs], tuple[nnx.Module, Any]],
-    draws: int,
-    transforms: tuple[str, ...],
+    make: Callable[[nnx.Rngs], tuple[nnx.Module, Any]], draws: int, transforms: tuple[str, ...]
 ) -> list[tuple[float, str]]:
     """Peak over expected peak of each nesting of one model."""
     session = Session()

@@ -76,11 +76,7 @@ def environment() -> str:
 
 
 def ratio(
-    case: str,
-    samples: Mapping[str, Sequence[Sample]],
-    over: str,
-    under: str,
-    figure: Figure = "cpu",
+    case: str, samples: Mapping[str, Sequence[Sample]], over: str, under: str, figure: Figure = "cpu"
 ) -> Ratio | None:
     """The ratio of two sides; None where one of them could not be measured."""
     sides = samples[over], samples[under]

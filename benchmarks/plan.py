@@ -42,10 +42,7 @@ class Plan:
 
 
 def result(
-    benchmark: str,
-    ratios: Sequence[Ratio | None] = (),
-    series: Sequence[Series] = (),
-    notes: Sequence[str] = (),
+    benchmark: str, ratios: Sequence[Ratio | None] = (), series: Sequence[Series] = (), notes: Sequence[str] = ()
 ) -> Result:
     """What a benchmark found, on this machine; what could not be measured is left out of the table."""
     measured = tuple(each for each in ratios if each is not None)

@@ -160,12 +160,7 @@ def grown(samples: Sequence[Sample], few: int, many: int) -> Ratio:
     """The sizes of each round in MB, after the first test with which so many nestings are done."""
     early, late = ([size_after(sample.facts, number) / 1e6 for sample in samples] for number in (few, many))
     return Ratio(
-        "marked tests",
-        f"after {many} nestings",
-        f"after {few} nestings",
-        tuple(late),
-        tuple(early),
-        unit="MB",
+        "marked tests", f"after {many} nestings", f"after {few} nestings", tuple(late), tuple(early), unit="MB"
     )
 
 

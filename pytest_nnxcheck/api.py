@@ -47,7 +47,7 @@ class Wrapped(Generic[P, R]):
         if running is None:
             raise CheckError(
                 f"{self!r} was called outside of a test with @pytest.mark.nnx_invariants: mark the test, or use"
-                " pytest_nnxcheck.check(subject, *args)",
+                " pytest_nnxcheck.check(subject, *args)"
             )
         arguments = tuple(unwrap(value) for value in args)
         named = {name: unwrap(value) for name, value in kwargs.items()}
@@ -83,7 +83,7 @@ def wrapped_for(subject: Callable[P, R], frame: FrameType | None) -> Wrapped[P, 
     if not callable(subject):
         raise CheckError(
             f"nnx_wrap got {type(subject).__name__} {subject!r:.60}, which cannot be called: wrap a module with a __call__,"
-            " a bound method such as model.decode, or a function whose arguments hold modules",
+            " a bound method such as model.decode, or a function whose arguments hold modules"
         )
     method = unwrap(subject)
     return Wrapped(method, owner_name(method, None if frame is None else frame.f_back))
@@ -117,10 +117,7 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
 
 
 def assert_invariants(
-    subject: Callable[..., Any],
-    *args: Any,
-    kwargs: Mapping[str, Any] | None = None,
-    **settings: Any,
+    subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
 ) -> None:
     """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting.
 

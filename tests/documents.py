@@ -37,10 +37,7 @@ EVIDENCE = Evidence(
     reusable=("x",),
 )
 MEMORY = Violation(
-    "memory",
-    "peak 5.0 MiB is over the budget of 4.0 MiB",
-    (("buffer", "1.0 MiB temporary"),),
-    "donate the state",
+    "memory", "peak 5.0 MiB is over the budget of 4.0 MiB", (("buffer", "1.0 MiB temporary"),), "donate the state"
 )
 
 
@@ -66,12 +63,7 @@ BROKEN = (
 
 
 def ended(
-    nodeid: str,
-    outcomes: Iterable[Outcome] = HELD,
-    *,
-    end: str = "passed",
-    not_run: int = 0,
-    **more: Any,
+    nodeid: str, outcomes: Iterable[Outcome] = HELD, *, end: str = "passed", not_run: int = 0, **more: Any
 ) -> records.Records:
     """The records of a test that pytest has seen end."""
     found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid, not_run=not_run))

@@ -381,17 +381,12 @@ LEAKY: dict[str, Twins] = {
     ),
     "class_attribute": Twins(tracks_largest, lambda: case(TracksLargestInVariable), "TracksLargest.largest"),
     "default_argument": Twins(
-        lambda: memoizes(Memoizes),
-        lambda: memoizes(MemoizesNumbers),
-        "memo[3] (default of Memoizes.__call__)",
+        lambda: memoizes(Memoizes), lambda: memoizes(MemoizesNumbers), "memo[3] (default of Memoizes.__call__)"
     ),
     "cached_function": Twins(adds_positions, adds_host_positions, "positions.cache[8]"),
     "variable_metadata": Twins(lambda: case(AnnotatesKernel), lambda: case(KeepsKernelNorm), ".linear.kernel.norm"),
     "raises_afterwards": Twins(
-        checks_range,
-        lambda: case(ChecksShape),
-        "ChecksRange.seen[0]",
-        raises=jax.errors.TracerBoolConversionError,
+        checks_range, lambda: case(ChecksShape), "ChecksRange.seen[0]", raises=jax.errors.TracerBoolConversionError
     ),
     "caught_exception": Twins(lambda: case(KeepsErrors), lambda: case(DropsErrors), "errors[0]"),
 }

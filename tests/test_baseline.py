@@ -75,15 +75,10 @@ NAMES = st.text(st.characters(), min_size=1) | st.sampled_from(
         "ü[é-日本]",
         "\ud800",
         "\\u007c",
-    ],
+    ]
 )
 SPLITS = st.builds(
-    lambda a, o, t, c, less: Split(a, o, t, min(less, a + o + t + c), c),
-    SIZES,
-    SIZES,
-    SIZES,
-    SIZES,
-    SIZES,
+    lambda a, o, t, c, less: Split(a, o, t, min(less, a + o + t + c), c), SIZES, SIZES, SIZES, SIZES, SIZES
 )
 ENTRIES = SPLITS.flatmap(
     lambda split: st.builds(
@@ -92,7 +87,7 @@ ENTRIES = SPLITS.flatmap(
         st.just(split),
         st.lists(st.builds(Buffers, SIZES, NAMES, st.integers(1, 99)), max_size=3).map(tuple),
         st.booleans(),
-    ),
+    )
 ) | st.builds(Entry, SIZES, drawn=st.booleans())
 STAMPS = st.builds(Stamp, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES)
 
@@ -142,8 +137,7 @@ BAD = {
     "": "peaks.txt:1: this is no baseline of pytest-nnxcheck, it starts with an empty line: name another file,",
     "[project]\nname = 'x'\n": "peaks.txt:1: this is no baseline of pytest-nnxcheck, it starts with '[project]': name another file, or",
     replaced(
-        "format 1",
-        "format 2",
+        "format 1", "format 2"
     ): "peaks.txt:1: this is format '2' of the baseline, and this version of pytest-nnxcheck reads 1:",
     replaced("# flax: 0.10.2\n", ""): "peaks.txt:4: '# platform: cpu' is not the line '# flax: ...' of the stamp"
     + ANEW,
@@ -165,8 +159,7 @@ BAD = {
     TEXT[:-1]: "peaks.txt:9: the file ends in the middle of a line, so something is missing" + ANEW,
     TEXT[:-40]: "peaks.txt:9: the file ends in the middle of a line",
     replaced(
-        "# jax",
-        "<<<<<<< HEAD\n# jax",
+        "# jax", "<<<<<<< HEAD\n# jax"
     ): "peaks.txt:2: a merge conflict, '<<<<<<< HEAD': take either side, then write the file anew",
     TEXT + "=======\n": "peaks.txt:10: a merge conflict, '=======': take either side, then write the file anew",
     ">>>>>>> theirs\n" + TEXT: "peaks.txt:1: a merge conflict, '>>>>>>> theirs': take either side",
@@ -272,8 +265,7 @@ JIT, SCAN, VMAP = map(Nesting.parse, ("jit", "jit > scan", "jit > vmap"))
 def measured(nesting, split, *buffers):
     known = Evidence(split, buffers=buffers)
     return Measured(
-        Outcome(nesting, "held", peak=split.peak, evidence=known),
-        baseline_file.entry(split.peak, known, drawn=False),
+        Outcome(nesting, "held", peak=split.peak, evidence=known), baseline_file.entry(split.peak, known, drawn=False)
     )
 
 
@@ -376,7 +368,7 @@ def test_what_the_evidence_does_not_name_is_not_called_gone():
     before = measured(JIT, Split(0, 0, 99, 0, 0), held(70), held(50), held(8))
     now = measured(JIT, Split(0, 0, 199, 0, 0), *(held(size) for size in range(60, 50, -1)))
     assert [row for row in baseline_comparison.buffer_rows(before.entry, now) if row.startswith("-")] == [
-        "- 70 B temporary float32[4] dot",
+        "- 70 B temporary float32[4] dot"
     ]
 
 

@@ -92,7 +92,7 @@ def test_growth_beyond_the_tolerance_fails_and_says_what_grew(run, peaks):
             "  accept      pytest test_inner.py::test_x --nnx-baseline peaks.txt --nnx-baseline-update",
             "  replay      pytest test_inner.py::test_x --nnx-baseline peaks.txt --nnx-nesting jit",
             "FAILED test_inner.py::test_x - Failed: nnx memory baseline exceeded*",
-        ],
+        ]
     )
     assert section(result) == ["peaks.txt: 18 nestings compared, 18 grew by more than 5%"]
     assert peaks.read_bytes() == before
@@ -126,14 +126,13 @@ def test_the_ini_file_names_file_and_tolerance(run_inner, pytester):
     result = run_inner(GROWN, "--nnx-memory-tolerance=9%")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["  accept      pytest test_inner.py::test_x --nnx-memory-tolerance 9% --nnx-baseline-update"],
+        ["  accept      pytest test_inner.py::test_x --nnx-memory-tolerance 9% --nnx-baseline-update"]
     )
 
 
 def test_what_broke_an_invariant_is_not_in_the_baseline(run, peaks):
     source = OK.replace("max_examples=0", "max_examples=0, expected_failures={'vmap': 'x'}").replace(
-        "Model()",
-        "Model(memory=has('jit', 'vmap'))",
+        "Model()", "Model(memory=has('jit', 'vmap'))"
     )
     run(source, UPDATE).assert_outcomes(passed=1)
     assert "jit > scan" in peaks.read_text()
@@ -424,7 +423,7 @@ def test_another_stamp_is_compared_only_where_asked(run, peaks):
     result.assert_outcomes(passed=1)
     assert section(result) == [
         differs
-        + "nothing was compared: --nnx-baseline-any-stamp compares all the same, --nnx-baseline-update measures all anew",
+        + "nothing was compared: --nnx-baseline-any-stamp compares all the same, --nnx-baseline-update measures all anew"
     ]
     assert run(RENAMED).ret == 0
     result = run(GROWN, "--nnx-baseline-any-stamp")
@@ -529,8 +528,7 @@ def test_with_arguments_of_the_users_only_the_sweep_is_kept(run, peaks):
 
 def test_of_several_examples_the_first_is_kept(run, peaks):
     source = GIVEN.replace("@given", "@example(size=150)\n@example(size=800)\n@given").replace(
-        "given, s",
-        "given, example, s",
+        "given, s", "given, example, s"
     )
     run(source.replace("jit,scan", "jit"), UPDATE)
     assert {entry.peak for entry in read(peaks).entries.values()} == {3000, 4500}
@@ -640,7 +638,7 @@ def test_an_option_of_no_baseline(run_inner, option):
     result = run_inner(OK, option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        [f"ERROR: option {option}: of which file? Add --nnx-baseline PATH, or nnx_baseline to the ini file"],
+        [f"ERROR: option {option}: of which file? Add --nnx-baseline PATH, or nnx_baseline to the ini file"]
     )
 
 
@@ -724,5 +722,5 @@ def test_a_real_model_that_grows_by_a_tenth(pytester, inner_args):
             r"  peak        \d+ B, was \d+ B: \+\d+ B \(\+1\d\.\d %\), tolerance 5%",
             r"  arguments   \d+ B, was \d+ B: \+\d+ B",
             r"  buffer      \+ .*float32\[8,72\]",
-        ],
+        ]
     )

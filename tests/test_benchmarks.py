@@ -41,8 +41,7 @@ def test_a_side_that_refuses_is_asked_once():
     def run(child):
         asked.append(child.label)
         return sample(
-            child.label,
-            **({"refused": "unknown setting (..., x=...), write another"} if child.label == "B" else {}),
+            child.label, **({"refused": "unknown setting (..., x=...), write another"} if child.label == "B" else {})
         )
 
     samples = measure(children("A", "B"), 3, run)
@@ -77,8 +76,7 @@ def test_a_series_has_a_median_for_each_size():
 
 
 @pytest.mark.parametrize(
-    "figure, expected, unit",
-    [("cpu", 1, "CPU s"), ("process", 10, "CPU s"), ("wall", 100, "wall s")],
+    "figure, expected, unit", [("cpu", 1, "CPU s"), ("process", 10, "CPU s"), ("wall", 100, "wall s")]
 )
 def test_a_ratio_is_of_the_figure_that_was_asked_for(figure, expected, unit):
     samples = {"A": (sample("A", 1.0),), "B": (sample("B", 2.0),)}

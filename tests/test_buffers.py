@@ -471,14 +471,11 @@ def module_of(*instructions, root):
 
 
 @pytest.mark.parametrize(
-    "opcode",
-    ["copy", "while", "fusion", "call", "conditional", "dynamic-update-slice", "bitcast"],
+    "opcode", ["copy", "while", "fusion", "call", "conditional", "dynamic-update-slice", "bitcast"]
 )
 def test_an_instruction_made_of_itself_ends(opcode):
     module = module_of(
-        instruction(1, "parameter", parameter=3),
-        instruction(2, opcode, operands=(2, 1), called=(1,)),
-        root=2,
+        instruction(1, "parameter", parameter=3), instruction(2, opcode, operands=(2, 1), called=(1,)), root=2
     )
     assert origins.origin(module, (2, ())).parameters <= {3}
     assert module.operation(module.instructions[2]) == opcode

@@ -262,7 +262,7 @@ def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path, donate):
             compile_cache.DIRECTORY: str(tmp_path),
             "jax_persistent_cache_min_compile_time_secs": 0.0,
             "jax_persistent_cache_min_entry_size_bytes": -1,
-        },
+        }
     ):
         for lines in ("", "# moved" + 5 * "\n"):
             namespace: dict[str, object] = {}
@@ -381,14 +381,7 @@ def suite(pytester, inner_args, monkeypatch):
 
     def run(*args, passed=2):
         ran = pytester.runpytest_subprocess(
-            *inner_args,
-            "-p",
-            "no:randomly",
-            "-W",
-            "error",
-            "--nnx-effort=quick",
-            "--nnx-report=report.json",
-            *args,
+            *inner_args, "-p", "no:randomly", "-W", "error", "--nnx-effort=quick", "--nnx-report=report.json", *args
         )
         ran.assert_outcomes(passed=passed)
         told = json.loads((pytester.path / "report.json").read_text())

@@ -245,9 +245,7 @@ def copies_held(how: reports.Remat) -> float:
     graphdef, state = nnx.split(reports.ScanOverRemat(nnx.Rngs(0), how))
     once = peak(lambda state, x: nnx.merge(graphdef, state)(x), state, *reports.inputs_scan_over_remat())
     twice = peak(
-        lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x),
-        state,
-        *reports.inputs_scan_over_remat(),
+        lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x), state, *reports.inputs_scan_over_remat()
     )
     return (twice - once) / bytes_of(state)
 

@@ -97,8 +97,7 @@ def test_too_few_devices_says_what_to_run(there, simulated, text):
 def test_check_says_what_to_set():
     assert check(Model(), 1, devices=1, sweep="probes", max_examples=0).ok
     with pytest.raises(
-        CheckError,
-        match=rf"^check\(..., devices=8\) needs 8 devices, jax has 1: .* XLA_FLAGS={FLAG}=8 in the env",
+        CheckError, match=rf"^check\(..., devices=8\) needs 8 devices, jax has 1: .* XLA_FLAGS={FLAG}=8 in the env"
     ):
         check(Model(), 1, devices=8)
 
@@ -158,8 +157,8 @@ def test_marker_over_command_line_over_ini(run_inner, pytester, marker, args, in
     simulated = 3 if args else 4
     result.stdout.fnmatch_lines(
         [
-            f"SKIPPED [[]1] test_inner.py:7: needs {number} devices, jax has 1, * before pytest could simulate {simulated}: *",
-        ],
+            f"SKIPPED [[]1] test_inner.py:7: needs {number} devices, jax has 1, * before pytest could simulate {simulated}: *"
+        ]
     )
     assert os.environ.get("XLA_FLAGS") == before
 

@@ -68,8 +68,7 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
     options = ["--nnx-nesting=jit"] if snippet.fails else FEW
     result = pytester.runpytest_inprocess(*inner_args, "--strict-markers", *options)
     result.assert_outcomes(
-        failed=int(bool(snippet.fails)),
-        passed=0 if snippet.fails else snippet.code.count("def test_"),
+        failed=int(bool(snippet.fails)), passed=0 if snippet.fails else snippet.code.count("def test_")
     )
     if snippet.fails:
         assert f"nnx invariant broken: {snippet.fails}" in rows(result.stdout.str())[0]

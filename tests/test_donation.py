@@ -49,8 +49,7 @@ def takes_plain_arrays():
 
 
 has_plain_arrays = pytest.mark.skipif(
-    not takes_plain_arrays(),
-    reason="this flax takes no module that keeps an array in a plain dict",
+    not takes_plain_arrays(), reason="this flax takes no module that keeps an array in a plain dict"
 )
 
 ROOTS = ["jit", "jit[functional]", "jit > vmap", "jit > scan[functional]", "jit > eval_shape", "jit[closure]"]

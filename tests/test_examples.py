@@ -218,8 +218,7 @@ def test_keyword_arguments_of_the_subject():
 
 def test_bad_settings_name_their_source():
     with pytest.raises(
-        CheckError,
-        match=r"check\(\.\.\., memory_budget=\.\.\.\): memory_budget='5MBfoo' is not a size",
+        CheckError, match=r"check\(\.\.\., memory_budget=\.\.\.\): memory_budget='5MBfoo' is not a size"
     ):
         check(Model(), 1, memory_budget="5MBfoo")
 

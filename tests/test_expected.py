@@ -235,10 +235,7 @@ class TestCheck:
         for settings in ({}, {"sweep": "probes"}, {"max_examples": 0}):
             RUNS.clear()
             found = check(
-                Model(failed=has("vmap", "remat", "scan[functional]")),
-                1,
-                expected_failures={named: "x"},
-                **settings,
+                Model(failed=has("vmap", "remat", "scan[functional]")), 1, expected_failures={named: "x"}, **settings
             )
             assert found.ok
             assert named in RUNS
@@ -264,10 +261,7 @@ class TestCheck:
 
     def test_a_loop_that_cannot_carry_added_state_runs_where_it_is_named(self):
         found = check(
-            Model(adds_state=True, failed=has("scan")),
-            1,
-            expected_failures={"scan[argument]": "sow"},
-            max_examples=0,
+            Model(adds_state=True, failed=has("scan")), 1, expected_failures={"scan[argument]": "sow"}, max_examples=0
         )
         assert found.ok
         assert [text for text in RUNS if "scan" in text.split(" > ")] == ["scan"]
@@ -281,11 +275,7 @@ class TestCheck:
         assert check(model, 1, on_rejection="fail", expected_failures=known, max_examples=0).ok
         assert check(model, 1, expected_failures=known, max_examples=0).ok
         assert not check(
-            Model(rejected=has("vmap[closure]")),
-            1,
-            on_rejection="fail",
-            expected_failures=known,
-            max_examples=0,
+            Model(rejected=has("vmap[closure]")), 1, on_rejection="fail", expected_failures=known, max_examples=0
         ).ok
 
     def test_un_nested(self):
@@ -316,8 +306,7 @@ class TestCheck:
 
     def test_bad_entries_name_the_setting(self):
         with pytest.raises(
-            SettingError,
-            match=r"^check\(..., expected_failures=...\): expected failure 'memry' names no",
+            SettingError, match=r"^check\(..., expected_failures=...\): expected failure 'memry' names no"
         ):
             check(Model(), 1, expected_failures={"memry": "x"})
 

@@ -19,8 +19,7 @@ from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint
 from pytest_nnxcheck.runner.garbage_collector import held_back
 
 linux = pytest.mark.skipif(
-    not Path("/proc/self/statm").exists(),
-    reason="the system does not say how large a process is",
+    not Path("/proc/self/statm").exists(), reason="the system does not say how large a process is"
 )
 MB = 2**20
 

@@ -48,8 +48,7 @@ class Norm(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    "nesting",
-    ["grad", "grad[functional]", "jit > grad", "jit[functional] > grad[functional]", "grad > custom_vjp"],
+    "nesting", ["grad", "grad[functional]", "jit > grad", "jit[functional] > grad[functional]", "grad > custom_vjp"]
 )
 def test_gradients_are_those_of_the_sum_of_the_outputs_by_the_parameters(nesting):
     x, scale = numbers((4, 3)), jnp.int32(2)

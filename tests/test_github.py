@@ -13,8 +13,7 @@ from pytest_nnxcheck.reporting.records import plain
 
 COMMAND = re.compile(r"::error (?P<properties>[^:]*)::(?P<message>.*)")
 HOSTILE = st.lists(
-    st.sampled_from(["\n", "\r", "%", "%0A", ":", "::", ",", "=", "::error ::", "é", "x"]),
-    max_size=8,
+    st.sampled_from(["\n", "\r", "%", "%0A", ":", "::", ",", "=", "::error ::", "é", "x"]), max_size=8
 ).map("".join)
 
 

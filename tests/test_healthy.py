@@ -51,8 +51,7 @@ class Block(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    "nesting",
-    [f"jit > {layer}" for layer in WITHOUT_CLOSURES] + ["jit[functional] > scan > vmap > remat"],
+    "nesting", [f"jit > {layer}" for layer in WITHOUT_CLOSURES] + ["jit[functional] > scan > vmap > remat"]
 )
 def test_a_model_above_the_floor_stays_below_1_2_of_its_expected_peak(nesting):
     from healthy import numbers

@@ -19,7 +19,7 @@ PAIRS = list(
         for other in [*LAYERS, *OTHERS]
         for pair in ((layer, other), (other, layer))
         if not impossible(Nesting(pair))
-    ),
+    )
 )
 SHARE = 7
 """Pairs for each model, from its own place on: no model runs the pairs of another."""

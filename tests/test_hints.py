@@ -66,7 +66,7 @@ class KeepsLastInData(KeepsLastSetInInit):
 def test_a_field_that_was_none_is_declared_as_data(nesting):
     found = check(case(KeepsLastSetInInit).subject, numbers(BATCH), max_examples=0)
     assert "wrap the attribute where it is set first, in nnx.data(...), or keep the value in an nnx.Variable" in str(
-        found,
+        found
     )
     for cured in (KeepsLastInData, KeepsLastInVariable):
         assert one(case(cured).subject, numbers(BATCH), nesting=nesting).ok
@@ -84,7 +84,7 @@ def test_a_container_is_declared_as_data(empty):
         def __call__(self, x):
             y = self.linear(x)
             self.kept.append(y) if isinstance(self.kept, list) or hasattr(self.kept, "append") else self.kept.update(
-                y=y,
+                y=y
             )
             return y
 
@@ -113,7 +113,7 @@ class KeepsInBox(nnx.Module):
 def test_what_a_plain_object_keeps_goes_into_a_variable_of_the_module():
     found = one(KeepsInBox(), numbers(BATCH), nesting="jit")
     assert "keep the value in an nnx.Variable of the module: model.box.last belongs to a plain Python object" in str(
-        found,
+        found
     )
     assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
 
@@ -134,9 +134,7 @@ def test_a_plain_value_goes_into_a_variable():
     assert "keep the value in an nnx.Variable" in told
     assert ("nnx.data" in told) == DATA
     assert "keep the value in an nnx.Variable: model.last is" in hints.hint(
-        "plain value",
-        path="model.last",
-        holder="attribute",
+        "plain value", path="model.last", holder="attribute"
     )
     assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
 
@@ -153,7 +151,7 @@ def remembers(x: jax.Array) -> jax.Array:
 def test_what_outlives_the_trace_is_not_kept():
     found = one(remembers, numbers(BATCH), nesting="jit")
     assert "do not keep arrays made under a transform in a dict outside of the module: it outlives the trace" in str(
-        found,
+        found
     )
     assert one(lambda x: x * 2, numbers(BATCH), nesting="jit").ok
     leaky, healthy = LEAKY["class_attribute"].leaky(), LEAKY["class_attribute"].healthy()
@@ -183,13 +181,7 @@ CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", 
 @pytest.mark.parametrize("transform", CAPTURING)
 def test_a_layer_that_captures_is_handed_the_module(transform):
     found = check(
-        norm(),
-        numbers(BATCH),
-        transforms=transform,
-        styles="closure",
-        sweep="singles",
-        max_depth=1,
-        max_examples=0,
+        norm(), numbers(BATCH), transforms=transform, styles="closure", sweep="singles", max_depth=1, max_examples=0
     )
     assert f"hint        {hints.captured_by(transform)}" in str(found)
     assert f"holds       {transform}, {transform}[functional]" in str(found)

@@ -90,7 +90,7 @@ def test_the_usual_form_holds_one_more_copy_of_the_layers(call):
 
 
 SECTION = re.compile(
-    r"jax (?P<jax>[\d.]+), flax (?P<flax>[\d.]+), Python [\d.]+, (?P<dtype>\w+), 32 layers\n\n(?P<rows>(?:\|.*\n)+)",
+    r"jax (?P<jax>[\d.]+), flax (?P<flax>[\d.]+), Python [\d.]+, (?P<dtype>\w+), 32 layers\n\n(?P<rows>(?:\|.*\n)+)"
 )
 HEAD = "| call | form | state | arguments | outputs | temporaries | aliased | peak, GB | seconds |\n|---|---|---|---|---|---|---|---|---|\n"
 

@@ -63,8 +63,7 @@ class Initialized(nnx.Module):
 
 @pytest.mark.parametrize("make", [SpectralNorm, pytest.param(InPlace, marks=in_place)])
 @pytest.mark.parametrize(
-    "nesting",
-    ["vmap", "jit > vmap", "vmap > jit", "scan > vmap", "jit > vmap > while_loop", "vmap[functional]"],
+    "nesting", ["vmap", "jit > vmap", "vmap > jit", "scan > vmap", "jit > vmap > while_loop", "vmap[functional]"]
 )
 def test_what_is_written_and_restored_may_be_mapped(make, nesting):
     module = make()

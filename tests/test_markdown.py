@@ -102,8 +102,7 @@ def test_the_message_and_the_program_are_folded_away():
 
 
 @pytest.mark.parametrize(
-    "end, said",
-    [("passed", "✓ nnx invariants: all hold"), (None, "nnx invariants: no marked test ran")],
+    "end, said", [("passed", "✓ nnx invariants: all hold"), (None, "nnx invariants: no marked test ran")]
 )
 def test_a_run_without_a_failure(end, said):
     tests = [] if end is None else [documents.ended("t.py::t", end=end)]
@@ -119,8 +118,7 @@ def test_a_large_run_is_cut_to_what_fits(limit):
     assert len(text.encode()) <= limit
     assert text.count("<details>") == text.count("</details>")
     assert re.search(
-        r"\n\d+ more tests do not fit in here, or not with their messages: see the .html or .json report.\n$",
-        text,
+        r"\n\d+ more tests do not fit in here, or not with their messages: see the .html or .json report.\n$", text
     )
     assert "1000 characters more" in text or limit < markdown.COMMENT
     html = PARSER.render(text)

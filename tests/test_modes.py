@@ -39,8 +39,7 @@ def test_the_modes_of_the_installed_flax():
 
 @has_modes
 @pytest.mark.parametrize(
-    "mode, flags",
-    [("graph", (True, True)), ("graph_no_updates", (True, False)), ("tree", (False, False))],
+    "mode, flags", [("graph", (True, True)), ("graph_no_updates", (True, False)), ("tree", (False, False))]
 )
 def test_a_mode_is_set_for_a_while(mode, flags):
     with pytest.raises(KeyError), compat.flax_mode(mode):
@@ -100,7 +99,7 @@ def test_a_mode_that_this_flax_lacks(pytester, inner_args):
 
 def test_graph_is_what_an_older_flax_does():
     assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, modes="graph", transforms="jit", **FEW).modes == {
-        "graph": "held",
+        "graph": "held"
     }
 
 
@@ -142,8 +141,7 @@ class TestRun:
 
     def test_a_violation_says_what_every_mode_did(self):
         model = Model(
-            tracers=lambda n: n.mode == "tree" and "scan" in str(n),
-            failed=lambda n: str(n).startswith("tree: vmap"),
+            tracers=lambda n: n.mode == "tree" and "scan" in str(n), failed=lambda n: str(n).startswith("tree: vmap")
         )
         with pytest.raises(TracerResidue) as caught:
             assert_invariants(model, 1, modes="graph,tree", all="on", **FEW)
@@ -251,7 +249,7 @@ def test_which_modes_a_model_survives_is_one_command(run_inner, pytester, worker
             r"E +replay +pytest test_inner.py::test_breaks --nnx-modes graph,tree --nnx-nesting 'tree: jit > jit'",
             r"test_inner.py::test_breaks .*; modes: graph held, tree violated",
             r"test_inner.py::test_survives .*; modes: graph held, tree held",
-        ],
+        ]
     )
     assert 'name="nnx_modes" value="graph held, tree violated"' in (pytester.path / "out.xml").read_text()
 
@@ -504,7 +502,7 @@ def test_a_body_that_builds_what_a_mode_cannot_is_rejected_there(pytester, inner
             model = nnx_wrap(make(nnx.Rngs(0).split(2)))
             assert model.kernel.shape == (2, 4, 4)
             nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4)))
-        """,
+        """
     )
     result = pytester.runpytest_inprocess(*inner_args)
     result.assert_outcomes(failed=1)
@@ -514,7 +512,7 @@ def test_a_body_that_builds_what_a_mode_cannot_is_rejected_there(pytester, inner
             r"  modes +graph held   2 held",
             r" +tree rejected by flax   ValueError: `in_axes` cannot contain `StateAxes` objects when `graph=False` or .*",
             r"  replay +pytest .*::test_x --nnx-nesting 'tree: un-nested'",
-        ],
+        ]
     )
     again = pytester.runpytest_inprocess(*inner_args, "--nnx-nesting", "tree: un-nested")
     again.assert_outcomes(failed=1)
@@ -560,5 +558,5 @@ def test_y(nnx_wrap, n):
     result = run_inner(source)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.re_match_lines_random(
-        [r".*test_x .*; modes: graph held, tree held", r".*test_y .*; modes: graph held, tree violated", r"E +n=2,?"],
+        [r".*test_x .*; modes: graph held, tree held", r".*test_y .*; modes: graph held, tree violated", r"E +n=2,?"]
     )

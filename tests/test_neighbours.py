@@ -47,11 +47,7 @@ def test_the_neighbours_are_each_layer_in_another_style_or_taken_away():
     few = merge({"styles": ("argument", "functional")})
     found = neighbours.neighbours(Nesting.parse("jit > scan[closure]"), few, OPEN)
     assert found == parsed(
-        "jit",
-        "scan[closure]",
-        "jit > scan",
-        "jit > scan[functional]",
-        "jit[functional] > scan[closure]",
+        "jit", "scan[closure]", "jit > scan", "jit > scan[functional]", "jit[functional] > scan[closure]"
     )
 
 
@@ -84,10 +80,7 @@ def test_a_neighbour_differs_in_one_layer(nesting):
 
 def test_the_way_leads_from_the_un_nested_call_outwards():
     assert neighbours.way(Nesting.parse("jit > scan > remat")) == parsed(
-        "un-nested",
-        "remat",
-        "scan > remat",
-        "jit > scan > remat",
+        "un-nested", "remat", "scan > remat", "jit > scan > remat"
     )
     assert neighbours.way(Nesting.parse("tree: jit")) == parsed("tree: un-nested", "tree: jit")
 
@@ -114,9 +107,7 @@ def test_a_memory_violation_is_answered_only_by_what_was_measured():
 def test_the_rows():
     violated = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain"),))
     around = neighbours.Around(
-        parsed("jit", "jit[functional]"),
-        5,
-        ((Nesting(), "held"), (violated.nesting, "violated")),
+        parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated"))
     )
     assert neighbours.told(violated, around).explained == (
         ("holds", "jit, jit[functional]   (nearest, of 5 tried)"),
@@ -148,7 +139,7 @@ def test_a_donation_is_tried_only_where_an_input_can_be_reused():
     hint = neighbours.told(over, around).explained[0]
     assert hint[0] == "hint"
     assert hint[1].startswith(
-        "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B",
+        "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B"
     )
     asked.clear()
     neighbours.look_around(replace(over, evidence=Evidence()), EVERY, OPEN, try_out)
@@ -163,13 +154,7 @@ def test_neighbours_are_counted_nowhere():
         return x * 2 if x.shape == () or isinstance(x, jax.core.Tracer) is False else x / bool(x.sum())
 
     found = check(
-        call,
-        numbers(BATCH),
-        transforms="jit",
-        styles="closure",
-        sweep="singles",
-        max_depth=1,
-        max_examples=0,
+        call, numbers(BATCH), transforms="jit", styles="closure", sweep="singles", max_depth=1, max_examples=0
     )
     assert [str(outcome.nesting) for outcome in found.outcomes] == ["un-nested", "jit[closure]"]
     assert ("way", "un-nested held, jit[closure] failed") in found.outcomes[1].explained
@@ -206,7 +191,7 @@ def test_an_exception_of_the_user_s_has_them_as_a_note(pytester, inner_args):
                 return x * 2
 
             nnx_wrap(call)(jnp.ones(3))
-        """,
+        """
     )
     result = pytester.runpytest(*inner_args)
     result.assert_outcomes(failed=1)

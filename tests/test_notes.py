@@ -92,7 +92,7 @@ def test_anonymous_memory_and_devices_are_no_files(tmp_path, monkeypatch):
         "7f00-7f10 r--p 00000000 08:01 2229082                    /data/my weights.npy\n"
         "7f10-7f20 rw-p 00000000 00:00 0\n"
         "7f20-7f30 rw-p 00000000 00:00 0                          [heap]\n"
-        "7f30-7f40 rw-s 00000000 00:05 77                         /dev/nvidia0\n",
+        "7f30-7f40 rw-s 00000000 00:05 77                         /dev/nvidia0\n"
     )
     monkeypatch.setattr(mapped_files, "MAPS", maps)
     assert mapped_files.spans_of_process() == [(0x7F00, 0x7F10, "/data/my weights.npy")]

@@ -29,8 +29,7 @@ def test_a_percentage_is_exact(text, part):
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["", "5", "0.05", "-5%", "5%%", "%", "1e3%", "nan%", "inf%", "٣%", "5 percent", 5, None],
+    "value", ["", "5", "0.05", "-5%", "5%%", "%", "1e3%", "nan%", "inf%", "٣%", "5 percent", 5, None]
 )
 def test_what_is_no_percentage(value):
     with pytest.raises(SettingError) as caught:
@@ -73,8 +72,7 @@ def test_an_error_names_the_source(config_of):
     with pytest.raises(SettingError, match=r"^option --nnx-memory-tolerance: memory_tolerance='5' is not a percentage"):
         run_options.value(config_of("--nnx-memory-tolerance=5"), "memory_tolerance")
     with pytest.raises(
-        SettingError,
-        match=r"^ini option nnx_memory_tolerance \(tox.ini\): memory_tolerance='x' is not",
+        SettingError, match=r"^ini option nnx_memory_tolerance \(tox.ini\): memory_tolerance='x' is not"
     ):
         run_options.value(config_of(ini="nnx_memory_tolerance = x"), "memory_tolerance")
     with pytest.raises(SettingError, match=r"^option --nnx-baseline: baseline='' is not a path"):

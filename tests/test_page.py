@@ -125,7 +125,7 @@ def test_the_program_is_on_the_page():
     assert "print(&#x27;&lt;b&gt;&#x27;)" in text
     found["nestings"][0]["program_text"] = ""
     assert '<dt class="command">program</dt><dd class="command">prog.py</dd>' in html_page.render(
-        documents.document(found),
+        documents.document(found)
     )
 
 
@@ -142,18 +142,14 @@ def test_a_page_takes_in_what_it_has_room_for(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "end, said",
-    [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")],
-    ids=str,
+    "end, said", [("failed", "✗ violated"), ("xfailed", "⊘ xfailed"), ("interrupted", "✗ violated")], ids=str
 )
 def test_the_badge_of_a_broken_test(end, said):
     assert said in html_page.render(documents.document(documents.ended("t.py::t", documents.BROKEN, end=end)))
 
 
 @pytest.mark.parametrize(
-    "end, said",
-    [("passed", "✓ held"), ("failed", "! failed"), ("skipped", "✓ held"), ("error", "! error")],
-    ids=str,
+    "end, said", [("passed", "✓ held"), ("failed", "! failed"), ("skipped", "✓ held"), ("error", "! error")], ids=str
 )
 def test_the_badge_of_a_test_whose_nestings_hold(end, said):
     assert said in html_page.render(documents.document(documents.ended("t.py::t", end=end)))
@@ -296,7 +292,7 @@ def many(count: int) -> dict:
     triples = [Nesting((one, two, three)) for one in layers for two in layers for three in layers]
     evidence = documents.EVIDENCE
     evidence = type(evidence)(
-        **{n: getattr(evidence, n) for n in evidence.__slots__} | {"buffers": evidence.buffers * 10},
+        **{n: getattr(evidence, n) for n in evidence.__slots__} | {"buffers": evidence.buffers * 10}
     )
     each = max(1, count // 10)
     tests = [
@@ -304,11 +300,7 @@ def many(count: int) -> dict:
             f"tests/test_model.py::test_number_{number}",
             [
                 documents.outcome(
-                    str(nesting),
-                    "violated" if at % 9 == 0 else "held",
-                    peak=5000,
-                    budget=9000,
-                    evidence=evidence,
+                    str(nesting), "violated" if at % 9 == 0 else "held", peak=5000, budget=9000, evidence=evidence
                 )
                 for at, nesting in enumerate(triples[:each])
             ],
@@ -331,7 +323,7 @@ def test_a_thousand_nestings_are_a_page_of_a_few_megabytes():
 def test_the_page_says_what_was_not_run():
     stopped = documents.ended("t.py::t", documents.BROKEN, end="failed", not_run=12)
     text = html_page.render(
-        documents.document(stopped, documents.ended("t.py::u", documents.BROKEN, end="failed", not_run=3)),
+        documents.document(stopped, documents.ended("t.py::u", documents.BROKEN, end="failed", not_run=3))
     )
     assert "<li>14 nestings, 15 not run</li>" in text
     assert re.search(r"7 nestings: 1 violated, [^·]*, 12 not run ·", text)

@@ -14,16 +14,10 @@ import test_page
 
 from pytest_nnxcheck.reporting import html_page
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = """
+    --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync
+""".split()
 SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 LONG = "x" * 300
 OVERFLOW = """

@@ -115,9 +115,7 @@ def dropping(name):
             graphdef, changed, rest = split(state, plan)
             pure = functional(f, graphdef, plan)
             outs = jax.lax.scan(
-                lambda carry, inputs: (None, pure(rebuild(changed), rebuild(rest), *inputs)),
-                None,
-                inputs,
+                lambda carry, inputs: (None, pure(rebuild(changed), rebuild(rest), *inputs)), None, inputs
             )[1]
             nnx.update(state, first(outs[0]))
             return outs[1]
@@ -570,13 +568,7 @@ def test_a_report_names_the_un_nested_call():
     assert str(report).startswith("nnx invariant broken: parity")
     with pytest.raises(ParityLost, match="is updated in the body of nnx.scan"):
         assert_invariants(
-            broadcasts,
-            norm(),
-            XS,
-            invariants="parity",
-            sweep="probes",
-            max_examples=0,
-            styles="argument",
+            broadcasts, norm(), XS, invariants="parity", sweep="probes", max_examples=0, styles="argument"
         )
 
 
@@ -593,7 +585,7 @@ def test_on_the_command_line(pytester, inner_args):
                 return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)
 
             nnx_wrap(run)(nnx.BatchNorm(4, use_running_average=False, rngs=nnx.Rngs(0)), jnp.ones((2, 3, 4)))
-        """,
+        """
     )
     pytester.runpytest_inprocess(*inner_args).assert_outcomes(passed=1)
     result = pytester.runpytest_inprocess(*inner_args, "--nnx-invariants", "parity")
@@ -605,7 +597,7 @@ def test_on_the_command_line(pytester, inner_args):
             "E * parity * model.mean is updated in the body of nnx.scan at *test_on_the_command_line.py:*",
             "E * dropped * model.mean   BatchStat in the body of nnx.scan at *",
             "E * hint * carry it: in_axes=(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None}), 0)*",
-        ],
+        ]
     )
 
 

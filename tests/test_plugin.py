@@ -46,7 +46,7 @@ def test_a_failure_reads_as_designed(run_inner):
             ">       assert model(3) == 3",
             "test_inner.py:8: TracerResidue",
             "FAILED test_inner.py::test_pair - nnx invariant broken: tracers",
-        ],
+        ]
     )
     assert "hypothesis" not in "\n".join(result.outlines[result.outlines.index("") + 4 :]).lower()
 
@@ -73,7 +73,7 @@ def test_the_replay_line_repeats_the_options_of_the_run(run_inner):
     chosen = ("--nnx-styles", "argument,functional", "--nnx-sweep=pairs", "--nnx-max-examples=1", "--nnx-max-depth=2")
     result = run_inner(PAIR, *judged, *chosen, "--nnx-shortcuts=off", "--nnx-transforms=jit,scan", "--nnx-all")
     result.stdout.fnmatch_lines(
-        ["*replay *test_pair --nnx-invariants tracers,memory --nnx-memory-budget 2x --nnx-nesting 'jit > scan'"],
+        ["*replay *test_pair --nnx-invariants tracers,memory --nnx-memory-budget 2x --nnx-nesting 'jit > scan'"]
     )
 
 
@@ -93,14 +93,14 @@ def test_the_users_own_failure_is_his_own(run_inner):
             ">       assert nnx_wrap(Model())(3) == 4",
             "E *assert 3 == 4",
             "test_inner.py::test_own  1 nesting: 1 failed*",
-        ],
+        ]
     )
     assert "replay" not in result.stdout.str()
 
 
 def test_a_failure_under_a_nesting_names_it(run_inner):
     result = run_inner(
-        "@marked\ndef test_x(nnx_wrap):\n    assert nnx_wrap(Model(failed=has('scan', 'vmap')))(3) == 3\n",
+        "@marked\ndef test_x(nnx_wrap):\n    assert nnx_wrap(Model(failed=has('scan', 'vmap')))(3) == 3\n"
     )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -110,7 +110,7 @@ def test_a_failure_under_a_nesting_names_it(run_inner):
             "E    *nesting     scan > vmap *un-nested, the same test body passed",
             "E    *replay      pytest test_inner.py::test_x --nnx-nesting 'scan > vmap'",
             "FAILED test_inner.py::test_x - TypeError: scan body must return a carry",
-        ],
+        ]
     )
 
 
@@ -119,7 +119,7 @@ def test_an_assertion_that_depends_on_randomness_is_explained(run_inner):
     result = run_inner(source)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E *if the body depends on randomness, make it repeat itself: the nesting may not be the cause"],
+        ["E *if the body depends on randomness, make it repeat itself: the nesting may not be the cause"]
     )
 
 
@@ -136,7 +136,7 @@ def test_x(nnx_wrap, x):
     result = run_inner(source)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*nnxcheck: the test did not do the same thing twice, with the same arguments and the same nesting.*"],
+        ["*nnxcheck: the test did not do the same thing twice, with the same arguments and the same nesting.*"]
     )
 
 
@@ -162,7 +162,7 @@ def test_every_nesting_rejected_fails(run_inner):
     result = run_inner(source)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["nnx nothing was checked: every nesting was rejected (TraceContextError: other trace level), *"],
+        ["nnx nothing was checked: every nesting was rejected (TraceContextError: other trace level), *"]
     )
 
 
@@ -173,17 +173,17 @@ def test_a_subject_that_cannot_be_called(run_inner):
         [
             ">       nnx_wrap(3)",
             "E *CheckError: nnx_wrap got int 3, which cannot be called: wrap a module with a __call__, *",
-        ],
+        ]
     )
 
 
 def test_bad_use_shows_the_users_line_once(run_inner):
     result = run_inner(
-        "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(bad='kernel is deleted'))(3)\n\ndef test_ran():\n    assert len(RUNS) == 1\n",
+        "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(bad='kernel is deleted'))(3)\n\ndef test_ran():\n    assert len(RUNS) == 1\n"
     )
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(
-        [">       nnx_wrap(Model(bad='kernel is deleted'))(3)", "E *CheckError: kernel is deleted"],
+        [">       nnx_wrap(Model(bad='kernel is deleted'))(3)", "E *CheckError: kernel is deleted"]
     )
 
 
@@ -245,7 +245,7 @@ def test_the_same_verdicts_whatever_runs_them(run_inner, args):
             "test_inner.py::test_holds  39 nestings: 39 held; worst peak 4.9 KiB of 7.8 KiB (jit > remat > remat > scan)",
             "test_inner.py::test_pair  30 nestings: 2 violated, 28 held, 12 not run; worst peak *",
             "FAILED test_inner.py::test_pair - nnx invariant broken: tracers",
-        ],
+        ]
     )
     assert "Warning" not in result.stdout.str() + result.stderr.str()
 
@@ -285,7 +285,7 @@ def test_ctrl_c_leaves_a_partial_summary(run_inner):
             "test_inner.py::test_holds  39 nestings: 39 held; *",
             "test_inner.py::test_stopped  21 nestings: 21 held; *",
             "*KeyboardInterrupt*",
-        ],
+        ]
     )
     assert "INTERNALERROR" not in result.stdout.str()
 
@@ -299,15 +299,11 @@ def test_a_real_ctrl_c(pytester, inner_args):
     pytester.makeconftest(source % (str(here), str(here.parent)))
     pytester.makepyfile(
         test_inner="import os, signal, pytest\nfrom fake_engine import RUNS, Model\n@pytest.mark.nnx_invariants\ndef test_x(nnx_wrap):\n"
-        "    nnx_wrap(Model())(3)\n    if len(RUNS) == 7: os.kill(os.getpid(), signal.SIGINT)\n",
+        "    nnx_wrap(Model())(3)\n    if len(RUNS) == 7: os.kill(os.getpid(), signal.SIGINT)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(here.parent)}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *inner_args],
-        capture_output=True,
-        text=True,
-        env=env,
-        check=False,
+        [sys.executable, "-m", "pytest", *inner_args], capture_output=True, text=True, env=env, check=False
     )
     assert done.returncode == 2
     assert re.search(r"test_inner.py::test_x  \d+ nestings: \d+ held", done.stdout)

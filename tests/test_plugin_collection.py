@@ -31,7 +31,7 @@ def test_a_bad_marker_is_a_collection_error_with_file_and_line(run_inner, worker
     result = run_inner("\n@marked(max_depth=0)\ndef test_x(nnx_wrap): pass\n", workers, subprocess=True)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
-        ["nnx_invariants marker at test_inner.py:5: max_depth=0 is not a whole number of at least 1"],
+        ["nnx_invariants marker at test_inner.py:5: max_depth=0 is not a whole number of at least 1"]
     )
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
     assert "INTERNALERROR" not in result.stdout.str()
@@ -55,7 +55,7 @@ def test_the_marker_without_the_fixture(run_inner):
     result = run_inner("@marked\ndef test_x(tmp_path): pass\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
-        ["test_inner.py:4: test_x is marked nnx_invariants but does not use nnx_wrap, so nothing *"],
+        ["test_inner.py:4: test_x is marked nnx_invariants but does not use nnx_wrap, so nothing *"]
     )
 
 
@@ -63,7 +63,7 @@ def test_the_fixture_without_the_marker(run_inner):
     result = run_inner("def test_x(nnx_wrap): pass\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
-        ["test_inner.py:4: test_x uses nnx_wrap but is not marked, add @pytest.mark.nnx_invariants"],
+        ["test_inner.py:4: test_x uses nnx_wrap but is not marked, add @pytest.mark.nnx_invariants"]
     )
 
 
@@ -98,7 +98,7 @@ def test_async_tests_are_refused(run_inner, body):
     result = run_inner(f"@marked\n{body}\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
-        ["test_inner.py:4: test_x is async, and nnx_invariants cannot await it for each nesting: *"],
+        ["test_inner.py:4: test_x is async, and nnx_invariants cannot await it for each nesting: *"]
     )
 
 
@@ -217,7 +217,7 @@ def test_values_of_a_toml_file(run_inner, pytester, text, since):
     result = run_inner(SHOW.format(marker=""), "-s")
     result.stdout.fnmatch_lines(["*SETTINGS*transforms=('jit', 'scan')*max_depth=2*"])
     result.stdout.fnmatch_lines(
-        ["*memory_budget=Budget(bytes=1024*" if "1024" in text else "*memory_budget=Budget(*factor=2.0*"],
+        ["*memory_budget=Budget(bytes=1024*" if "1024" in text else "*memory_budget=Budget(*factor=2.0*"]
     )
 
 
@@ -239,11 +239,7 @@ LOAD = (
 def loaded(statement):
     root = Path(__file__).parent.parent
     done = subprocess.run(
-        [sys.executable, "-c", LOAD.format(statement)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", LOAD.format(statement)], cwd=root, capture_output=True, text=True, check=True
     )
     return done.stdout.split()
 

@@ -84,7 +84,7 @@ def test_x(nnx_wrap, x):
     )
     result = run_inner(source)
     result.stdout.fnmatch_lines(
-        ["E * nnx invariant broken: tracers*", "E * nesting     vmap  *", "E *x=17*", "E *x is 17*"],
+        ["E * nnx invariant broken: tracers*", "E * nesting     vmap  *", "E *x=17*", "E *x is 17*"]
     )
     result.stdout.fnmatch_lines(["FAILED test_inner.py::test_x - nnx invariant broken: tracers"])
 

@@ -115,17 +115,7 @@ def test_the_line_of_a_nesting():
         progress.ended(NESTING, outcome, 0.314)
         == f"  {'jit > scan > remat':<38} held                 2.0 KiB    0.31 s"
     )
-    assert progress.ended(NESTING, None, 12).split() == [
-        "jit",
-        ">",
-        "scan",
-        ">",
-        "remat",
-        "not",
-        "checked",
-        "12.00",
-        "s",
-    ]
+    assert progress.ended(NESTING, None, 12).split() == "jit > scan > remat not checked 12.00 s".split()
 
 
 # --- a terminal ----------------------------------------------------------------------------------------------------------
@@ -179,12 +169,7 @@ def on_terminal(run_inner, pytester, inner_args, monkeypatch):
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         with subprocess.Popen(
-            command,
-            cwd=pytester.path,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, **environment},
+            command, cwd=pytester.path, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, **environment}
         ) as process:
             os.close(slave)
             text = b"".join(read_all(master))
@@ -241,8 +226,7 @@ def test_one_line_is_rewritten_and_taken_away(on_terminal, args):
 
 def test_a_narrow_terminal_is_not_wrapped(on_terminal):
     screen = Screen(
-        on_terminal(SLOW.replace("test_slow", "test_with_a_name_that_is_long_enough_for_two"), columns=50),
-        10**6,
+        on_terminal(SLOW.replace("test_slow", "test_with_a_name_that_is_long_enough_for_two"), columns=50), 10**6
     )
     shown = [line for line in screen.seen if " > " in line]
     assert len(shown) > 5
@@ -331,10 +315,7 @@ class Quiet:
 
 def progress_on(stream, column=lambda: 14, *, quiet_tests=True, lines=False):
     made = progress.Progress(
-        progress.Terminal(stream, column, quiet_tests=quiet_tests),
-        "test_x",
-        Settings(),
-        lines=lines,
+        progress.Terminal(stream, column, quiet_tests=quiet_tests), "test_x", Settings(), lines=lines
     )
     made.first()
     return made

@@ -84,7 +84,7 @@ def test_reports_properties_and_annotations_are_the_same_under_xdist(run_inner, 
     (line,) = [line for line in result.outlines if "::error" in line]
     place = f"{pytester.path.name}/test_inner.py"
     assert line.startswith(
-        f"::error file={place},line=8,title=nnx invariant broken%3A tracers::nnx invariant broken: tracers ",
+        f"::error file={place},line=8,title=nnx invariant broken%3A tracers::nnx invariant broken: tracers "
     )
     assert "%0A  nesting     jit > scan" in line
     assert actions.read_text("utf-8").count("## ✗ nnx invariants: 1 of 2 tests failed") == 1
@@ -272,7 +272,7 @@ def test_a_write_that_fails_at_the_end_fails_the_run_and_loses_nothing_else(run_
             "-* nnx report: report.json -*",
             "=* nnx report =*",
             "ERROR option --nnx-report: cannot write gone/report.json: *",
-        ],
+        ]
     )
     assert len(written(pytester)["tests"]) == 2
     assert "Traceback" not in result.stdout.str()
@@ -298,8 +298,7 @@ def test_the_old_report_stays_until_the_new_one_is_whole(run_inner, pytester):
     (pytester.path / "real.json").write_text("old")
     (pytester.path / "report.json").symlink_to("real.json")
     run_inner(
-        MIXED + "\ndef test_sees():\n    assert open('report.json').read() == 'old'\n",
-        "--nnx-report=report.json",
+        MIXED + "\ndef test_sees():\n    assert open('report.json').read() == 'old'\n", "--nnx-report=report.json"
     )
     assert heads(pytester)["test_holds"]["outcome"] == "passed"
     assert (pytester.path / "report.json").is_symlink()
@@ -325,8 +324,7 @@ def test_raises(nnx_wrap, name):
 
 
 @pytest.mark.parametrize(
-    "workers",
-    [pytest.param([], id="one process"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.full)],
+    "workers", [pytest.param([], id="one process"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.full)]
 )
 def test_hostile_names_and_messages_lose_nothing(run_inner, pytester, workers):
     asked = [f"--nnx-report=schöner Bericht.{kind}" for kind in ("json", "html", "md")]

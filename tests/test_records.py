@@ -54,13 +54,7 @@ def outcomes_of(draw, nesting):
     evidence = draw(st.sampled_from([None, Evidence(split, draw(BYTES), buffers=(held,))]))
     peak = draw(st.none() | BYTES)
     return Outcome(
-        Nesting.parse(nesting),
-        verdict,
-        broken,
-        draw(TEXT),
-        peak,
-        evidence=evidence,
-        seconds=draw(st.floats(0, 1e6)),
+        Nesting.parse(nesting), verdict, broken, draw(TEXT), peak, evidence=evidence, seconds=draw(st.floats(0, 1e6))
     )
 
 

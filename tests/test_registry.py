@@ -70,8 +70,7 @@ def leaks(f):
 
 @pytest.mark.parametrize("name", ["linear", "batch_norm_train", "dropout", "scan_over_layers"])
 @pytest.mark.parametrize(
-    "nesting",
-    ["scan_layers", "jit > scan_layers", "scan_layers > grad[functional]", "vmap > scan_layers"],
+    "nesting", ["scan_layers", "jit > scan_layers", "scan_layers > grad[functional]", "vmap > scan_layers"]
 )
 def test_a_registered_layer_holds_like_any_other(name, nesting):
     register_transform("scan_layers")(scan_layers)
@@ -238,8 +237,7 @@ def test_inside_another_layer_it_returns_what_that_returns():
     register_transform("own")(lambda f: lambda state, *inputs: f(state, *inputs)[0])
     case = HEALTHY["linear"]()
     with pytest.raises(
-        CheckError,
-        match=r"returned \(float32\[3,4\],\), where .* \(\(float32\[3,4\],\), \(float32\[4\], f",
+        CheckError, match=r"returned \(float32\[3,4\],\), where .* \(\(float32\[3,4\],\), \(float32\[4\], f"
     ):
         check(case.subject, *case.args, nesting="own > grad")
 
@@ -313,7 +311,7 @@ def test_a_broken_signature_in_a_marked_test(suite, inner_args):
     result = suite.runpytest_inprocess(*inner_args, "--nnx-transforms=jit,identity")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E*the registered transform 'identity' (conftest.py:3) returned None, where*(float32?1,2?,)*"],
+        ["E*the registered transform 'identity' (conftest.py:3) returned None, where*(float32?1,2?,)*"]
     )
 
 

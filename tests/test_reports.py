@@ -124,10 +124,7 @@ def test_a_scan_over_remat_copies_the_stack_for_every_further_call(nesting):
 )
 def test_a_cured_scan_holds(nesting, how):
     found = call(
-        reports.call_twice,
-        reports.ScanOverRemat(rngs(), how),
-        *reports.inputs_scan_over_remat(),
-        nesting=nesting,
+        reports.call_twice, reports.ScanOverRemat(rngs(), how), *reports.inputs_scan_over_remat(), nesting=nesting
     )
     assert found.outcome.verdict == "held", text(found)
 
@@ -141,13 +138,10 @@ def test_the_hint_of_a_scan_over_remat_names_a_cure_that_holds():
 
 def test_one_call_in_the_subject_is_enough_for_the_sweep():
     report = check(
-        reports.ScanOverRemat(rngs()),
-        *reports.inputs_scan_over_remat(),
-        max_examples=0,
-        styles="functional",
+        reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), max_examples=0, styles="functional"
     )
     assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations] == [
-        "jit[functional] > call_first",
+        "jit[functional] > call_first"
     ]
 
 

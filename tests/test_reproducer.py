@@ -275,8 +275,7 @@ def test_method(nnx_wrap):
 
 
 @pytest.mark.parametrize(
-    "nesting",
-    ["jit > while_loop", pytest.param("jit[functional] > scan", marks=pytest.mark.full)],
+    "nesting", ["jit > while_loop", pytest.param("jit[functional] > scan", marks=pytest.mark.full)]
 )
 def test_a_call_that_is_not_plain_has_the_long_form_and_fails_in_the_same_way(inner, pytester, nesting):
     result = inner(LONG, "--nnx-nesting", nesting)

@@ -98,8 +98,7 @@ def test_budget_text_is_short():
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["scan,jit", "scan, jit", "scan jit", ["scan", "jit"], ("jit", "scan"), ["jit,scan"], {"jit", "scan"}],
+    "value", ["scan,jit", "scan, jit", "scan jit", ["scan", "jit"], ("jit", "scan"), ["jit,scan"], {"jit", "scan"}]
 )
 def test_lists_come_in_many_spellings_and_are_kept_plainest_first(value):
     assert parse("transforms", value) == ("jit", "scan")

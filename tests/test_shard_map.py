@@ -23,10 +23,7 @@ on_four_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs 
 def test_this_file_passes_on_four_devices(which):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which]
     done = subprocess.run(
-        [*command, "--nnx-devices", str(DEVICES), __file__],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command, "--nnx-devices", str(DEVICES), __file__], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
     assert f"{15 if which == 'not full' else 14} passed, 1 skipped" in done.stdout

@@ -134,7 +134,7 @@ def test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs(
     assert broken(found) == ["donation"]
     (violation,) = found.outcome.violations
     assert violation.summary.startswith(
-        "mlp.up.kernel   float32[256,1024]   sharding changed from P(None, 'model') to P('model'",
+        "mlp.up.kernel   float32[256,1024]   sharding changed from P(None, 'model') to P('model'"
     )
     assert violation.hint.startswith("give the new value the old sharding before it is stored")
 
@@ -189,8 +189,7 @@ def test_an_abstract_module_lies_as_it_is_annotated(mlp, x, nesting):
 
 @on_eight_devices
 @pytest.mark.skipif(
-    not hasattr(jax, "set_mesh"),
-    reason="before jax.set_mesh nothing keeps the mesh of an abstract array",
+    not hasattr(jax, "set_mesh"), reason="before jax.set_mesh nothing keeps the mesh of an abstract array"
 )
 def test_an_abstract_module_remembers_the_mesh_it_was_made_under():
     with jax.set_mesh(jax.make_mesh((DEVICES,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))):

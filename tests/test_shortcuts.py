@@ -113,12 +113,10 @@ OWN = {"mixed": mixed, "retyped": retyped, "branches_on_values": branches_on_val
 REPORTS: dict[str, Callable[[], Any]] = {
     "4520": lambda: Case(reports.report_4520(nnx.Rngs(0)), reports.inputs_4520()),
     "4819": lambda: Case(
-        reports.autoregressive_decode,
-        (reports.report_4819(nnx.Rngs(0), True, True), *reports.inputs_4819()),
+        reports.autoregressive_decode, (reports.report_4819(nnx.Rngs(0), True, True), *reports.inputs_4819())
     ),
     "scan_over_remat": lambda: Case(
-        reports.call_twice,
-        (reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat()),
+        reports.call_twice, (reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat())
     ),
     "step_in_place": lambda: StepOfPair(reports.step_in_place),
     "step_other_dtype": lambda: StepOfPair(reports.step_other_dtype),

@@ -106,10 +106,7 @@ def test_a_call_is_taken_apart_and_put_together():
 
     batch = {"x": jnp.ones((2, 64)), "mask": None}
     program, state, inputs, rebuild = plain_call(
-        function,
-        (batch, model),
-        {"second": other, "train": True},
-        ("first", "second"),
+        function, (batch, model), {"second": other, "train": True}, ("first", "second")
     )
     assert len(inputs) == 1
     assert state.first is model

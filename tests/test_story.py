@@ -139,7 +139,7 @@ def test_what_a_step_adds_is_told_with_its_parts():
     )
     none = dataclasses.replace(known, growth=Growth("vmap[functional]", 2, Split(0, 0, 0, 0, 0)))
     assert memory_breakdown.rows(none)[0][1].startswith(
-        "each further element of vmap[functional] adds nothing to the peak",
+        "each further element of vmap[functional] adds nothing to the peak"
     )
 
 
@@ -192,10 +192,7 @@ def test_places_are_a_partition_of_the_buffers(after, before):
 @given(after=SEVERAL, before=SEVERAL)
 def test_a_story_is_short_and_its_shares_add_up(after, before):
     split = Split(
-        0,
-        *(sum(each.bytes for each in after if each.kind == kind) for kind in ("output", "temporary")),
-        0,
-        0,
+        0, *(sum(each.bytes for each in after if each.kind == kind) for kind in ("output", "temporary")), 0, 0
     )
     known = Evidence(split=split, un_nested=Split(0, 0, 0, 0, 0), buffers=after[:10], places=places(after, before))
     found = memory_breakdown.rows(known)

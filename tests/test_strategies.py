@@ -31,11 +31,11 @@ some = st.builds(
             "transforms": st.lists(st.sampled_from(layer_names()), min_size=1, unique=True).map(tuple),
             "styles": st.lists(st.sampled_from(STYLES), min_size=1, unique=True).map(tuple),
             "max_depth": st.integers(1, 4),
-        },
+        }
     ),
 )
 every_layer = st.sampled_from(
-    [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)],
+    [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
 )
 known = st.builds(
     Exclusions,

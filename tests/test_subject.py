@@ -114,11 +114,7 @@ class Pair(NamedTuple):
 
 
 LEAVES = st.one_of(
-    st.none(),
-    st.text(max_size=3),
-    st.integers(0, 9),
-    st.booleans(),
-    st.just(np.ones((2, 3), np.float32)),
+    st.none(), st.text(max_size=3), st.integers(0, 9), st.booleans(), st.just(np.ones((2, 3), np.float32))
 )
 TREES = st.recursive(
     LEAVES,
@@ -157,8 +153,7 @@ def test_a_copy_shares_no_buffer_with_the_original_and_keeps_ties():
 
 
 @pytest.mark.parametrize(
-    "path, text",
-    [(("a", "b"), "m.a.b"), (("layers", 0), "m.layers[0]"), (("d", "x y"), "m.d['x y']"), ((), "m")],
+    "path, text", [(("a", "b"), "m.a.b"), (("layers", 0), "m.layers[0]"), (("d", "x y"), "m.d['x y']"), ((), "m")]
 )
 def test_spelling_of_paths(path, text):
     assert spell("m", path) == text

@@ -35,7 +35,7 @@ def test_a_known_failure_in_a_marker(run_inner, pytester):
         [
             r"test_inner.py::test_x  39 nestings: 24 held, 15 expected to fail; worst peak .*",
             r"    expected to fail: 'memory' \(jax#926\): 15 nestings",
-        ],
+        ]
     )
     xml = (pytester.path / "out.xml").read_text()
     assert '<property name="nnx_expected" value="15"' in xml
@@ -64,7 +64,7 @@ def test_the_rest_still_fails(run_inner):
     result = run_inner(marked({"memory": "jax#926"}, "nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)"))
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E *nnx invariant broken: tracers*", "E *nesting     vmap * 1 violated, 5 held, 1 expected to fail; *"],
+        ["E *nnx invariant broken: tracers*", "E *nesting     vmap * 1 violated, 5 held, 1 expected to fail; *"]
     )
 
 
@@ -106,7 +106,7 @@ class TestX:
         [
             "*ExpectedFailuresWarning: expected failure 'memory' (file) of table 'test_inner.py::[*]' matches no nesting that ran",
             "*ExpectedFailuresWarning: expected failure 'vmap' (later) of table * matches no nesting that ran",
-        ],
+        ]
     )
 
 
@@ -143,7 +143,7 @@ def test_what_matches_nothing_is_a_warning_at_its_line(run_known, workers):
     assert result.ret == 0
     warning = "  */known.toml:%s: ExpectedFailuresWarning: %s"
     result.stdout.fnmatch_lines(
-        ["*warnings summary*", "known.toml:4", warning % (4, TABLE), "known.toml:6", warning % (6, ENTRY)],
+        ["*warnings summary*", "known.toml:4", warning % (4, TABLE), "known.toml:6", warning % (6, ENTRY)]
     )
 
 
@@ -214,7 +214,7 @@ def test_results_of_several_workers_add_up(run_known, group):
     result = run_known(known, source, "-n2", f"--dist={group}", subprocess=True)
     result.assert_outcomes(passed=3, warnings=1)
     result.stdout.fnmatch_lines(
-        ["*expected failure 'jit > jit > jit > jit' (c) of table '[*]::test_a' matches no nesting *"],
+        ["*expected failure 'jit > jit > jit > jit' (c) of table '[*]::test_a' matches no nesting *"]
     )
 
 
@@ -263,7 +263,7 @@ def test_a_file_that_is_not_there(run_inner, workers):
     result = run_inner(HOLDS, "--override-ini=nnx_expected_failures=no.toml", workers, subprocess=True)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"],
+        ["ERROR: ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"]
     )
     assert "Traceback" not in result.stderr.str()
 

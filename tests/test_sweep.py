@@ -269,7 +269,7 @@ def test_the_terminal_says_what_was_not_run(run_inner):
         [
             f"E * nesting     jit * smallest of 4 tried; 1 violated, 3 held; {left} not run, --nnx-all runs them",
             f"test_inner.py::test_x  4 nestings: 1 violated, 3 held, {left} not run; worst peak *",
-        ],
+        ]
     )
 
 
@@ -280,7 +280,7 @@ def test_all_takes_no_value_and_is_of_no_use_to_a_replay(run_inner):
         [
             f"E * nesting     jit * smallest of {SWEEP} tried; *",
             "E * replay      pytest test_inner.py::test_x --nnx-donate none --nnx-nesting jit",
-        ],
+        ]
     )
     assert "not run" not in result.stdout.str()
     again = run_inner(BROKEN, "--nnx-all", "--nnx-donate", "none", "--nnx-nesting", "jit")

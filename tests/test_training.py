@@ -320,8 +320,7 @@ def test_arguments_are_donated_by_name():
     lost, _ = rows(call(upcasts, *args, nesting="jit", donate="state,cache"))
     assert lost == {"cache['keys']   bfloat16[4,8]   an output is float32[4,8]: dtype changed"}
     with pytest.raises(
-        CheckError,
-        match="donate='state,caches': .*decode has no argument caches with arrays, it has cache, token",
+        CheckError, match="donate='state,caches': .*decode has no argument caches with arrays, it has cache, token"
     ):
         call(decode, *args, donate="state,caches")
 

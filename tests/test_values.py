@@ -119,8 +119,7 @@ def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
     # The first traced nesting ran twice: what it saw first is not what counts.
     assert seen.count(-1.0) <= 1
     assert [value for value in seen if value != -1.0] == pytest.approx(
-        [expected.sum()] * (len(made.outcomes)),
-        rel=1e-5,
+        [expected.sum()] * (len(made.outcomes)), rel=1e-5
     )
 
 
@@ -210,12 +209,7 @@ def test_a_transform_that_drops_an_update_fails_the_assertion(shortcuts):
         assert float(model.count[...]) >= 3
 
     made, error = run(
-        body,
-        transforms="jit,drops",
-        styles="argument",
-        sweep="singles",
-        max_examples=0,
-        shortcuts=shortcuts,
+        body, transforms="jit,drops", styles="argument", sweep="singles", max_examples=0, shortcuts=shortcuts
     )
     assert isinstance(error, AssertionError)
     assert {str(o.nesting): o.verdict for o in made.outcomes.values()} == {
@@ -230,11 +224,7 @@ def test_values_of_equal_programs_are_compiled_once():
         assert float(wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4))).sum()) != 0
 
     made, _ = run(
-        body,
-        transforms="jit,remat,eval_shape,vmap",
-        styles="argument,functional",
-        sweep="singles",
-        max_examples=0,
+        body, transforms="jit,remat,eval_shape,vmap", styles="argument,functional", sweep="singles", max_examples=0
     )
     assert len(made.outcomes) == 9
     # jit = eval_shape = remat, twice, for there are jits with state and without; and vmap.
@@ -341,8 +331,7 @@ def _tells(layers, **settings):
 
 
 @pytest.mark.parametrize(
-    "wanted",
-    [jnp.ones((2, 3), jnp.bfloat16), jnp.asarray(1.0), jax.random.split(jax.random.key(0), 3)],
+    "wanted", [jnp.ones((2, 3), jnp.bfloat16), jnp.asarray(1.0), jax.random.split(jax.random.key(0), 3)]
 )
 def test_a_stand_in_has_the_type_and_no_value(wanted):
     made = uncomputed.stand_in(wanted.aval, [wanted])

@@ -448,8 +448,7 @@ def test_global_set_by_a_function_that_the_module_calls(kept: Keep) -> None:
 
 
 @pytest.mark.parametrize(
-    "spelling",
-    ["import tables", "from lib import tables", "from lib.tables import CACHE", "inside"],
+    "spelling", ["import tables", "from lib import tables", "from lib.tables import CACHE", "inside"]
 )
 def test_global_of_another_module(spelling: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed packages are entered: users test them."""
@@ -793,8 +792,7 @@ def shadowed(held: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [Hostile, hostile_instance, lambda t: HostileList([t]), lambda t: HostileDict(a=t), shadowed],
+    "make", [Hostile, hostile_instance, lambda t: HostileList([t]), lambda t: HostileDict(a=t), shadowed]
 )
 def test_user_code_is_never_run(make: Callable[[Any], Any]) -> None:
     value = make(tracer_of(jax.jit))

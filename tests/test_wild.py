@@ -179,12 +179,7 @@ def test_added_variables_are_there_after_the_call_and_gone_after_the_example():
 
 def test_the_note_on_added_state_names_the_variables():
     report = check(
-        Sows(rngs()),
-        numbers(X),
-        sweep="singles",
-        max_examples=0,
-        styles="argument",
-        transforms="jit,scan,vmap",
+        Sows(rngs()), numbers(X), sweep="singles", max_examples=0, styles="argument", transforms="jit,scan,vmap"
     )
     assert report.notes == ("the call adds model.hidden, which no loop can carry: argument scan, vmap left out",)
     replayed = call(LazyCache(rngs()), numbers(X), nesting="vmap").outcome

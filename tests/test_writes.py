@@ -47,8 +47,7 @@ def jitted(f):
 
 
 refuses = pytest.mark.skipif(
-    FLAX < (0, 10, 7),
-    reason="earlier flax takes a trace that has ended for the one that runs",
+    FLAX < (0, 10, 7), reason="earlier flax takes a trace that has ended for the one that runs"
 )
 
 

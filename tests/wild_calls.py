@@ -299,8 +299,7 @@ def keys_of_both_kinds():
 
     keys = jax.random.split(jax.random.key(2), 3)
     return Case(
-        forward,
-        (nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), jax.random.key(0), jax.random.PRNGKey(1), keys),
+        forward, (nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), jax.random.key(0), jax.random.PRNGKey(1), keys)
     )
 
 

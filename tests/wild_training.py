@@ -292,9 +292,7 @@ def train_state_of_linen_habits():
     """Only the state of the loop, and the graph in its closure."""
     graphdef, params = nnx.split(Mlp(rngs()))
     state = TrainState.create(
-        apply_fn=lambda params, x: nnx.merge(graphdef, params)(x),
-        params=params,
-        tx=optax.adam(1e-3),
+        apply_fn=lambda params, x: nnx.merge(graphdef, params)(x), params=params, tx=optax.adam(1e-3)
     )
 
     def step(state, batch):

@@ -39,7 +39,7 @@ def with_flag(flags: str, count: int) -> str:
     """
     if flags.strip() and not flags.lstrip().startswith("--"):
         raise CheckError(
-            f"{FLAGS} names a file, {flags.strip()!r}, and no flag can be added to that: write the flags themselves into {FLAGS}",
+            f"{FLAGS} names a file, {flags.strip()!r}, and no flag can be added to that: write the flags themselves into {FLAGS}"
         )
     return f"{_GIVEN.sub('', flags).strip()} {FLAG}={count}".lstrip()
 
@@ -77,12 +77,7 @@ def stamp() -> Stamp:
     # A CPU is one device, so several are simulated; how many chips a host has says nothing about one of them.
     simulated = jax.device_count() if first.platform == "cpu" else 1
     return Stamp(
-        jax.__version__,
-        jaxlib.__version__,
-        flax.__version__,
-        first.platform,
-        first.device_kind,
-        str(simulated),
+        jax.__version__, jaxlib.__version__, flax.__version__, first.platform, first.device_kind, str(simulated)
     )
 
 
@@ -108,7 +103,7 @@ def require(needed: int, there: Devices) -> None:
         cpu = "" if there.platform == "cpu" else "JAX_PLATFORMS=cpu "
         raise CheckError(
             f"check(..., devices={needed}) needs {_devices(needed)}, jax has {there.count}{platform}: start Python with"
-            f" {cpu}{FLAGS}={FLAG}={needed} in the environment",
+            f" {cpu}{FLAGS}={FLAG}={needed} in the environment"
         )
 
 

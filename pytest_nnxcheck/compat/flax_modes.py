@@ -141,5 +141,5 @@ def require_modes(wanted: tuple[str, ...]) -> None:
     if lacking:
         raise SettingError(
             f"mode {lacking[0]!r} is not one of flax {flax_version()}, which has {', '.join(modes())}: write one of"
-            f" these, or install a newer flax (0.12.7 has {', '.join(MODES)})",
+            f" these, or install a newer flax (0.12.7 has {', '.join(MODES)})"
         )

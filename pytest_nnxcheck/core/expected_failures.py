@@ -183,10 +183,7 @@ def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) 
 
 
 def unexpected(
-    entries: Iterable[Entry],
-    outcomes: Iterable[Outcome],
-    invariants: Iterable[str],
-    replayed: Nesting | None = None,
+    entries: Iterable[Entry], outcomes: Iterable[Outcome], invariants: Iterable[str], replayed: Nesting | None = None
 ) -> tuple[str, ...]:
     """A line for each entry that did not come true.
 

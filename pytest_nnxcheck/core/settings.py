@@ -106,7 +106,7 @@ def _donated(value: object) -> str:
         return _choice("donate", ("state", "all", "none"))(words[0] if words else value)
     if "state" not in words or not all(map(str.isidentifier, words)) or {"all", "none"} & {*words}:
         raise SettingError(
-            f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example",
+            f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
         )
     words.remove("state")  # once: an argument may have that name too
     return ",".join(["state", *dict.fromkeys(words)])
@@ -341,9 +341,7 @@ DEFAULTS = Settings()
 
 
 def parse_given(
-    values: Mapping[str, object],
-    origin: Callable[[str], str],
-    valid: Iterable[str] = OPTIONS,
+    values: Mapping[str, object], origin: Callable[[str], str], valid: Iterable[str] = OPTIONS
 ) -> dict[str, Any]:
     """Read the settings that one source gives; ``origin(name)`` words the source for an error.
 

@@ -165,11 +165,7 @@ def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...
 
 
 def fails_when_traced(
-    subject: Subject,
-    nesting: Nesting,
-    error: Exception,
-    settings: Settings,
-    session: Session,
+    subject: Subject, nesting: Nesting, error: Exception, settings: Settings, session: Session
 ) -> Call:
     """A call that raises under any trace: the user's exception, unless it left tracers as well."""
     session.announce(subject, UNKNOWN, nesting, settings)
@@ -184,11 +180,7 @@ def fails_when_traced(
 
 
 def fails_un_nested(
-    subject: Subject,
-    error: Exception,
-    found: Observation,
-    settings: Settings,
-    session: Session,
+    subject: Subject, error: Exception, found: Observation, settings: Settings, session: Session
 ) -> Call:
     """A call that raises un-nested: the user's exception, unless a plain jit of it leaves tracers as well.
 
@@ -203,12 +195,7 @@ def fails_un_nested(
 
 
 def judge(
-    subject: Subject,
-    facts: Profile,
-    found: Observation,
-    settings: Settings,
-    session: Session,
-    originals: Originals,
+    subject: Subject, facts: Profile, found: Observation, settings: Settings, session: Session, originals: Originals
 ) -> tuple[tuple[Violation, ...], Bound | None]:
     """The violations of the invariants that are asked for, and the bound on the memory."""
     violations: tuple[Violation, ...] = ()
@@ -234,12 +221,7 @@ def judge(
 
 
 def advised(
-    subject: Subject,
-    facts: Profile,
-    found: Observation,
-    baseline: Memory,
-    settings: Settings,
-    session: Session,
+    subject: Subject, facts: Profile, found: Observation, baseline: Memory, settings: Settings, session: Session
 ) -> tuple[Violation, ...]:
     """The advice on the un-nested call, which a nesting that is measured by it breaks where the settings say so."""
     if baseline_for(found.nesting) != BASELINE:
@@ -278,8 +260,7 @@ def conclude(
             return Call(None, Outcome(found.nesting, "rejected", reason=first_line(found.error)))
         call = failed(subject, found.nesting, found.error, found)
         return replace(
-            call,
-            outcome=replace(call.outcome, notes=(*call.outcome.notes, *of_failure(subject, facts, found))),
+            call, outcome=replace(call.outcome, notes=(*call.outcome.notes, *of_failure(subject, facts, found)))
         )
     outcome = Outcome(
         nesting=found.nesting,

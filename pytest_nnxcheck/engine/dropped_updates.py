@@ -184,7 +184,7 @@ class Watch:
         if isinstance(above, Transform):
             for held in left.copies:
                 above.changes.update(
-                    {(type(held.node), path): new for path, (moved, new) in held.moved().items() if moved},
+                    {(type(held.node), path): new for path, (moved, new) in held.moved().items() if moved}
                 )
 
     def _dropped(self, transform: Transform) -> Iterator[Drop]:

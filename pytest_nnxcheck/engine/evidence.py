@@ -22,11 +22,7 @@ LARGE = 0.05
 
 
 def evidence(
-    subject: Subject,
-    facts: Profile,
-    found: Observation,
-    limit: Bound | None,
-    un_nested: Memory | None,
+    subject: Subject, facts: Profile, found: Observation, limit: Bound | None, un_nested: Memory | None
 ) -> Evidence:
     """What an observation leaves to be told; buffers that are plain arguments are what the program was handed."""
     before = buffers(un_nested)
@@ -49,10 +45,7 @@ def un_nested_evidence(memory: Memory) -> Evidence:
     """Where the bytes of an un-nested program are."""
     every = buffers(memory)
     return Evidence(
-        split=split(memory),
-        un_nested=split(memory),
-        buffers=every[:SHOWN],
-        places=places(every, every)[:PLACES],
+        split=split(memory), un_nested=split(memory), buffers=every[:SHOWN], places=places(every, every)[:PLACES]
     )
 
 

@@ -80,13 +80,7 @@ def places_of(subject: Subject, name: str) -> list[dict[str, Any]]:
 
 
 def while_loop(
-    loop: Callable[..., Any],
-    nodes: Nodes,
-    told: Told,
-    cond_fun: Any,
-    body_fun: Any,
-    init_val: Any,
-    **more: Any,
+    loop: Callable[..., Any], nodes: Nodes, told: Told, cond_fun: Any, body_fun: Any, init_val: Any, **more: Any
 ) -> Any:
     told[f"while_loop by argument, with {named(nodes)} in its carry"] = None
 
@@ -118,13 +112,7 @@ def fori_loop(
 
 
 def cond(
-    branch: Callable[..., Any],
-    nodes: Nodes,
-    told: Told,
-    pred: Any,
-    true_fun: Any,
-    false_fun: Any,
-    *operands: Any,
+    branch: Callable[..., Any], nodes: Nodes, told: Told, pred: Any, true_fun: Any, false_fun: Any, *operands: Any
 ) -> Any:
     return branch(pred, *branched("cond", nodes, told, (true_fun, false_fun)), *values(nodes), *operands)
 

@@ -145,11 +145,7 @@ def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tup
 
 
 def traced(
-    program: Callable[..., Any],
-    subject: Subject,
-    guards: Guards,
-    state: Any,
-    inputs: tuple[Any, ...],
+    program: Callable[..., Any], subject: Subject, guards: Guards, state: Any, inputs: tuple[Any, ...]
 ) -> tuple[Any, Exception | None, tuple[Found, ...]]:
     """Trace an abstract program whose outermost layer is no jit: output, exception, and the tracers that remain.
 

@@ -43,18 +43,18 @@ def look_at_originals(subject: Subject, settings: Settings, session: Session) ->
         paths = ", ".join(found.path for found in seen.tracers[:3])
         raise CheckError(
             f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there, or the call is "
-            "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them",
+            "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
         )
     if not seen.complete:
         session.note(
-            f"tracers looked for in part: {subject.name} reaches more than {MOST_OBJECTS:,} objects, or one that cannot be read",
+            f"tracers looked for in part: {subject.name} reaches more than {MOST_OBJECTS:,} objects, or one that cannot be read"
         )
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
     computed = session.values.computed
     for path, array in [*leaves, *seen.arrays]:
         if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
             raise CheckError(
-                f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test",
+                f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
             )
     session.places.append(seen.places)
     if "donation" in settings.invariants and settings.donate != "none":
@@ -86,7 +86,7 @@ def tell_mapped(subject: Subject, session: Session) -> None:
         paths, files = zip(*found, strict=True)
         session.note(
             f"{some(paths)} of {subject.name} {'lies' if len(found) == 1 else 'lie'} in a memory-mapped file ({files[0]}): XLA cannot reuse a buffer of NumPy's, so that the first donated"
-            " step keeps both; write jnp.array(value) where it is loaded",
+            " step keeps both; write jnp.array(value) where it is loaded"
         )
 
 

@@ -172,8 +172,5 @@ def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
         reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")
     rows = tuple(("dropped", f"{each.path}   {each.new.kind} in the body of {each.where}") for each in drops)
     return Violation(
-        "parity",
-        f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped",
-        rows,
-        hint,
+        "parity", f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped", rows, hint
     )

@@ -66,10 +66,7 @@ class Allocation:
 
 
 def _buffers(
-    assignment: bytes | None,
-    wrapped: bool,
-    module: bytes | None,
-    subject: str | None,
+    assignment: bytes | None, wrapped: bool, module: bytes | None, subject: str | None
 ) -> tuple[Buffer, ...] | None:
     """The buffers at the peak, `None` where they cannot be read; a ``wrapped`` assignment is part of another message."""
     if not assignment or not module:
@@ -179,8 +176,7 @@ class _Reader:
         known = {value: origins.origin(self.module, value) for value in values}
         named = [self._named(value, size, kind, known) for value in values]
         return max(
-            named,
-            key=lambda buffer: (buffer.whole, not buffer.inserted, buffer.stack != (), buffer.layer != ""),
+            named, key=lambda buffer: (buffer.whole, not buffer.inserted, buffer.stack != (), buffer.layer != "")
         )
 
     def _named(self, value: Position, size: int, kind: str, known: dict[Position, Origin]) -> Buffer:

@@ -16,42 +16,11 @@ from pytest_nnxcheck.inspection.protobuf import Message, fields, messages, numbe
 Position = tuple[int, tuple[int, ...]]
 """A value: the id of the instruction that gives it, and the index into that instruction's tuple shape."""
 
-DTYPES = [
-    "invalid",
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "tuple",
-    "opaque",
-    "complex64",
-    "bfloat16",
-    "token",
-    "complex128",
-    "float8_e5m2",
-    "float8_e4m3fn",
-    "int4",
-    "uint4",
-    "float8_e4m3b11fnuz",
-    "float8_e5m2fnuz",
-    "float8_e4m3fnuz",
-    "int2",
-    "uint2",
-    "float8_e4m3",
-    "float8_e3m4",
-    "int1",
-    "uint1",
-    "float4_e2m1fn",
-    "float8_e8m0fnu",
-]
+DTYPES = (
+    "invalid bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 tuple opaque complex64 "
+    "bfloat16 token complex128 float8_e5m2 float8_e4m3fn int4 uint4 float8_e4m3b11fnuz float8_e5m2fnuz "
+    "float8_e4m3fnuz int2 uint2 float8_e4m3 float8_e3m4 int1 uint1 float4_e2m1fn float8_e8m0fnu"
+).split()
 """XLA's ``PrimitiveType``, by number, in the names of jax."""
 
 

@@ -41,18 +41,10 @@ from pytest_nnxcheck.inspection.visit import ATOMS, Name, Opener, Visit, key_tex
 
 _NOT_STATE = frozenset(
     (
-        *[
-            "__dict__",
-            "__weakref__",
-            "__slots__",
-            "__annotations__",
-            "__annotations_cache__",
-            "__annotate_func__",
-            "__annotate__",
-        ],
-        *["__orig_bases__", "__parameters__", "__type_params__", "__abstractmethods__", "_abc_impl"],
-        *["__dataclass_fields__", "__dataclass_params__", "__match_args__"],
-    ),
+        *"__dict__ __weakref__ __slots__ __annotations__ __annotations_cache__ __annotate_func__ __annotate__".split(),
+        *"__orig_bases__ __parameters__ __type_params__ __abstractmethods__ _abc_impl".split(),
+        *"__dataclass_fields__ __dataclass_params__ __match_args__".split(),
+    )
 )
 
 # --- functions -----------------------------------------------------------------------------------------------------------

@@ -18,10 +18,7 @@ from pytest_nnxcheck.core.observation import Leaf
 def read_leaf(path: str, array: Any) -> Leaf:
     sharding = getattr(array, "sharding", None)
     return Leaf(
-        path,
-        describe(array),
-        sharding if isinstance(sharding, jax.sharding.Sharding) else None,
-        pointers(array),
+        path, describe(array), sharding if isinstance(sharding, jax.sharding.Sharding) else None, pointers(array)
     )
 
 

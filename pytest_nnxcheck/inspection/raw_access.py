@@ -27,26 +27,11 @@ LruCache: type = type(functools.cache(len))
 
 LIBRARIES = frozenset(
     (
-        *[
-            "jax",
-            "jaxlib",
-            "flax",
-            "numpy",
-            "optax",
-            "orbax",
-            "chex",
-            "einops",
-            "jaxtyping",
-            "ml_dtypes",
-            "scipy",
-            "etils",
-            "absl",
-            "typing_extensions",
-        ],
-        *["hypothesis", "pytest", "_pytest", "pluggy", "xdist", "execnet", "pytest_nnxcheck"],
+        *"jax jaxlib flax numpy optax orbax chex einops jaxtyping ml_dtypes scipy etils absl typing_extensions".split(),
+        *"hypothesis pytest _pytest pluggy xdist execnet pytest_nnxcheck".split(),
         # The standard library has a package named "test", and so have many users.
         *(sys.stdlib_module_names - {"test", "this", "antigravity"}),
-    ),
+    )
 )
 """Top-level packages whose code is not the user's. Installed packages are not here as such: users test them."""
 

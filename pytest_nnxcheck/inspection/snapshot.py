@@ -31,15 +31,7 @@ if TYPE_CHECKING:
 
 PutBack = Callable[[Any, Any], None]
 _CLASS_UPKEEP = frozenset(
-    [
-        "__dict__",
-        "__weakref__",
-        "__doc__",
-        "__slots__",
-        "__abstractmethods__",
-        "__annotations__",
-        "__annotations_cache__",
-    ],
+    "__dict__ __weakref__ __doc__ __slots__ __abstractmethods__ __annotations__ __annotations_cache__".split()
 )
 
 

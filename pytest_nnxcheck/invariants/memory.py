@@ -121,7 +121,7 @@ def saves_steps(nesting: Nesting) -> bool:
     """
     names = [layer.transform for layer in nesting.layers]
     return "grad" in names and not {"scan", "fori_loop", "iterate_scan", "iterate_fori_loop"}.isdisjoint(
-        names[names.index("grad") :],
+        names[names.index("grad") :]
     )
 
 

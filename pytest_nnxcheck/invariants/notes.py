@@ -22,7 +22,7 @@ def of_holding(subject: Subject, facts: Profile, found: Observation) -> tuple[st
         texts.append(f"{leak.layer} left tracers in {leak.path} of the module merged inside; they died with it")
     if facts.inner_donations and any(layer.transform == "jit" for layer in found.nesting.layers):
         texts.append(
-            f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence",
+            f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
         )
     if found.still:
         paths = [subject.path(path) for path in found.still]

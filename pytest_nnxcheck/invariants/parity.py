@@ -127,10 +127,7 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kin
     """One array against the other."""
     if isinstance(have, jax.Array) and have.is_deleted():
         return Difference(
-            path,
-            "deleted",
-            f"{kind} {describe(want)} was donated, and no new value took its place",
-            kind,
+            path, "deleted", f"{kind} {describe(want)} was donated, and no new value took its place", kind
         )
     want, have = comparable(want, kind), comparable(have, kind)
     if describe(want) != describe(have):

@@ -28,9 +28,7 @@ def successors(subject: Subject, profile: Profile, donate: str) -> dict[int, int
 
 
 def new_values(
-    inputs: Mapping[int, Typed],
-    outputs: Sequence[Typed],
-    origins: Sequence[AbstractSet[int]],
+    inputs: Mapping[int, Typed], outputs: Sequence[Typed], origins: Sequence[AbstractSet[int]]
 ) -> dict[int, int]:
     """The number of the output that is the new value of each of these inputs, as far as there is one: the best matches first.
 
@@ -68,13 +66,7 @@ class Match:
 
     @classmethod
     def of(
-        cls,
-        path: list[str],
-        place: list[str],
-        kind: str,
-        other: str,
-        made_of: AbstractSet[int],
-        number: int,
+        cls, path: list[str], place: list[str], kind: str, other: str, made_of: AbstractSet[int], number: int
     ) -> Match:
         named = common(path, place)
         return cls(

@@ -52,12 +52,12 @@ def start(config: pytest.Config) -> Keeper | None:
     if given is None:
         if asked:
             raise SettingError(
-                f"option {asked[0]}: of which file? Add {flag('baseline')} PATH, or nnx_baseline to the ini file",
+                f"option {asked[0]}: of which file? Add {flag('baseline')} PATH, or nnx_baseline to the ini file"
             )
         return None
     if {_UPDATE, _NEW_ONLY} <= {*asked}:
         raise SettingError(
-            f"options {_UPDATE} and {_NEW_ONLY}: the second leaves alone what the first replaces, give one of them",
+            f"options {_UPDATE} and {_NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
         )
     update = next((each for each in (_UPDATE, _NEW_ONLY) if each in asked), "")
     try:
@@ -88,8 +88,7 @@ class Ledger:
         if not first or not whole or outcome is None or outcome.verdict != "held" or outcome.peak is None:
             return
         self.found[nesting] = Measured(
-            outcome,
-            baseline_file.entry(outcome.peak, outcome.evidence, drawn=not run.sweeping),
+            outcome, baseline_file.entry(outcome.peak, outcome.evidence, drawn=not run.sweeping)
         )
         if not run.sweeping and not run.repeats:
             self.unstable.add(nesting)
@@ -99,13 +98,7 @@ class Keeper:
     """The baseline of a run: what is known, what this run measured, and what is to be said at the end."""
 
     def __init__(
-        self,
-        given: Given,
-        known: Baseline | None,
-        tolerance: Fraction,
-        update: str,
-        *,
-        any_stamp: bool = False,
+        self, given: Given, known: Baseline | None, tolerance: Fraction, update: str, *, any_stamp: bool = False
     ) -> None:
         self.path, self.shown, self.origin = given.folder / given.value, given.value, given.origin
         self.known, self.tolerance, self.update, self.any_stamp = known, tolerance, update, any_stamp
@@ -127,7 +120,7 @@ class Keeper:
             return
         if self.known is None and not self.update:
             raise pytest.UsageError(
-                f"{self.origin}: there is no file {self.shown}: write it with {_UPDATE}, from a run of all tests",
+                f"{self.origin}: there is no file {self.shown}: write it with {_UPDATE}, from a run of all tests"
             )
         if self.update and (reason := baseline_file.unwritable(self.path)):
             raise pytest.UsageError(f"{self.origin}: cannot write {self.shown}: {reason}")
@@ -166,12 +159,7 @@ class Keeper:
         return self._message(item, run, known, ledger, result) if result.grew else ""
 
     def _message(
-        self,
-        item: pytest.Item,
-        run: Run,
-        known: Mapping[str, baseline_file.Entry],
-        ledger: Ledger,
-        result: Comparison,
+        self, item: pytest.Item, run: Run, known: Mapping[str, baseline_file.Entry], ledger: Ledger, result: Comparison
     ) -> str:
         report = run.report()
         typed = [

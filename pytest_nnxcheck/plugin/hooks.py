@@ -179,7 +179,7 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
             raise SettingError(f"{origin}: {shown} has no name, write keyword arguments such as memory_budget='2x'")
         if "nesting" in mark.kwargs:
             raise SettingError(
-                f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}",
+                f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}"
             )
         given = table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
         if "expected_failures" in given:
@@ -218,12 +218,12 @@ def _refuse_unworkable(item: pytest.Function) -> None:
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         raise SettingError(
             f"{_where(item)}: {item.name} is async, and {MARKER} cannot await it for each nesting: write a plain function,"
-            " with asyncio.run(...) inside where it is needed",
+            " with asyncio.run(...) inside where it is needed"
         )
     if FIXTURE not in item.fixturenames:
         raise SettingError(
             f"{_where(item)}: {item.name} is marked {MARKER} but does not use {FIXTURE}, so nothing would be checked: take"
-            f" {FIXTURE} as an argument and wrap the module, or take the marker off",
+            f" {FIXTURE} as an argument and wrap the module, or take the marker off"
         )
 
 
@@ -233,7 +233,7 @@ def _refuse_test_case(node: pytest.Class, error: type[Exception]) -> None:
     if MARKER in marks or node.get_closest_marker(MARKER) is not None:
         raise error(
             f"{_where(node)}: {cls.__name__} is a unittest.TestCase, which takes no fixtures as arguments, so {MARKER} cannot"
-            f" run its tests: write a plain class or function that takes {FIXTURE}",
+            f" run its tests: write a plain class or function that takes {FIXTURE}"
         )
 
 

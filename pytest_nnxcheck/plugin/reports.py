@@ -128,9 +128,7 @@ class Publisher:
     # Innermost: the plugin's own hook forgets the run.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(
-        self,
-        item: pytest.Item,
-        call: pytest.CallInfo[None],
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Put the records of a marked test into its report, which goes to the controller of xdist as it is."""
         report = yield

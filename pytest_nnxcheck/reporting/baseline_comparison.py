@@ -118,10 +118,7 @@ def buffer_rows(before: Entry, now: Measured) -> Iterator[str]:
 
 
 def _more(
-    before: Iterable[Buffers],
-    now: Iterable[Buffers],
-    unnamed: int,
-    lines: Mapping[tuple[int, str], str],
+    before: Iterable[Buffers], now: Iterable[Buffers], unnamed: int, lines: Mapping[tuple[int, str], str]
 ) -> list[str]:
     """What there is more of now than before, the largest; of ``unnamed`` bytes or less nothing is known but by name."""
     counts = {(each.bytes, each.label): each.count for each in before}

@@ -190,7 +190,7 @@ def _refuse_conflicts(lines: list[str], shown: str) -> None:
         if _CONFLICT.match(line):
             raise SettingError(
                 f"{shown}:{number}: a merge conflict, {line[:20]!r}: take either side, then write the file anew from the merged"
-                " code with --nnx-baseline-update",
+                " code with --nnx-baseline-update"
             )
 
 
@@ -201,7 +201,7 @@ def _refuse_foreign(first: str, shown: str) -> None:
     if first != f"{HEAD}{FORMAT}":
         raise SettingError(
             f"{shown}:1: this is format {first.removeprefix(HEAD)!r} of the baseline, and this version of pytest-nnxcheck reads"
-            f" {FORMAT}: install the version that wrote the file, or delete it and write it anew with --nnx-baseline-update",
+            f" {FORMAT}: install the version that wrote the file, or delete it and write it anew with --nnx-baseline-update"
         )
 
 
@@ -228,7 +228,7 @@ def _split(text: str) -> tuple[int, Split | None]:
     match = _SPLIT.fullmatch(text)
     if match is None:
         raise _Bad(
-            f"{text[:60]!r} is not '96 B = 32 arguments + 32 outputs + 64 temporaries + 0 constants - 32 aliased'",
+            f"{text[:60]!r} is not '96 B = 32 arguments + 32 outputs + 64 temporaries + 0 constants - 32 aliased'"
         )
     if match[2] is None:
         return int(match[1]), None

@@ -87,7 +87,7 @@ def _refuse_mixture(
     if left:
         raise Refused(
             f"its stamp would change, {differences}, and {len(left)} test{'s' * (len(left) != 1)} in it did not run ({quoted(min(left))}"
-            f"{', ...' * (len(left) > 1)}): run all of them",
+            f"{', ...' * (len(left) > 1)}): run all of them"
         )
 
 

@@ -229,8 +229,7 @@ def _article(number: int, found: Records) -> str:
     rows = "".join(
         row(nesting, f"t{number}n{place}", scale)
         for place, nesting in sorted(
-            enumerate(nestings, 1),
-            key=lambda pair: kind(pair[1]) not in {"violated", "failed"},
+            enumerate(nestings, 1), key=lambda pair: kind(pair[1]) not in {"violated", "failed"}
         )
     )
     listed = (

@@ -43,9 +43,7 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
         pieces = sum(len(found["test"]["advice"]) for found in measured)
         advice = f", and advice on {pieces} of them" if pieces else ""
         space.fill(
-            _open(f"Where the bytes of the un-nested calls are{advice}"),
-            map(_memory, measured),
-            "\n</details>\n",
+            _open(f"Where the bytes of the un-nested calls are{advice}"), map(_memory, measured), "\n</details>\n"
         )
     if left:
         space.take(

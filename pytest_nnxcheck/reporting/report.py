@@ -94,10 +94,7 @@ class Report:
         """A line for each expected failure that did not happen."""
         settings = self.settings
         lines = expected_failures.unexpected(
-            settings.expected_failures,
-            self.outcomes,
-            settings.invariants,
-            replayed=settings.nesting,
+            settings.expected_failures, self.outcomes, settings.invariants, replayed=settings.nesting
         )
         return tuple(f"nnx {line}" for line in lines)
 
@@ -164,7 +161,7 @@ def headline(outcome: Outcome) -> str:
 def _row(label: str, text: str) -> str:
     first, *rest = text.splitlines() or [""]
     return "\n".join(
-        [f"  {label:<{_LABEL - 1}} {first}".rstrip(), *(f"  {'':<{_LABEL}}{line}".rstrip() for line in rest)],
+        [f"  {label:<{_LABEL - 1}} {first}".rstrip(), *(f"  {'':<{_LABEL}}{line}".rstrip() for line in rest)]
     )
 
 

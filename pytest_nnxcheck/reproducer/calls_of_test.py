@@ -85,9 +85,7 @@ class Writer:
         name = str(getattr(function, "__name__", "transform"))
         with contextlib.suppress(NoSource):
             if self.sources.take_function(inspect.unwrap(function)) == name and not getattr(
-                function,
-                "__closure__",
-                (),
+                function, "__closure__", ()
             ):
                 return
         if name.isidentifier():

@@ -180,11 +180,7 @@ class Programs:
 
 
 def of_check(
-    frame: FrameType | None,
-    subject: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    chosen: Settings,
+    frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], chosen: Settings
 ) -> Programs:
     """The programs of a `check`, as text: nobody said where files could go."""
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__

@@ -233,8 +233,7 @@ def is_text(statement: ast.stmt | None) -> bool:
 
 
 def imported(
-    statement: ast.Import | ast.ImportFrom,
-    module: ModuleType,
+    statement: ast.Import | ast.ImportFrom, module: ModuleType
 ) -> Iterator[tuple[str, str, tuple[str, str] | None]]:
     """(name, the import as one line, what it is of ours) for each name that an import binds."""
     for alias in statement.names:
@@ -271,9 +270,7 @@ def bound_by(statement: ast.stmt) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=256)
 def extract(
-    wanted: tuple[tuple[str, str], ...],
-    taken: frozenset[str] = frozenset(),
-    given: tuple[tuple[str, str], ...] = (),
+    wanted: tuple[tuple[str, str], ...], taken: frozenset[str] = frozenset(), given: tuple[tuple[str, str], ...] = ()
 ) -> Extract:
     """The text of (room, name), with all that it needs but what is ``given`` in another form."""
     found = Extract(taken, _begun={*given})

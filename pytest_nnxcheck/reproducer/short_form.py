@@ -178,9 +178,7 @@ def check_of_memory(outcome: Outcome, known: Evidence, plain: Plain, copied: tup
         return Check(peak_is_within, lines, donates=True, compiles=True)
     if known.captured:
         return Check(
-            captures_little,
-            (f"captures_little(program, state, inputs, {FLOOR})", f"output = {RUN}"),
-            donates=True,
+            captures_little, (f"captures_little(program, state, inputs, {FLOOR})", f"output = {RUN}"), donates=True
         )
     return None
 
@@ -197,12 +195,7 @@ WRAPPER = """def nnx_wrap(subject):
 
 
 def short_form(
-    nesting: Nesting,
-    plain: Plain,
-    check: Check,
-    *,
-    donates_state: bool,
-    taken: frozenset[str] = frozenset(),
+    nesting: Nesting, plain: Plain, check: Check, *, donates_state: bool, taken: frozenset[str] = frozenset()
 ) -> Form:
     """The text of a short program; ``taken`` are names that mean something else in it."""
     layers = tuple(name for name in nesting_text.layers_of(nesting) if name not in GIVEN)

@@ -180,8 +180,7 @@ class Sources:
         user = self._register(module)
         outermost = cls.__qualname__.partition(".")[0]
         node = next(
-            (each for each in user.tree.body if isinstance(each, ast.ClassDef) and each.name == outermost),
-            None,
+            (each for each in user.tree.body if isinstance(each, ast.ClassDef) and each.name == outermost), None
         )
         if node is None:
             raise NoSource(f"the source of {cls.__qualname__} cannot be found")

@@ -55,13 +55,7 @@ class Active:
         run = self.run
         with run.watch.paused():
             call = engine().check_call(
-                subject,
-                args,
-                kwargs,
-                nesting=self.nesting,
-                settings=run.settings,
-                session=run.session,
-                owner=owner,
+                subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session, owner=owner
             )
         self._settle(replace(call, outcome=memory_breakdown.located(call.outcome)))
         return call.output

@@ -26,11 +26,7 @@ ARGUMENT = "nnx_nesting"
 
 
 def build(
-    test: Callable[..., Any],
-    run_of: Callable[[bool], Run],
-    passed: Collection[str],
-    *,
-    seeded: bool = False,
+    test: Callable[..., Any], run_of: Callable[[bool], Run], passed: Collection[str], *, seeded: bool = False
 ) -> tuple[Callable[..., Any], Run]:
     """A hypothesis test that runs ``test`` under generated nestings, and the run that collects what they do.
 

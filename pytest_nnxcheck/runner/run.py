@@ -282,8 +282,8 @@ class Run:
                     peak=known.peak,
                     budget=known.budget,
                     program=known.program,
-                ),
-            ),
+                )
+            )
         )
         told = self.outcomes[active.nesting]
         note = report.failed_note(self.report(), told, own=error is not active.error)
@@ -379,7 +379,7 @@ class Run:
         if modes.ends(outcome) and not known.closed:
             self._exclude(nesting.mode, closed=True)
             self.notes.append(
-                f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})",
+                f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
             )
         style = nesting.layers[0].style if len(nesting) == 1 else "argument"
         probed = replace(nesting, mode=MODES[0]) in set(strategies.probes(self.settings))

@@ -142,9 +142,7 @@ def draws_any(settings: Settings) -> bool:
 
 @st.composite
 def nestings(
-    draw: st.DrawFn,
-    settings: Settings,
-    exclusions: Callable[[str], Exclusions] = lambda _: Exclusions(),
+    draw: st.DrawFn, settings: Settings, exclusions: Callable[[str], Exclusions] = lambda _: Exclusions()
 ) -> Nesting:
     """Nestings of up to ``max_depth`` layers, shrinking to fewer layers, earlier modes and transforms, and plainer styles.
 

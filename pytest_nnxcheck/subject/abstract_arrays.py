@@ -60,5 +60,5 @@ def on_devices(sharding: Any) -> Any:
     except ValueError as error:
         raise CheckError(
             f"an abstract array is sharded as {sharding.spec} over a mesh of {sharding.mesh.size} devices, and there are"
-            f" {jax.device_count()}: run with --nnx-devices {sharding.mesh.size} ({error})",
+            f" {jax.device_count()}: run with --nnx-devices {sharding.mesh.size} ({error})"
         ) from None

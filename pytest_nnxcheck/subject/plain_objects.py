@@ -256,16 +256,13 @@ def _map_opened(change: Callable[[Opened], Any], tree: Any) -> Any:
         return jax.tree_util.tree_unflatten(leaf.treedef, leaf.values) if isinstance(leaf, Bare) else leaf
 
     return jax.tree_util.tree_map(
-        each,
-        tree,
-        is_leaf=lambda value: isinstance(value, Opened | Bare) or compat.is_graph_node(value),
+        each, tree, is_leaf=lambda value: isinstance(value, Opened | Bare) or compat.is_graph_node(value)
     )
 
 
 def originals(tree: Any, name_of: Callable[[Any], str]) -> Iterator[tuple[str, Any]]:
     """The opened objects of a tree under their names, the outermost ones."""
     leaves = jax.tree_util.tree_leaves_with_path(
-        tree,
-        is_leaf=lambda value: isinstance(value, Opened) or compat.is_graph_node(value),
+        tree, is_leaf=lambda value: isinstance(value, Opened) or compat.is_graph_node(value)
     )
     return ((name_of(path), leaf.original) for path, leaf in leaves if isinstance(leaf, Opened))

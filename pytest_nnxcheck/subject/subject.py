@@ -90,7 +90,7 @@ class Subject:
             compat.split(self.state)
         except (TypeError, ValueError) as error:
             raise CheckError(
-                f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}",
+                f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
 
     @property
@@ -153,7 +153,7 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
         leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=compat.is_graph_node)
     except (TypeError, ValueError) as error:
         raise CheckError(
-            f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}",
+            f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}"
         ) from None
     given = jax.tree.leaves((args, kwargs), is_leaf=compat.is_graph_node)
     plain = not holds_arguments(subject) and list(map(id, given)) == [id(leaf) for _, leaf in leaves]
@@ -202,16 +202,13 @@ def is_array(value: Any) -> bool:
 
 
 def unwrap(
-    subject: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str = "",
+    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]:
     """The function behind a module, a bound method or a partial; what they hold, put among its arguments; names of those."""
     if not callable(subject):
         raise CheckError(
             f"nnx_wrap got {type(subject).__name__}, which is not callable: "
-            "wrap a module with __call__, a bound method such as model.decode, or a function",
+            "wrap a module with __call__, a bound method such as model.decode, or a function"
         )
     if isinstance(subject, functools.partial):
         return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, name)
@@ -281,7 +278,7 @@ def refuse(label: str, leaf: Any) -> None:
     if isinstance(leaf, Iterator):
         raise CheckError(
             f"{label} is a {type(leaf).__name__}, which can be read once, and the call is made under every nesting: "
-            "pass a list of its items, or one item",
+            "pass a list of its items, or one item"
         )
 
 
@@ -344,9 +341,7 @@ def is_plain(output: Any) -> bool:
 
 
 def flatten_output(
-    output: Any,
-    state: Any = None,
-    home: Any = None,
+    output: Any, state: Any = None, home: Any = None
 ) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any], tuple[str, ...]]:
     """The arrays of an output, the function that gives them back its structure, and their names: ``[1].mu['kernel']``.
 
@@ -356,12 +351,11 @@ def flatten_output(
     """
     try:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(
-            plain_objects.open_up(output),
-            is_leaf=compat.is_graph_node,
+            plain_objects.open_up(output), is_leaf=compat.is_graph_node
         )
     except (TypeError, ValueError) as error:
         raise CheckError(
-            f"jax cannot flatten what the call returns, so no transform can hand it out: {error}",
+            f"jax cannot flatten what the call returns, so no transform can hand it out: {error}"
         ) from None
     own = paths_of_nodes(state) if any(compat.is_graph_node(leaf) for _, leaf in leaves) else {}
     parts: list[tuple[int, Callable[[tuple[Any, ...]], Any]]] = []
@@ -414,7 +408,7 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
     if walk([("", leaf)]).tracers:
         raise Unfit(
             f"the call returns a {type(leaf).__name__} that holds arrays, which no transform hands out: "
-            "return a tuple, a list, a dict or a dataclass",
+            "return a tuple, a list, a dict or a dataclass"
         )
     return (), lambda _: leaf
 

@@ -310,5 +310,5 @@ def baseline_for(nesting: Nesting) -> Nesting:
     """The un-nested program that a nesting is measured by."""
     grads = [layer for layer in nesting.layers if layer.transform == "grad"][-1:]
     return Nesting(
-        (*BASELINE.layers, *(Layer("grad", "jax_closure" if each.captures else "functional") for each in grads)),
+        (*BASELINE.layers, *(Layer("grad", "jax_closure" if each.captures else "functional") for each in grads))
     )

@@ -53,7 +53,7 @@ def register_transform(name: str, *, style: str = "argument") -> Callable[[_Func
         if known is not None and known.place != place:
             raise CheckError(
                 f"the transform {name!r} with the style {style!r} is registered twice, at {_near(known.place)} and at"
-                f" {_near(place)}: give one of them another name, or another style",
+                f" {_near(place)}: give one of them another name, or another style"
             )
         REGISTERED[name, style] = Registered(function, place)
         return function
@@ -67,7 +67,7 @@ def _refuse_name(name: object) -> None:
         raise CheckError(f"register_transform has no name, {NAMED} above the function")
     if not isinstance(name, str) or not _WORD.fullmatch(name):
         raise CheckError(
-            f"register_transform({name!r}): that is not a word that a layer can be written with, {example}",
+            f"register_transform({name!r}): that is not a word that a layer can be written with, {example}"
         )
     taken = {
         "a transform": (*TRANSFORMS, *FURTHER, CALL_FIRST),

@@ -42,9 +42,7 @@ def cannot(subject: Subject, profile: Profile, *, by_inputs: bool) -> str:
 def evaluate(subject: Subject, profile: Profile, *, by_inputs: bool) -> None:
     """The abstract gradient of the call. Raises what jax or the user's code raises."""
     graphdef, *states = compat.split(
-        subject.fresh() if subject.abstract else subject.state,
-        lambda path, _: tuple(path) in profile.parameters,
-        ...,
+        subject.fresh() if subject.abstract else subject.state, lambda path, _: tuple(path) in profile.parameters, ...
     )
 
     def loss(parameters: Any, rest: Any, *inputs: Any) -> Any:

@@ -64,11 +64,7 @@ def cannot_feed_back(subject: Subject, profile: Profile) -> str:
         counts = f"{len(profile.out)} arrays, and takes {len(subject.inputs)}"
         return f"feeds the output back, and the call returns {counts}"
     for name, given, out_name, out in zip(
-        subject.input_names,
-        subject.inputs,
-        profile.out_names,
-        profile.out,
-        strict=False,
+        subject.input_names, subject.inputs, profile.out_names, profile.out, strict=False
     ):
         if given.shape != out.shape:
             return f"feeds the output back, and output{out_name} is {describe(out)}, where {name} is {describe(given)}"

@@ -31,7 +31,7 @@ def needs_graph_updates(what: str, plan: Plan) -> None:
     """Raise `Unfit` in the modes of flax that have no such thing: the functional style is what one writes in them."""
     if not plan.graph_updates:
         raise Unfit(
-            f"{what} needs flax's graph updates, which this mode lacks: the functional style works in every mode",
+            f"{what} needs flax's graph updates, which this mode lacks: the functional style works in every mode"
         )
 
 

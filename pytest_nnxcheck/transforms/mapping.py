@@ -34,9 +34,7 @@ def vmap_functional(f: Program, plan: Plan) -> Program:
         graphdef, changed, rest = split(state, plan)
         pure = functional(f, graphdef, plan)
         changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(
-            stack(changed, plan.length),
-            rest,
-            *inputs,
+            stack(changed, plan.length), rest, *inputs
         )
         nnx.update(state, first(changed))
         return out

@@ -277,7 +277,7 @@ def pack(values: list[Any], state: Any, owned: Any) -> Any:
             graphdef, leaves = compat.split(Nodes({"node": value}))
             flat, treedef = jax.tree.flatten(leaves)
             makers.append(
-                functools.partial(unpack_node, graphdef, treedef, slice(len(arrays), len(arrays) + len(flat))),
+                functools.partial(unpack_node, graphdef, treedef, slice(len(arrays), len(arrays) + len(flat)))
             )
             arrays += flat
         else:
@@ -453,8 +453,7 @@ def put_back(mine: Any, copy: Any) -> None:
     nodes = {tuple(path): node for path, node in compat.iter_graph(mine)}
     for path, variable in compat.variables(mine):
         real = isinstance(values.get(path), jax.ShapeDtypeStruct) and isinstance(
-            compat.variable_value(variable),
-            jax.Array,
+            compat.variable_value(variable), jax.Array
         )
         if path in values and not real:
             compat.set_variable_value(variable, values[path])
