@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Memory
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.session import Session
-from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.subject.bind import bind
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from language_model import MISTRAL_7B, Config, Decoder, Form, train_step, with_adam

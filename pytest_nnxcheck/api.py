@@ -14,7 +14,8 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import devices
 from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.outcome import CheckError, InvariantViolation, UnexpectedPass
-from pytest_nnxcheck.core.settings import SettingError, merge, parse_given
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.reproducer import files
 from pytest_nnxcheck.runner import conclude, errors, hypothesis_test

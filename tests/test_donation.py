@@ -15,9 +15,10 @@ from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reproducer.compose import facts_of
 from pytest_nnxcheck.reproducer.runtime import long_form
 from pytest_nnxcheck.reproducer.runtime.checks import donated_buffers_are_kept
-from pytest_nnxcheck.reproducer.runtime.long_form import Setup, first_of, run, take_apart
+from pytest_nnxcheck.reproducer.runtime.long_form import Setup, first_of, run
+from pytest_nnxcheck.reproducer.runtime.taken_apart import take_apart
+from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile
-from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms.mapping import vmap_argument
 from pytest_nnxcheck.transforms.wrappers import jit_argument
 

@@ -12,7 +12,8 @@ from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError, add_up, excuse, tally, unexpected
 from pytest_nnxcheck.core.nesting import STYLES, TRANSFORMS, Layer, Nesting
 from pytest_nnxcheck.core.outcome import INVARIANTS, InvariantViolation, NestingExcused, Outcome, Violation
-from pytest_nnxcheck.core.settings import SettingError, merge
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner.run import Active, Run
 

@@ -19,8 +19,8 @@ from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.memory import saves_steps
-from pytest_nnxcheck.reporting import report
-from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.reporting import report, tally
+from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.transforms import compose
 from pytest_nnxcheck.transforms.compose import Guards, make_plan, plain_jit
 
@@ -415,8 +415,8 @@ def test_a_remat_is_compared_with_the_same_nesting_without_it(with_it, in_a_loop
     peaks = {"jit": 10, "jit > remat": 20, "jit > grad": 100, "jit > remat > grad": 500, "jit > grad > scan": 200}
     peaks |= {"jit > grad > remat": with_it, "jit > grad > scan > remat": in_a_loop}
     outcomes = [Outcome(Nesting.parse(nesting), "held", peak=peak) for nesting, peak in peaks.items()]
-    assert report.idle_remat(outcomes) == (told and f"remat does not lower the peak under grad: {told}")
-    assert not report.idle_remat([replace(outcome, peak=None) for outcome in outcomes])
+    assert tally.idle_remat(outcomes) == (told and f"remat does not lower the peak under grad: {told}")
+    assert not tally.idle_remat([replace(outcome, peak=None) for outcome in outcomes])
 
 
 def test_every_further_transform_is_run_here():

@@ -84,7 +84,7 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
 
     from pytest_nnxcheck.core.nesting import Layer, Nesting
     from pytest_nnxcheck.invariants.tracers import tracers
-    from pytest_nnxcheck.subject.subject import bind
+    from pytest_nnxcheck.subject.bind import bind
     from pytest_nnxcheck.transforms.compose import Guards
 
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))

@@ -18,7 +18,7 @@ from pytest_nnxcheck.api import assert_invariants, check
 from pytest_nnxcheck.core.nesting import MODES, Nesting
 from pytest_nnxcheck.core.observation import Leaf, Move, Observation
 from pytest_nnxcheck.core.outcome import CheckError, TracerResidue
-from pytest_nnxcheck.core.settings import SettingError
+from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.invariants.donation import Returned, donation, notes
 
 has_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")

@@ -21,7 +21,7 @@ from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.engine import handing_over
 from pytest_nnxcheck.runner import neighbours, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
-from pytest_nnxcheck.subject.subject import bind
+from pytest_nnxcheck.subject.bind import bind
 
 EVERY = Settings()
 OPEN = Exclusions()

@@ -11,7 +11,9 @@ import pytest
 from flax import nnx
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.inspection import mapped_files, visit
+from pytest_nnxcheck.inspection import pointers as pointers_module
+from pytest_nnxcheck.inspection import visit
+from pytest_nnxcheck.inspection.pointers import in_mapped_files, spans_of_process
 
 X = jnp.ones((2, 4))
 FEW = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0}
@@ -78,7 +80,7 @@ def test_weights_of_their_own_and_weights_that_nobody_donates_are_none(tmp_path)
 def test_an_address_is_in_the_file_that_is_mapped_there():
     spans = [(16, 32, "a"), (32, 40, "b"), (64, 80, "c")]
     pointers = {"before": 15, "first": 16, "last": 31, "next": 32, "gap": 40, "inside": 70, "end": 80}
-    assert mapped_files.mapped(pointers.items(), spans) == [
+    assert in_mapped_files(pointers.items(), spans) == [
         ("first", "a"),
         ("last", "a"),
         ("next", "b"),
@@ -94,7 +96,7 @@ def test_anonymous_memory_and_devices_are_no_files(tmp_path, monkeypatch):
         "7f20-7f30 rw-p 00000000 00:00 0                          [heap]\n"
         "7f30-7f40 rw-s 00000000 00:05 77                         /dev/nvidia0\n"
     )
-    monkeypatch.setattr(mapped_files, "MAPS", maps)
-    assert mapped_files.spans_of_process() == [(0x7F00, 0x7F10, "/data/my weights.npy")]
-    monkeypatch.setattr(mapped_files, "MAPS", tmp_path / "nowhere")
-    assert mapped_files.spans_of_process() == []
+    monkeypatch.setattr(pointers_module, "MAPS", maps)
+    assert spans_of_process() == [(0x7F00, 0x7F10, "/data/my weights.npy")]
+    monkeypatch.setattr(pointers_module, "MAPS", tmp_path / "nowhere")
+    assert spans_of_process() == []

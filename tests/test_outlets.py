@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from pytest_nnxcheck.core.settings import SettingError
+from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.plugin import run_options
 from pytest_nnxcheck.plugin.run_options import OUTLETS
 

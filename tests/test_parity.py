@@ -16,8 +16,8 @@ from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.reference import References, evaluate, identity
 from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.parity import compare
+from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.state_facts import read
-from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.transforms import compose, loops, wrappers
 from pytest_nnxcheck.transforms.layer import first, functional, rebuild, split, stack
 

@@ -119,8 +119,8 @@ def test_an_unmarked_test_case_is_left_alone(run_inner):
 SHOW = """
 @marked{marker}
 def test_x(nnx_wrap, request):
-    from pytest_nnxcheck.plugin.hooks import _settings
-    print("SETTINGS", request.node.stash[_settings])
+    from pytest_nnxcheck.plugin.marker import SETTINGS
+    print("SETTINGS", request.node.stash[SETTINGS])
     nnx_wrap(Model())(1)
 """
 VALUES = {  # setting: (marker, command line, ini, how each reads)
@@ -175,8 +175,8 @@ pytestmark = marked(max_depth=1, max_examples=1, sweep="probes")
 class TestX:
     @marked(max_depth=3)
     def test_x(self, nnx_wrap, request):
-        from pytest_nnxcheck.plugin.hooks import _settings
-        s = request.node.stash[_settings]
+        from pytest_nnxcheck.plugin.marker import SETTINGS
+        s = request.node.stash[SETTINGS]
         assert (s.max_depth, s.max_examples, s.sweep, s.donate) == (3, 2, "probes", "state")
         nnx_wrap(Model())(1)
 """

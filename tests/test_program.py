@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pytest_nnxcheck.core.nesting import ITERATING, STYLES, TRANSFORMS, Layer, Nesting, layer_names
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN
-from pytest_nnxcheck.subject.subject import bind
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.transforms.compose import factor, output_shapes, primal, stack_inputs, un_nest
 

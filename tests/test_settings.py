@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.nesting import STYLES, TRANSFORMS, Nesting
 from pytest_nnxcheck.core.outcome import CheckError
-from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, OPTIONS, SWEEPS, Budget, SettingError, Settings
+from pytest_nnxcheck.core.setting_values import Budget, SettingError
+from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, OPTIONS, SWEEPS, Settings
 
 
 def parse(name, value):

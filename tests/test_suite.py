@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_nnxcheck.core.expected_failures import Entry
-from pytest_nnxcheck.core.settings import SettingError
+from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.plugin.known_failures import Table, covers, read
 from pytest_nnxcheck.plugin.selection import Selection
 
@@ -90,8 +90,8 @@ def test_entries_of_class_function_and_file_add_up(run_known):
 class TestX:
     @marked(expected_failures={"memory": "function"})
     def test_x(self, nnx_wrap, request):
-        from pytest_nnxcheck.plugin.hooks import _settings
-        entries = request.node.stash[_settings].expected_failures
+        from pytest_nnxcheck.plugin.marker import SETTINGS
+        entries = request.node.stash[SETTINGS].expected_failures
         assert {e.key: (e.reason, e.origin) for e in entries} == {
             "memory": ("function", "the marker at test_inner.py:7"),
             "scan": ("class", "the marker at test_inner.py:5"),

@@ -255,8 +255,8 @@ BROKEN = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)\n
 SHOW = """
 @marked{marker}
 def test_x(nnx_wrap, request):
-    from pytest_nnxcheck.plugin.hooks import _settings
-    s = request.node.stash[_settings]
+    from pytest_nnxcheck.plugin.marker import SETTINGS
+    s = request.node.stash[SETTINGS]
     print("SETTINGS", s.sweep, s.max_examples, s.all)
     nnx_wrap(Model())(1)
 """

@@ -25,8 +25,8 @@ from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile
-from pytest_nnxcheck.subject.subject import bind
 
 ROOTS = ["jit", "jit[functional]"]
 ADAM = optax.adam(1e-3)

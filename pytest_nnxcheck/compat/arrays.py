@@ -97,3 +97,16 @@ def describe(array: Any) -> str:
     if not hasattr(array, "shape"):
         return type(array).__name__
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
+
+
+def is_array(value: Any) -> bool:
+    """Whether jax takes the value for an array; NumPy also has arrays of text, dates and objects."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    if isinstance(value, jax.Array):
+        return True
+    if not isinstance(value, np.ndarray | np.generic):
+        return False
+    return value.dtype.kind in "biufc" or bool(value.dtype.kind == "V" and jnp.issubdtype(value.dtype, jnp.number))

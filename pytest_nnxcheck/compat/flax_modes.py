@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_nnxcheck.core.nesting import MODES
-from pytest_nnxcheck.core.settings import SettingError
+from pytest_nnxcheck.core.setting_values import SettingError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -26,8 +26,9 @@ from pytest_nnxcheck.invariants import donation, memory, tracers
 from pytest_nnxcheck.invariants.donation import Returned
 from pytest_nnxcheck.invariants.memory import Bound, bound, saved_state
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding
+from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
-from pytest_nnxcheck.subject.subject import Subject, bind
+from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms.compose import BASELINE, baseline_for, maps_written
 

@@ -13,8 +13,14 @@ from pytest_nnxcheck.core.outcome import CheckError, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine.session import Session
-from pytest_nnxcheck.inspection import mapped_files
-from pytest_nnxcheck.inspection.pointers import byte_ranges, foreign_views, read_leaf, shared_buffers
+from pytest_nnxcheck.inspection.pointers import (
+    byte_ranges,
+    foreign_views,
+    in_mapped_files,
+    read_leaf,
+    shared_buffers,
+    spans_of_process,
+)
 from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.invariants.tracers import pinned
@@ -81,7 +87,7 @@ def tell_mapped(subject: Subject, session: Session) -> None:
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
     leaves = [leaf for leaf in leaves if session.values.computed(leaf[1])]
     starts = [(path, start) for path, array in leaves for start, _ in byte_ranges(array)]
-    found = mapped_files.mapped(starts, mapped_files.spans_of_process() if starts else [])
+    found = in_mapped_files(starts, spans_of_process() if starts else [])
     if found:
         paths, files = zip(*found, strict=True)
         session.note(

@@ -9,7 +9,7 @@ from pytest_nnxcheck.core.evidence import FLOOR
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Buffer, Memory, Observation
 from pytest_nnxcheck.core.outcome import Violation
-from pytest_nnxcheck.core.settings import Budget
+from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.inspection.buffers import state_copies
 from pytest_nnxcheck.invariants import hints

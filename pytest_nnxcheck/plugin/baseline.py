@@ -17,7 +17,8 @@ import pytest
 
 from pytest_nnxcheck.compat import devices
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.settings import MARKER, SettingError, flag
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import MARKER, flag
 from pytest_nnxcheck.core.stamp import Stamp
 from pytest_nnxcheck.plugin import options, run_options, selection
 from pytest_nnxcheck.plugin.run_options import Given

@@ -7,14 +7,11 @@ PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite, and an 
 from __future__ import annotations
 
 import argparse
-import functools
 import inspect
 import os
 import re
 import shlex
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,8 +19,19 @@ import pytest
 from pytest_nnxcheck.compat import devices
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.outcome import CheckError
-from pytest_nnxcheck.core.settings import MARKER, OPTIONS, SettingError, Settings
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import MARKER, OPTIONS
 from pytest_nnxcheck.plugin import compiled_programs, options, progress, run_options
+from pytest_nnxcheck.plugin.marker import (
+    FIXTURE,
+    GIVEN,
+    SUITE,
+    is_test_case,
+    modes_origin,
+    refuse_test_case,
+    settings_of,
+    where,
+)
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
@@ -31,11 +39,7 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.plugin.known_failures import Suite
     from pytest_nnxcheck.runner.run import Run
 
-FIXTURE = "nnx_wrap"
 TITLE = "nnx invariants"
-_given = pytest.StashKey[Mapping[str, Any]]()
-_settings = pytest.StashKey[Settings]()
-_suite = pytest.StashKey["Suite | None"]()
 _keeper = pytest.StashKey["Keeper | None"]()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
 
@@ -69,9 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
     _simulate_devices(config, config.option)
     try:
         typed = options.from_command_line(options.typed(config.option, options.VALUES))
-        config.stash[_given] = table.lay_over(options.from_ini(config), typed)
+        config.stash[GIVEN] = table.lay_over(options.from_ini(config), typed)
         _publish(config)
-        config.stash[_suite] = _expected_failures(config)
+        config.stash[SUITE] = _expected_failures(config)
         config.stash[_keeper] = _baseline(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
@@ -137,109 +141,23 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, obj: obje
     for node in made if isinstance(made, list) else [made]:
         if isinstance(node, pytest.Function):
             _prepare(node, collector.CollectError)
-        elif isinstance(node, pytest.Class) and _is_test_case(obj):
-            _refuse_test_case(node, collector.CollectError)
+        elif isinstance(node, pytest.Class) and is_test_case(obj):
+            refuse_test_case(node, collector.CollectError)
     return made
-
-
-def _is_test_case(obj: object) -> bool:
-    """Whether a class is one of unittest, which is there only where somebody has imported it."""
-    unittest = sys.modules.get("unittest")
-    return unittest is not None and isinstance(obj, type) and issubclass(obj, unittest.TestCase)
 
 
 def _prepare(item: pytest.Function, error: type[Exception]) -> None:
     if item.get_closest_marker(MARKER) is None:
         if FIXTURE in item.fixturenames and FIXTURE in inspect.signature(item.function).parameters:
-            raise error(f"{_where(item)}: {item.name} uses {FIXTURE} but is not marked, add @pytest.mark.{MARKER}")
+            raise error(f"{where(item)}: {item.name} uses {FIXTURE} but is not marked, add @pytest.mark.{MARKER}")
         return
     try:
-        item.stash[_settings] = _resolve(item)
+        settings_of(item)
     except SettingError as bad:
         raise error(str(bad)) from None
     # The test becomes one of hypothesis, so it must be selected by ``-m hypothesis`` too.
     if item.config.pluginmanager.hasplugin("hypothesispytest"):
         item.add_marker("hypothesis")
-
-
-def _resolve(item: pytest.Function) -> Settings:
-    """The settings of a marked test: marker over command line over ini file. Raises `SettingError`."""
-    _refuse_unworkable(item)
-    suite = item.config.stash[_suite]
-    of_suite = {} if suite is None else {"expected_failures": suite.entries(item)}
-    return table.merge(item.config.stash[_given], of_suite, *reversed([*_from_markers(item)]))
-
-
-def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
-    """What each marker gives, the nearest first."""
-    for node, mark in item.iter_markers_with_node(MARKER):
-        origin = f"{MARKER} marker at {_where(node)}"
-        if mark.args:
-            shown = ", ".join(map(repr, mark.args))
-            raise SettingError(f"{origin}: {shown} has no name, write keyword arguments such as memory_budget='2x'")
-        if "nesting" in mark.kwargs:
-            raise SettingError(
-                f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}"
-            )
-        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
-        if "expected_failures" in given:
-            place = f"the marker at {_where(node)}"
-            given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
-        yield given
-
-
-def _modes_origin(item: pytest.Function, settings: Settings) -> str:
-    """Where the modes of a test come from: of all settings, only these are refused after their source has been read."""
-    if settings.nesting is not None and settings.nesting.mode not in settings.modes:
-        return f"option {table.flag('nesting')}"
-    marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]
-    if marked:
-        return f"{MARKER} marker at {_where(marked[0])}"
-    return (
-        f"option {table.flag('modes')}"
-        if "modes" in options.typed(item.config.option)
-        else options.ini_origin(item.config, "modes")
-    )
-
-
-def _same(origin: str, _name: str) -> str:
-    return origin
-
-
-def _where(node: Any) -> str:
-    """``file:line`` of a test or class, the file of a module."""
-    path, line, _ = node.reportinfo() if isinstance(node, pytest.Function | pytest.Class) else (node.path, None, "")
-    file = os.path.relpath(path, node.config.rootpath)
-    return file if line is None else f"{file}:{line + 1}"
-
-
-def _refuse_unworkable(item: pytest.Function) -> None:
-    body = getattr(getattr(item.function, "hypothesis", None), "inner_test", item.function)
-    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-        raise SettingError(
-            f"{_where(item)}: {item.name} is async, and {MARKER} cannot await it for each nesting: write a plain function,"
-            " with asyncio.run(...) inside where it is needed"
-        )
-    if FIXTURE not in item.fixturenames:
-        raise SettingError(
-            f"{_where(item)}: {item.name} is marked {MARKER} but does not use {FIXTURE}, so nothing would be checked: take"
-            f" {FIXTURE} as an argument and wrap the module, or take the marker off"
-        )
-
-
-def _refuse_test_case(node: pytest.Class, error: type[Exception]) -> None:
-    cls = node.obj
-    marks = [mark.name for name in dir(cls) for mark in _own_marks(inspect.getattr_static(cls, name))]
-    if MARKER in marks or node.get_closest_marker(MARKER) is not None:
-        raise error(
-            f"{_where(node)}: {cls.__name__} is a unittest.TestCase, which takes no fixtures as arguments, so {MARKER} cannot"
-            f" run its tests: write a plain class or function that takes {FIXTURE}"
-        )
-
-
-def _own_marks(attribute: object) -> list[Any]:
-    marks = getattr(attribute, "pytestmark", [])
-    return marks if isinstance(marks, list) else []
 
 
 # --- the run -------------------------------------------------------------------------------------------------------------
@@ -262,7 +180,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""
     if isinstance(item, pytest.Function) and (reason := _too_few_devices(item)):
-        if _settings_of(item).on_too_few_devices == "fail":
+        if settings_of(item).on_too_few_devices == "fail":
             pytest.fail(reason, pytrace=False)
         # As a mark: the summary then names the test, where `pytest.skip` would name this file.
         item.add_marker(pytest.mark.skip(reason=reason))
@@ -271,12 +189,12 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _too_few_devices(item: pytest.Function) -> str:
     try:
-        needed = _settings_of(item).devices if item.get_closest_marker(MARKER) else None
+        needed = settings_of(item).devices if item.get_closest_marker(MARKER) else None
     except SettingError:
         return ""  # the call says what is wrong
     if needed is None:
         return ""
-    return devices.too_few(needed, devices.found(), item.config.stash[_given].get("devices"))
+    return devices.too_few(needed, devices.found(), item.config.stash[GIVEN].get("devices"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -308,13 +226,6 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
     return result
 
 
-def _settings_of(item: pytest.Function) -> Settings:
-    """A marker that was added after the collection of the item has not been read yet. Raises `SettingError`."""
-    if _settings not in item.stash:
-        item.stash[_settings] = _resolve(item)
-    return item.stash[_settings]
-
-
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.core import modes
@@ -323,13 +234,13 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck.runner import run as runs
 
     try:
-        settings = _settings_of(item)
+        settings = settings_of(item)
     except SettingError as error:
         pytest.fail(str(error), pytrace=False)
     try:
         compat.require_modes(modes.chosen(settings))
     except SettingError as error:
-        pytest.fail(f"{_modes_origin(item, settings)}: {error}", pytrace=False)
+        pytest.fail(f"{modes_origin(item, settings)}: {error}", pytrace=False)
     written = shlex.join(
         part
         for name, value in options.typed(item.config.option).items()
@@ -364,7 +275,7 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     run.forget()
     if raised is not None:
         return final
-    suite, found = item.config.stash[_suite], run.report()
+    suite, found = item.config.stash[SUITE], run.report()
     if suite is not None:
         suite.finished(item, found)
     problem = run.finish() or report.rejected_modes(found) or "\n".join(found.unexpected)

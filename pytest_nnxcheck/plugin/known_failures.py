@@ -18,7 +18,8 @@ import pytest
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError
-from pytest_nnxcheck.core.settings import MARKER, SettingError
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin.selection import Selection
 from pytest_nnxcheck.reporting.report import Report
 

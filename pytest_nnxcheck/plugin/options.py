@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.settings import OPTIONS, SettingError
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import OPTIONS
 
 VALUES = tuple(name for name, option in OPTIONS.items() if not option.file)
 INI_VALUES = tuple(name for name in VALUES if OPTIONS[name].everywhere)

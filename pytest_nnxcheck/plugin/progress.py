@@ -100,9 +100,9 @@ def under_way(name: str, nesting: Nesting, count: Count, columns: int) -> str:
 
 def ended(nesting: Nesting, outcome: Outcome | None, seconds: float) -> str:
     """``jit > scan > remat   held   44.7 KiB   0.31 s``."""
-    from pytest_nnxcheck.reporting import report
+    from pytest_nnxcheck.reporting import tally
 
-    verdict = report.word(outcome) if outcome else "not checked"
+    verdict = tally.word(outcome) if outcome else "not checked"
     peak = format_bytes(outcome.peak) if outcome and outcome.peak is not None else ""
     return f"  {nesting!s:<38} {verdict:<17} {peak:>10} {seconds:>7.2f} s"
 

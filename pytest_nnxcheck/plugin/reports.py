@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.core.settings import MARKER, SettingError
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import run_options
 from pytest_nnxcheck.reporting import github, html_page, markdown, records
 from pytest_nnxcheck.reporting.records import Place, Records

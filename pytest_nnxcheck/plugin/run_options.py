@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck.core.settings import SettingError, flag
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.plugin import options
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.nesting import CALL_FIRST, FURTHER, MODES, TRANSFORMS,
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.html_nesting import SYMBOLS, Scale, bar, cause, cell, esc, kind, row
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records
-from pytest_nnxcheck.reporting.report import VERDICTS
+from pytest_nnxcheck.reporting.tally import VERDICTS
 
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
 PROGRAMS = 2_000_000

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.records import Records
-from pytest_nnxcheck.reporting.report import counts
+from pytest_nnxcheck.reporting.tally import counts
 
 COMMENT = 65_536
 """Bytes that the comment of a pull request may have on GitHub; the characters that it counts are never more."""

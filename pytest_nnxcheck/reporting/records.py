@@ -16,9 +16,8 @@ from typing import Any, TypedDict, cast
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import OPTIONS, show
-from pytest_nnxcheck.reporting import memory_breakdown
-from pytest_nnxcheck.reporting import report as texts
-from pytest_nnxcheck.reporting.report import Report
+from pytest_nnxcheck.reporting import memory_breakdown, tally
+from pytest_nnxcheck.reporting.report import Report, replay, summary
 
 VERSION = 1
 """Of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
@@ -105,8 +104,8 @@ def of_report(found: Report, folder: Path | None = None) -> Records:
     test: OfTest = {
         **empty_test(found.test_id),
         "verdict": found.verdict if found.outcomes else "",
-        "summary": plain(texts.summary(found)),
-        "counts": dict(texts.kinds(found.outcomes)),
+        "summary": plain(summary(found)),
+        "counts": dict(tally.kinds(found.outcomes)),
         "not_run": found.not_run,
         "modes": dict(found.modes),
         "shown": str(min(bad, key=lambda outcome: outcome.nesting.plainness).nesting) if bad else "",
@@ -154,7 +153,7 @@ def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesti
         "mode": outcome.nesting.mode,
         "layers": [str(layer) for layer in outcome.nesting.layers],
         "verdict": outcome.verdict,
-        "word": texts.word(outcome),
+        "word": tally.word(outcome),
         "reason": plain(outcome.reason),
         "violations": plain(outcome.violations),
         "explained": plain(outcome.explained),
@@ -167,7 +166,7 @@ def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesti
         "story": plain(memory_breakdown.rows(known)),
         "program": plain(outcome.program),
         "program_text": _program(outcome.program, folder),
-        "replay": plain(texts.replay(found, outcome.nesting)),
+        "replay": plain(replay(found, outcome.nesting)),
         "seconds": outcome.seconds,
     }
     return cast("OfNesting", told)

@@ -10,13 +10,14 @@ import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core import expected_failures, modes
 from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.reporting.tally import VERDICTS, counts, idle_remat, kinds, nothing_checked, worst_peak
 
 BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting rejected by flax"
@@ -24,15 +25,6 @@ REFUSED_MODE = "nnx mode rejected by flax"
 NOTHING = "nnx nothing was checked"
 _LABEL = 12
 NOT_RUN = "not run: "
-VERDICTS = {
-    "violated": "violated",
-    "failed": "failed",
-    "held": "held",
-    "expected": "expected to fail",
-    "rejected": "not supported by flax",
-    "unfit": "left out",
-}
-"""Kinds of verdicts as people read them, the worst first."""
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -215,21 +207,6 @@ def tried(report: Report) -> str:
     return f"smallest of {len(report.outcomes)} tried; {counts(kinds(report.outcomes))}{left}"
 
 
-def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """How many of each verdict; what was rejected because a layer cannot take the call counts as ``unfit``."""
-    return Counter("unfit" if outcome.unfit else outcome.verdict for outcome in outcomes)
-
-
-def word(outcome: Outcome) -> str:
-    """The verdict as people read it."""
-    return next(VERDICTS[kind] for kind in kinds([outcome]))
-
-
-def counts(of: Mapping[str, int]) -> str:
-    """``1 violated, 31 held``: the verdicts that occur, the worst first."""
-    return ", ".join(f"{of[verdict]} {word}" for verdict, word in VERDICTS.items() if of.get(verdict))
-
-
 def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     """The note on the user's exception: its causes, and the nesting, which nothing else in the traceback names.
 
@@ -269,13 +246,6 @@ def replay(report: Report, nesting: Nesting) -> str:
     return f"pytest {shlex.quote(report.test_id)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
 
 
-def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
-    """Whether flax rejected every nesting that is one, in any of the modes."""
-    nested = [outcome for outcome in outcomes if outcome.nesting.layers]
-    checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
-    return any(outcome.nesting.mode not in checked for outcome in nested)
-
-
 def left_out(outcomes: Iterable[Outcome]) -> list[str]:
     """One note for each reason for which layers, or nestings of several, cannot take the call."""
     reasons: dict[str, list[Outcome]] = {}
@@ -305,40 +275,6 @@ def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
         f" {reason}; drawn no more"
         for reason, styles in reasons.items()
     ]
-
-
-IDLE = 0.99
-"""A remat that leaves this part of the peak or more saves nothing: the compiler itself rounds and reorders by less."""
-
-
-def idle_remat(outcomes: Iterable[Outcome]) -> str:
-    """The smallest nesting whose remat inside a grad costs time and saves no memory; empty if there is none."""
-    peaks = {outcome.nesting: outcome.peak for outcome in outcomes if outcome.peak is not None}
-    compared = [
-        (nesting, peak, peaks[bare]) for nesting, peak in peaks.items() for bare in _bare(nesting) if bare in peaks
-    ]
-    idle = sorted((each for each in compared if each[1] >= IDLE * each[2]), key=lambda each: each[0].plainness)
-    if not idle:
-        return ""
-    nesting, peak, without = idle[0]
-    figures = f"{format_bytes(peak)} with it, {format_bytes(without)} without ({nesting})"
-    others = f"; it does in {len(compared) - len(idle)} of {len(compared)} nestings" if compared[len(idle) :] else ""
-    return f"remat does not lower the peak under grad: {figures}{others}"
-
-
-def _bare(nesting: Nesting) -> Iterator[Nesting]:
-    """The nesting without one of the remats inside its grad."""
-    under_grad = False
-    for number, layer in enumerate(nesting.layers):
-        if under_grad and layer.transform == "remat":
-            yield replace(nesting, layers=nesting.layers[:number] + nesting.layers[number + 1 :])
-        under_grad = under_grad or layer.transform == "grad"
-
-
-def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
-    """The outcome whose peak is the largest part of its budget, or just the largest."""
-    known = [outcome for outcome in outcomes if outcome.peak is not None]
-    return max(known, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
 
 
 def wrapped(notes: str, width: int, label: str = "") -> str:

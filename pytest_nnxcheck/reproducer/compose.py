@@ -51,6 +51,7 @@ from pytest_nnxcheck.reproducer.runtime.checks import (
     no_tracers_remain,
 )
 from pytest_nnxcheck.reproducer.runtime.parity import nothing_is_dropped_inside, same_as_un_nested
+from pytest_nnxcheck.reproducer.runtime.taken_apart import take_apart
 from pytest_nnxcheck.reproducer.short_form import Form, Plain, check_of, plain_facts, short_form
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -242,7 +243,7 @@ def wanted(spec: Spec) -> list[tuple[str, str]]:
     """The definitions that the program is made of: (room, name)."""
     checked = checks(spec)
     definitions: list[Callable[..., Any]] = [runtime.Facts, runtime.Setup]
-    definitions += [run_abstract if spec.abstract else runtime.run, runtime.take_apart, runtime.finish]
+    definitions += [run_abstract if spec.abstract else runtime.run, take_apart, runtime.finish]
     definitions += [runtime.shape] if any("shape(" in call.text for call in spec.calls) else []
     definitions += [runtime.registered] if any(map(is_registered, spec.nesting.layers)) else []
     definitions += [runtime.first_of] if "first_of(" in un_nested(spec.nesting) else []

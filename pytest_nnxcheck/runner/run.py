@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import hypothesis
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core import expected_failures, modes
-from pytest_nnxcheck.core.nesting import MODES, STATE_BOUND, Layer, Nesting
+from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.nesting import MODES, Nesting
 from pytest_nnxcheck.core.outcome import (
     CheckError,
     InvariantViolation,
@@ -24,8 +24,9 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import one_line
-from pytest_nnxcheck.reporting import memory_breakdown, report
-from pytest_nnxcheck.runner import neighbours, strategies, sweep
+from pytest_nnxcheck.reporting import memory_breakdown, report, tally
+from pytest_nnxcheck.reporting.tally import worse
+from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import passes_through, plainest
 from pytest_nnxcheck.runner.execution import RUNNING, Active, engine
 from pytest_nnxcheck.runner.footprint import OF_PROCESS
@@ -36,8 +37,6 @@ from pytest_nnxcheck.subject import uncomputed
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.session import Session
     from pytest_nnxcheck.reproducer.files import Programs
-
-_RANK = ("held", "rejected", "expected", "failed", "violated")
 
 
 class Listener(Protocol):
@@ -123,7 +122,7 @@ class Run:
     def record(self, outcome: Outcome) -> None:
         """Keep the worst verdict of a nesting, and its highest peak."""
         known = self.outcomes.get(outcome.nesting)
-        self.outcomes[outcome.nesting] = outcome if known is None else _worse(known, outcome)
+        self.outcomes[outcome.nesting] = outcome if known is None else worse(known, outcome)
 
     def execute(self, nesting: Nesting, body: Callable[[], object]) -> None:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
@@ -305,7 +304,7 @@ class Run:
         self.execute(case, body)
         outcome = self.outcomes.get(case, Outcome(case, "held"))
         if outcome.verdict == "rejected":
-            hypothesis.event(report.word(outcome))
+            hypothesis.event(tally.word(outcome))
 
     def _sweep(self, case: Sweep, body: Callable[[], object]) -> None:
         __tracebackhide__ = True
@@ -332,16 +331,18 @@ class Run:
         error = self._error(Nesting(mode=mode), body)
         if error is None and not self.outcomes:
             self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
-        self._look_for_added_state(mode)
-        self._look_for_refusal(Nesting(mode=mode))
+        if self.session.adds_state and not self.exclusions[mode].adds_state:
+            self._exclude(mode, adds_state=True)
+            note = exclusions.added_state_note(self.session.added, self.settings)
+            self.notes += [note] if note and note not in self.notes else []
+        self._learn_from(Nesting(mode=mode))
         return error
 
     def try_nesting(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         """Run a nesting of the sweep, and learn from it which layers fit; what it raised."""
         __tracebackhide__ = True
         error = self._error(nesting, body)
-        self._look_for_refusal(nesting)
-        self._look_for_unfit(nesting)
+        self._learn_from(nesting)
         return error
 
     def _exclude(self, mode: str, **found: Any) -> None:
@@ -358,40 +359,17 @@ class Run:
             return error
         return None
 
-    def _look_for_added_state(self, mode: str) -> None:
-        if self.session.adds_state and not self.exclusions[mode].adds_state:
-            self._exclude(mode, adds_state=True)
-            named = set(strategies.named(self.settings))
-            bound = [name for name in STATE_BOUND if Nesting((Layer(name),)) not in named]
-            stuck = [name for name in bound if name in self.settings.transforms]
-            added = ", ".join(self.session.added) or "state"
-            who = "loop" if not {"cond", "switch", "custom_vjp"} & {*stuck} else "loop, branch or custom rule"
-            text = f"the call adds {added}, which no {who} can carry: argument {', '.join(stuck)} left out"
-            if stuck and "argument" in self.settings.styles and text not in self.notes:
-                self.notes.append(text)
-
-    def _look_for_refusal(self, nesting: Nesting) -> None:
-        """A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit."""
+    def _learn_from(self, nesting: Nesting) -> None:
+        """Leave out, from here on, what this nesting has shown to be refused or unfit."""
         outcome = self.outcomes.get(nesting)
-        if outcome is None or outcome.verdict != "rejected":
+        if outcome is None:
             return
-        known = self.exclusions[nesting.mode]
-        if modes.ends(outcome) and not known.closed:
-            self._exclude(nesting.mode, closed=True)
-            self.notes.append(
-                f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
-            )
-        style = nesting.layers[0].style if len(nesting) == 1 else "argument"
-        probed = replace(nesting, mode=MODES[0]) in set(strategies.probes(self.settings))
-        if probed and style.endswith("closure") and style not in known.refused:
-            self._exclude(nesting.mode, refused=known.refused | {style})
-            self.refusals[style] = outcome
-
-    def _look_for_unfit(self, nesting: Nesting) -> None:
-        """A layer that alone cannot take the call is in no other nesting."""
-        outcome = self.outcomes.get(nesting)
-        if outcome is not None and outcome.unfit and len(nesting) == 1:
-            self._exclude(nesting.mode, unfit=self.exclusions[nesting.mode].unfit | {*nesting.layers})
+        before = self.exclusions[nesting.mode]
+        now = exclusions.after(outcome, before, self.settings)
+        self.exclusions[nesting.mode] = now
+        self.refusals.update(dict.fromkeys(now.refused - before.refused, outcome))
+        if now.closed and not before.closed:
+            self.notes.append(exclusions.closed_note(outcome))
 
     def rules_out(self, nesting: Nesting) -> bool:
         """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
@@ -408,20 +386,10 @@ class Run:
             return self.problem
         if not self.outcomes:
             return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
-        if report.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
+        if tally.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
             first = next(outcome for outcome in self.outcomes.values() if outcome.verdict == "rejected")
             if first.unfit:
                 return f"{report.NOTHING}: no nesting can be run ({first.reason}), name other transforms, or replay another nesting"
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
             return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
         return ""
-
-
-def _worse(known: Outcome, new: Outcome) -> Outcome:
-    worst = max(known, new, key=lambda outcome: _RANK.index(outcome.verdict))
-    measured = report.worst_peak([known, new]) or worst
-    notes = tuple(dict.fromkeys([*known.notes, *new.notes]))
-    keys = tuple(dict.fromkeys([*known.expected, *new.expected]))
-    # The evidence of a violation is what the message tells of.
-    shown = worst.evidence if worst.violations else measured.evidence
-    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown)

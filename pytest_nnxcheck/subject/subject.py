@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +16,12 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import is_array
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.core.outcome import CheckError, Unfit
-from pytest_nnxcheck.inspection.origins import labelled
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject import plain_objects
-from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_state
-from pytest_nnxcheck.subject.fingerprint import fingerprint, show
+from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -140,198 +137,6 @@ def spell(root: str, path: Path) -> str:
 def function_name(function: Any) -> str:
     """The name of the user's code in messages."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
-
-
-def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Subject:
-    """Take a call apart; ``owner`` is what the user calls the object that the subject is a method of.
-
-    Raises `CheckError` for a subject that is not callable and for inputs that no transform can take.
-    """
-    function, args, kwargs, labels = unwrap(subject, args, kwargs, owner)
-    try:
-        tree = plain_objects.open_up((args, kwargs))
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=compat.is_graph_node)
-    except (TypeError, ValueError) as error:
-        raise CheckError(
-            f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}"
-        ) from None
-    given = jax.tree.leaves((args, kwargs), is_leaf=compat.is_graph_node)
-    plain = not holds_arguments(subject) and list(map(id, given)) == [id(leaf) for _, leaf in leaves]
-    parts = Parts(opened=tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), plain=plain)
-    for path, leaf in leaves:
-        parts.file(name_of(path, labels), leaf)
-    return assemble(subject, function, treedef, parts, owner)
-
-
-@dataclass(slots=True)
-class Parts:
-    """The leaves of a call's arguments, sorted into graph nodes, inputs and static values."""
-
-    opened: tuple[tuple[str, Any], ...]
-    plain: bool
-    nodes: dict[str, Any] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    inputs: list[Any] = field(default_factory=list)
-    input_names: list[str] = field(default_factory=list)
-    static: list[tuple[str, Any]] = field(default_factory=list)
-    places: list[Any] = field(default_factory=list)
-
-    def file(self, label: str, leaf: Any) -> None:
-        """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
-        if compat.is_graph_node(leaf):
-            name = node_name(self.nodes, label, leaf)
-            self.labels.setdefault(name, label)
-            self.places.append(Place(node=name))
-        elif is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            self.places.append(Place(input=len(self.inputs)))
-            self.inputs.append(leaf)
-            self.input_names.append(label)
-        else:
-            refuse(label, leaf)
-            self.places.append(leaf)
-            self.static.append((label, leaf))
-
-
-def is_array(value: Any) -> bool:
-    """Whether jax takes the value for an array; NumPy also has arrays of text, dates and objects."""
-    if isinstance(value, jax.Array):
-        return True
-    if not isinstance(value, np.ndarray | np.generic):
-        return False
-    return value.dtype.kind in "biufc" or bool(value.dtype.kind == "V" and jnp.issubdtype(value.dtype, jnp.number))
-
-
-def unwrap(
-    subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
-) -> tuple[Any, tuple[Any, ...], dict[str, Any], list[str]]:
-    """The function behind a module, a bound method or a partial; what they hold, put among its arguments; names of those."""
-    if not callable(subject):
-        raise CheckError(
-            f"nnx_wrap got {type(subject).__name__}, which is not callable: "
-            "wrap a module with __call__, a bound method such as model.decode, or a function"
-        )
-    if isinstance(subject, functools.partial):
-        return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, name)
-    if cached := compat.cached_partial(subject):
-        return unwrap(cached[0], (*cached[1], *args), kwargs, name)
-    owner, function = owner_of(subject)
-    if owner is None:
-        return subject, args, kwargs, argument_names(subject, args)
-    args = (owner, *args)
-    own = name or ("model" if compat.is_graph_node(owner) else "self")
-    return function, args, kwargs, [own, *argument_names(function, args)[1:]]
-
-
-def holds_arguments(subject: Any) -> bool:
-    """Whether arguments of the call are in an `nnx.cached_partial`."""
-    while isinstance(subject, functools.partial):
-        subject = subject.func
-    return compat.cached_partial(subject) is not None
-
-
-def owner_of(subject: Any) -> tuple[Any, Any]:
-    """The object that the subject is called on, if it holds state, and the function that takes it first."""
-    owner = subject.__self__ if inspect.ismethod(subject) else subject
-    if not compat.is_graph_node(owner) and not isinstance(plain_objects.open_up(owner), plain_objects.Opened):
-        return None, subject
-    return owner, type(subject).__call__ if owner is subject else subject.__func__
-
-
-def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
-    """The names of the parameters that take the positional arguments."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = []
-    for index in range(len(args)):
-        last = parameters[min(index, len(parameters) - 1)] if parameters else None
-        if last is None:
-            names.append(f"argument {index}")
-        elif last.kind is inspect.Parameter.VAR_POSITIONAL:
-            names.append(f"{last.name}[{index - len(parameters) + 1}]")
-        else:
-            names.append(last.name)
-    return names
-
-
-def name_of(path: Any, labels: list[str]) -> str:
-    """What the user calls a leaf of ``(args, kwargs)``: ``batch['x']``."""
-    root = labels[path[1].idx] if path[0].idx == 0 else str(path[1].key)
-    return root + jax.tree_util.keystr(path[2:])
-
-
-def node_name(nodes: dict[str, Any], label: str, node: Any) -> str:
-    """File a graph node under an attribute name; the same object keeps one name."""
-    for name, known in nodes.items():
-        if known is node:
-            return name
-    name = base = re.sub(r"\W+", "_", label).strip("_") or "node"
-    while name in nodes:
-        name = f"{base}_{len(nodes)}"
-    nodes[name] = node
-    return name
-
-
-def refuse(label: str, leaf: Any) -> None:
-    """What is read once cannot be handed to a call that is made many times. Raises `CheckError`."""
-    if isinstance(leaf, Iterator):
-        raise CheckError(
-            f"{label} is a {type(leaf).__name__}, which can be read once, and the call is made under every nesting: "
-            "pass a list of its items, or one item"
-        )
-
-
-def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts, owner: str) -> Subject:
-    """Put the parts of a call together as a program of state and inputs."""
-    nodes, places, inputs = parts.nodes, parts.places, parts.inputs
-    names = tuple(nodes)
-    single = len(nodes) == 1 and isinstance(next(iter(nodes.values())), nnx.Module)
-    state = nodes[names[0]] if single else Nodes(nodes)
-    outbox = Outbox()
-    home = state
-
-    def fill(place: Any, state: Any, inputs: tuple[Any, ...]) -> Any:
-        if not isinstance(place, Place):
-            return place
-        if place.input is not None:
-            return inputs[place.input]
-        return state if single else getattr(state, str(place.node))
-
-    def program_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-        def program(state: Any, *inputs: Any) -> tuple[Any, ...]:
-            filled = jax.tree_util.tree_unflatten(treedef, [fill(place, state, inputs) for place in places])
-            with plain_objects.filled(filled) as (args, kwargs):
-                output = function(*args, **kwargs)
-                arrays, outbox.rebuild, outbox.names = flatten_output(output, state, home)
-                outbox.plain = is_plain(output)
-            return arrays
-
-        labelled(program, function)
-        return program
-
-    values = [*inputs, *(value for _, value in compat.raw_leaves(state))]
-    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in values)
-    # A program without inputs would give the layers nothing to map over and the guards no tracer to know their trace by.
-    filled = inputs or [np.zeros((), np.float32)]
-    return Subject(
-        name=getattr(subject, "__qualname__", None) or type(subject).__qualname__,
-        function=function,
-        program=program_of(function),
-        program_of=program_of,
-        state=state,
-        names=names,
-        inputs=abstract_inputs(filled) if abstract else tuple(map(jnp.asarray, filled)),
-        input_names=tuple(parts.input_names),
-        static=tuple(f"{label}={show(value)}" for label, value in parts.static),
-        outbox=outbox,
-        abstract=abstract,
-        labels=parts.labels,
-        opened=parts.opened,
-        code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
-        owner=owner,
-        plain=parts.plain,
-    )
 
 
 def is_plain(output: Any) -> bool:

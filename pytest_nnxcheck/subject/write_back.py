@@ -8,8 +8,8 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.inspection.fingerprint import fingerprint
 from pytest_nnxcheck.inspection.raw_access import MISSING, layout
-from pytest_nnxcheck.subject.fingerprint import fingerprint
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these

@@ -15,7 +15,6 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.observation import Leaf
 from pytest_nnxcheck.inspection.pointers import read_leaf
 from pytest_nnxcheck.reproducer.runtime.long_form import (
-    Call,
     Facts,
     Ran,
     Setup,
@@ -25,6 +24,7 @@ from pytest_nnxcheck.reproducer.runtime.long_form import (
     read_what_came_back,
     root_options,
 )
+from pytest_nnxcheck.reproducer.runtime.taken_apart import Call
 from pytest_nnxcheck.reproducer.runtime.walk import remaining_tracers
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs, abstract_leaf, abstract_state
 from pytest_nnxcheck.transforms.compose import stack as stack_leaf

@@ -17,7 +17,8 @@ from pytest_nnxcheck.engine.dropped_updates import Watch, differ
 from pytest_nnxcheck.engine.reference import nudge, nudge_leaf
 from pytest_nnxcheck.invariants.parity import NOISE, compare, distance
 from pytest_nnxcheck.reproducer.runtime.checks import broken
-from pytest_nnxcheck.reproducer.runtime.long_form import Call, Ran, copied, stacked
+from pytest_nnxcheck.reproducer.runtime.long_form import Ran, stacked
+from pytest_nnxcheck.reproducer.runtime.taken_apart import Call, copied
 from pytest_nnxcheck.subject.state_facts import frozen
 from pytest_nnxcheck.transforms.layer import Program
 

@@ -19,12 +19,12 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import describe, nbytes
+from pytest_nnxcheck.compat.arrays import describe, is_array, nbytes
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.inspection.pointers import pointers
 from pytest_nnxcheck.reproducer.runtime.checks import broken, used_by
 from pytest_nnxcheck.subject.jaxpr_flow import constants
-from pytest_nnxcheck.subject.subject import Nodes, is_array
+from pytest_nnxcheck.subject.subject import Nodes
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -1,0 +1,125 @@
+"""The marker of a test: its settings, over those of the command line and the ini file, and where each came from.
+
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_nnxcheck.core import settings as table
+from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.settings import MARKER, Settings
+from pytest_nnxcheck.plugin import options
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.plugin.known_failures import Suite
+
+
+FIXTURE = "nnx_wrap"
+GIVEN: pytest.StashKey[Mapping[str, Any]] = pytest.StashKey()
+"""Settings of the command line and the ini file, read."""
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+"""Those of a marked test, merged."""
+SUITE: pytest.StashKey[Suite | None] = pytest.StashKey()
+
+
+def is_test_case(obj: object) -> bool:
+    """Whether a class is one of unittest, which is there only where somebody has imported it."""
+    unittest = sys.modules.get("unittest")
+    return unittest is not None and isinstance(obj, type) and issubclass(obj, unittest.TestCase)
+
+
+def _resolve(item: pytest.Function) -> Settings:
+    """The settings of a marked test: marker over command line over ini file. Raises `SettingError`."""
+    _refuse_unworkable(item)
+    suite = item.config.stash[SUITE]
+    of_suite = {} if suite is None else {"expected_failures": suite.entries(item)}
+    return table.merge(item.config.stash[GIVEN], of_suite, *reversed([*_from_markers(item)]))
+
+
+def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
+    """What each marker gives, the nearest first."""
+    for node, mark in item.iter_markers_with_node(MARKER):
+        origin = f"{MARKER} marker at {where(node)}"
+        if mark.args:
+            shown = ", ".join(map(repr, mark.args))
+            raise SettingError(f"{origin}: {shown} has no name, write keyword arguments such as memory_budget='2x'")
+        if "nesting" in mark.kwargs:
+            raise SettingError(
+                f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}"
+            )
+        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+        if "expected_failures" in given:
+            place = f"the marker at {where(node)}"
+            given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
+        yield given
+
+
+def modes_origin(item: pytest.Function, settings: Settings) -> str:
+    """Where the modes of a test come from: of all settings, only these are refused after their source has been read."""
+    if settings.nesting is not None and settings.nesting.mode not in settings.modes:
+        return f"option {table.flag('nesting')}"
+    marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]
+    if marked:
+        return f"{MARKER} marker at {where(marked[0])}"
+    return (
+        f"option {table.flag('modes')}"
+        if "modes" in options.typed(item.config.option)
+        else options.ini_origin(item.config, "modes")
+    )
+
+
+def _same(origin: str, _name: str) -> str:
+    return origin
+
+
+def where(node: Any) -> str:
+    """``file:line`` of a test or class, the file of a module."""
+    path, line, _ = node.reportinfo() if isinstance(node, pytest.Function | pytest.Class) else (node.path, None, "")
+    file = os.path.relpath(path, node.config.rootpath)
+    return file if line is None else f"{file}:{line + 1}"
+
+
+def _refuse_unworkable(item: pytest.Function) -> None:
+    body = getattr(getattr(item.function, "hypothesis", None), "inner_test", item.function)
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise SettingError(
+            f"{where(item)}: {item.name} is async, and {MARKER} cannot await it for each nesting: write a plain function,"
+            " with asyncio.run(...) inside where it is needed"
+        )
+    if FIXTURE not in item.fixturenames:
+        raise SettingError(
+            f"{where(item)}: {item.name} is marked {MARKER} but does not use {FIXTURE}, so nothing would be checked: take"
+            f" {FIXTURE} as an argument and wrap the module, or take the marker off"
+        )
+
+
+def refuse_test_case(node: pytest.Class, error: type[Exception]) -> None:
+    cls = node.obj
+    marks = [mark.name for name in dir(cls) for mark in _own_marks(inspect.getattr_static(cls, name))]
+    if MARKER in marks or node.get_closest_marker(MARKER) is not None:
+        raise error(
+            f"{where(node)}: {cls.__name__} is a unittest.TestCase, which takes no fixtures as arguments, so {MARKER} cannot"
+            f" run its tests: write a plain class or function that takes {FIXTURE}"
+        )
+
+
+def _own_marks(attribute: object) -> list[Any]:
+    marks = getattr(attribute, "pytestmark", [])
+    return marks if isinstance(marks, list) else []
+
+
+def settings_of(item: pytest.Function) -> Settings:
+    """A marker that was added after the collection of the item has not been read yet. Raises `SettingError`."""
+    if SETTINGS not in item.stash:
+        item.stash[SETTINGS] = _resolve(item)
+    return item.stash[SETTINGS]

@@ -1,0 +1,55 @@
+"""What one nesting shows of those to come: styles that flax refuses, layers that cannot take the call, modes that take no call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_nnxcheck.core import modes
+from pytest_nnxcheck.core.nesting import MODES, STATE_BOUND, Layer, Nesting
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner.strategies import Exclusions
+
+
+def after(outcome: Outcome, known: Exclusions, settings: Settings) -> Exclusions:
+    """What is left out once a nesting has been tried.
+
+    A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit; a layer that alone
+    cannot take the call is in no other nesting.
+    """
+    if outcome.verdict == "rejected" and modes.ends(outcome):
+        known = replace(known, closed=True)
+    if outcome.verdict == "rejected" and (style := refused_style(outcome.nesting, settings)):
+        known = replace(known, refused=known.refused | {style})
+    if outcome.unfit and len(outcome.nesting) == 1:
+        known = replace(known, unfit=known.unfit | {*outcome.nesting.layers})
+    return known
+
+
+def refused_style(nesting: Nesting, settings: Settings) -> str:
+    """The closure style that a nesting probes; empty for any other nesting."""
+    if len(nesting) != 1 or not nesting.layers[0].style.endswith("closure"):
+        return ""
+    probes = set(strategies.probes(settings))
+    return nesting.layers[0].style if replace(nesting, mode=MODES[0]) in probes else ""
+
+
+def closed_note(outcome: Outcome) -> str:
+    """Of a mode in which flax does not take the call itself."""
+    nesting = outcome.nesting
+    return f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
+
+
+def added_state_note(added: Sequence[str], settings: Settings) -> str:
+    """Of the argument layers that cannot take a call which adds state; empty where none of them is asked for, or each is named."""
+    named = set(strategies.named(settings))
+    bound = [name for name in STATE_BOUND if Nesting((Layer(name),)) not in named]
+    stuck = [name for name in bound if name in settings.transforms]
+    if not stuck or "argument" not in settings.styles:
+        return ""
+    who = "loop" if not {"cond", "switch", "custom_vjp"} & {*stuck} else "loop, branch or custom rule"
+    return (
+        f"the call adds {', '.join(added) or 'state'}, which no {who} can carry: argument {', '.join(stuck)} left out"
+    )
