@@ -13,9 +13,9 @@ from flax import nnx
 from healthy import HEALTHY
 
 from pytest_nnxcheck import check, compat
+from pytest_nnxcheck.compat import primitives
 from pytest_nnxcheck.core.evidence import Held
 from pytest_nnxcheck.invariants.advice import Sizes, advice
-from pytest_nnxcheck.subject import jaxpr_flow
 from pytest_nnxcheck.subject.waste import Recast, Saved, Stack, Waste, waste
 
 JIT = {"nesting": "jit"}
@@ -227,7 +227,7 @@ def test_part_of_a_leaf_and_what_was_computed_are_no_recast():
     assert len(facts_of(lambda w: w.astype(jnp.float32), w).recasts) == 1
     assert facts_of(lambda w: w[0].astype(jnp.float32), w).recasts == ()
     assert facts_of(lambda w: (w + 1).astype(jnp.float32), w).recasts == ()
-    assert jaxpr_flow.REMATS <= jaxpr_flow.CALLS, "looked into"
+    assert primitives.REMATS <= primitives.CALLS, "looked into"
 
 
 # --- where it is shown

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, text
+from checking import ITERATING, broken, call, text
 from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import ITERATING, Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 
 LAYERS = [str(Layer(transform, style)) for transform in ITERATING for style in ("argument", "functional")]
 CAPTURING = [str(Layer(transform, style)) for transform in ITERATING for style in ("closure", "jax_closure")]

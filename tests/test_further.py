@@ -13,7 +13,8 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import CheckError, check, compat
-from pytest_nnxcheck.core.nesting import FURTHER, Layer, Nesting
+from pytest_nnxcheck.core.catalogue import FURTHER
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.observe import observe

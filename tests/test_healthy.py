@@ -8,7 +8,7 @@ from flax import nnx
 from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import STYLES
+from pytest_nnxcheck.core.catalogue import STYLES
 from pytest_nnxcheck.engine.session import Session
 
 STYLES_HERE = STYLES[:2] if FLAX < (0, 11) else STYLES

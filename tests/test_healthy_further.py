@@ -6,7 +6,8 @@ import pytest
 from checking import FURTHER_SINGLES, LONG, call, models, text
 from healthy import HEALTHY
 
-from pytest_nnxcheck.core.nesting import FURTHER, TRANSFORMS, Layer, Nesting, impossible
+from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.engine.session import Session
 
 WITHOUT_PARAMETERS = {"dropout"}

@@ -26,7 +26,8 @@ from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check, register_transform
-from pytest_nnxcheck.core.nesting import REGISTERED, Nesting
+from pytest_nnxcheck.core.catalogue import REGISTERED
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.reporting.report import Report

@@ -1,22 +1,12 @@
 """Layers and nestings as text."""
 
 import pytest
+from checking import ITERATING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.nesting import (
-    CALL_FIRST,
-    FURTHER,
-    ITERATING,
-    MODES,
-    TRANSFORMS,
-    Layer,
-    Nesting,
-    NestingError,
-    impossible,
-    layer_names,
-    styles_of,
-)
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS, layer_names, styles_of
+from pytest_nnxcheck.core.nesting import MODES, Layer, Nesting, NestingError, impossible
 
 layers = st.sampled_from([Layer(transform, style) for transform in layer_names() for style in styles_of(transform)])
 any_nesting = st.builds(Nesting, st.lists(layers, max_size=5).map(tuple), st.sampled_from(MODES))

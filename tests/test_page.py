@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting
+from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.reporting import html_nesting, html_page
 from pytest_nnxcheck.reporting.html_nesting import Scale

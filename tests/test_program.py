@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import FURTHER_SINGLES, SINGLES, call, text
+from checking import FURTHER_SINGLES, ITERATING, SINGLES, call, text
 from flax import nnx
 from healthy import assign, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.nesting import ITERATING, STYLES, TRANSFORMS, Layer, Nesting, layer_names
+from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.subject.bind import bind

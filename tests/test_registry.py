@@ -13,7 +13,8 @@ from flax import nnx
 from healthy import HEALTHY, numbers
 
 from pytest_nnxcheck import CheckError, Layer, Nesting, check, register_transform
-from pytest_nnxcheck.core.nesting import REGISTERED, TRANSFORMS, NestingError, layer_names
+from pytest_nnxcheck.core.catalogue import REGISTERED, TRANSFORMS, layer_names
+from pytest_nnxcheck.core.nesting import NestingError
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions

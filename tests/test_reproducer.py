@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_nnxcheck import check, register_transform
-from pytest_nnxcheck.core import nesting
+from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.reproducer.files import Programs, ProgramWarning, file_name, own_transforms
@@ -741,15 +741,15 @@ def test_a_check_whose_source_cannot_be_had_has_places_to_fill_in():
 
 
 def test_only_transforms_of_one_s_own_that_a_nesting_may_have_are_written():
-    before = dict(nesting.REGISTERED)
+    before = dict(catalogue.REGISTERED)
     try:
         register_transform("mine")(mine)
         assert own_transforms(merge({"transforms": ("jit",)})) == []
         assert own_transforms(merge({"transforms": ("jit", "mine")})) == [mine]
         assert own_transforms(merge({"nesting": Nesting.parse("jit > mine")})) == [mine]
     finally:
-        nesting.REGISTERED.clear()
-        nesting.REGISTERED.update(before)
+        catalogue.REGISTERED.clear()
+        catalogue.REGISTERED.update(before)
 
 
 def mine(f):

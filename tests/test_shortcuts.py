@@ -16,7 +16,7 @@ from leaky import LEAKY
 from wild import HERE
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import FURTHER
+from pytest_nnxcheck.core.catalogue import FURTHER
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.engine import traced

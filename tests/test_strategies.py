@@ -7,17 +7,8 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from pytest_nnxcheck.core.nesting import (
-    FURTHER,
-    STATE_BOUND,
-    STYLES,
-    TRANSFORMS,
-    Layer,
-    Nesting,
-    impossible,
-    layer_names,
-    styles_of,
-)
+from pytest_nnxcheck.core.catalogue import FURTHER, STATE_BOUND, STYLES, TRANSFORMS, layer_names, styles_of
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import DEFAULTS, SWEEPS, merge
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions

@@ -5,7 +5,8 @@ from fake_engine import NEVER, Model, has
 from healthy import FLAX
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import TRANSFORMS, Nesting
+from pytest_nnxcheck.core.catalogue import TRANSFORMS
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, merge
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.reporting.report import NOT_RUN

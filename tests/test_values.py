@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck import register_transform
 from pytest_nnxcheck.api import wrap
-from pytest_nnxcheck.core.nesting import REGISTERED
+from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.runner import conclude, hypothesis_test

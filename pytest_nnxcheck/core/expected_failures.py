@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.nesting import CALL_FIRST, MODES, UN_NESTED, Layer, Nesting, NestingError, layer_names, one_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, layer_names
+from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Layer, Nesting, NestingError, one_of
 from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS, Outcome
 
 ALL_INVARIANTS = (*INVARIANTS, *OPTIONAL_INVARIANTS)
@@ -74,7 +75,7 @@ class Entry:
         if not self.in_mode(nesting):
             return False
         if self.invariant:
-            compiled = bool(nesting.layers) and nesting.layers[0].transform == "jit"
+            compiled = bool(nesting.layers) and nesting.layers[0].row.compiles
             return compiled or self.invariant not in {"memory", "donation"}
         wanted = self._layers()
         if not wanted:

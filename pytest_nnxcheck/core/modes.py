@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.nesting import MODES, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict
 from pytest_nnxcheck.core.settings import Settings
@@ -39,7 +40,7 @@ def verdict(outcomes: list[Outcome]) -> Verdict:
 def ends(outcome: Outcome) -> bool:
     """Whether flax refused, for its mode, the call itself or its plain jit: there is no nesting that could take it then."""
     layers = [(layer.transform, layer.captures) for layer in outcome.nesting.layers]
-    return refuses(outcome) and layers in ([], [("jit", False)])
+    return refuses(outcome) and layers in ([], [(JIT, False)])
 
 
 def refuses(outcome: Outcome) -> bool:

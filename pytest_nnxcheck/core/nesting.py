@@ -4,39 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-TRANSFORMS = ("jit", "remat", "scan", "vmap", "while_loop", "eval_shape")
-"""The transforms, plainest first: hypothesis shrinks towards earlier entries."""
-
-STYLES = ("argument", "functional", "closure", "jax_closure")
-"""How a layer gets the module, plainest first."""
-
-CALL_FIRST = "call_first"
-"""The layer that calls the subject once before the inner program, in the same trace. It has no styles."""
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES, Transform, layer_names, row_of, styles_of
 
 MODES = ("current", "graph", "graph_no_updates", "tree")
 """The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
-
-ITERATING = ("iterate_scan", "iterate_while_loop", "iterate_fori_loop")
-"""Loops whose step takes the output of the one before it for its first inputs, ``h = block(h)``, and that keep the output of every step."""
-
-FURTHER = ("fori_loop", *ITERATING, "cond", "switch", "grad", "custom_vjp", "shard_map")
-"""Transforms that are in a nesting only where ``transforms`` names them."""
-
-STATE_BOUND = ("scan", "vmap", "while_loop", "fori_loop", *ITERATING, "cond", "switch", "custom_vjp")
-"""The transforms that, as argument layers, cannot take a call that adds state."""
-
-UNCOUNTED = ("while_loop", "iterate_while_loop")
-"""Loops that jax cannot differentiate."""
-
-IN_ITSELF = {
-    "grad": "grad inside grad differentiates twice, which is not what this layer is for",
-    "shard_map": "shard_map cannot map the axis of its mesh again, inside a shard_map over it",
-}
-"""Why a transform is not put inside itself."""
 
 UN_NESTED = "un-nested"
 _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")
@@ -44,36 +18,6 @@ _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*
 
 class NestingError(ValueError):
     """A layer or nesting that cannot be read; the text names the nearest valid word."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A transform of the user's own in one style: ``function(f)`` gives a layer; ``place`` is where it was defined."""
-
-    function: Callable[[Callable[..., Any]], Callable[..., Any]]
-    place: str
-
-
-REGISTERED: dict[tuple[str, str], Registered] = {}
-"""What `register_transform` was given, by transform and style."""
-
-
-def layer_names() -> tuple[str, ...]:
-    """Every word that a layer can be written with, plainest first."""
-    own = dict.fromkeys(transform for transform, _ in REGISTERED)
-    return (*TRANSFORMS, CALL_FIRST, *FURTHER, *own)
-
-
-def styles_of(transform: str) -> tuple[str, ...]:
-    """The styles that a transform has, plainest first."""
-    if transform in TRANSFORMS:
-        return STYLES
-    if transform == CALL_FIRST:
-        return STYLES[:1]
-    if transform in FURTHER:
-        # jax refuses a custom rule whose function captures what is differentiated.
-        return STYLES[:2] if transform == "custom_vjp" else STYLES
-    return tuple(style for style in STYLES if (transform, style) in REGISTERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +38,11 @@ class Layer:
 
     def __str__(self) -> str:
         return self.transform if self.style == "argument" else f"{self.transform}[{self.style}]"
+
+    @property
+    def row(self) -> Transform:
+        """The row of the catalogue."""
+        return row_of(self.transform)
 
     @property
     def captures(self) -> bool:
@@ -159,15 +108,16 @@ class Nesting:
 
 def impossible(nesting: Nesting) -> str:
     """Why jax cannot run the nesting, whatever the subject; empty if it can."""
-    outer: list[str] = []
-    for layer in nesting.layers:
-        if layer.transform in UNCOUNTED and "grad" in outer:
+    outer: list[Transform] = []
+    for row in (layer.row for layer in nesting.layers):
+        if row.loop == "uncounted" and any(each.pair == "gradients" for each in outer):
             return "grad cannot go backwards through a while_loop: its number of steps is not known beforehand"
-        if layer.transform in ("grad", "shard_map") and layer.transform in outer:
-            return IN_ITSELF[layer.transform]
-        if layer.transform in (CALL_FIRST, "grad", *ITERATING) and (iterate := set(outer).intersection(ITERATING)):
-            return f"{min(iterate)} feeds back what the call returns, and {layer.transform} inside it returns more"
-        outer.append(layer.transform)
+        if row.excludes_itself and row in outer:
+            return row.excludes_itself
+        iterating = min((each.name for each in outer if each.iterates), default="")
+        if iterating and (row.pair or row.iterates):
+            return f"{iterating} feeds back what the call returns, and {row.name} inside it returns more"
+        outer.append(row)
     return ""
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.expected_failures import Entry
-from pytest_nnxcheck.core.nesting import FURTHER, MODES, STYLES, TRANSFORMS, Nesting, NestingError, layer_names, one_of
+from pytest_nnxcheck.core.nesting import MODES, Nesting, NestingError, one_of
 from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS
 from pytest_nnxcheck.core.setting_values import (
     Budget,

@@ -19,7 +19,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.nesting import TRANSFORMS
+from pytest_nnxcheck.compat.frames import CALLED
 from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
@@ -27,7 +27,6 @@ from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.subject.subject import Subject
 
-CALLED = (*TRANSFORMS, "fori_loop", "cond", "switch", "grad", "value_and_grad", "checkpoint")
 SHOWN = 4
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Memory, Observation
@@ -151,7 +152,7 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
 
 def profile_if_traceable(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Profile:
     """The profile of the call, `UNKNOWN` where no trace takes it: with Python control flow on values, say, it may hold as it is."""
-    session.announce(subject, None, replace(nesting, layers=(Layer("jit"),)), settings)
+    session.announce(subject, None, replace(nesting, layers=(Layer(JIT),)), settings)
     try:
         return session.profile_of(subject)
     except Exception:  # noqa: BLE001 - the user's code may raise anything, and the nestings will tell
@@ -187,8 +188,8 @@ def fails_un_nested(
 
     Flax 0.12 refuses ``self.last = y`` on a field that was `None` when it is called eagerly, and lets the tracer in under a jit.
     """
-    if "jit" in settings.transforms:
-        jit = replace(found.nesting, layers=(Layer("jit"),))
+    if JIT in settings.transforms:
+        jit = replace(found.nesting, layers=(Layer(JIT),))
         under_jit = fails_when_traced(subject, jit, error, settings, session)
         if under_jit.outcome.verdict == "violated":
             return under_jit
@@ -237,7 +238,7 @@ def advised(
 def donates(found: Observation, settings: Settings) -> bool:
     """Whether the program donates its state: the jit at its root was handed it, compiled it, and left nothing behind."""
     layers = found.nesting.layers
-    handed = bool(layers) and layers[0].transform == "jit" and not layers[0].captures
+    handed = bool(layers) and layers[0].row.compiles and not layers[0].captures
     return handed and settings.donate != "none" and found.error is None and not found.leaks
 
 

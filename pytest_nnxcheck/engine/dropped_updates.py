@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import frames
 from pytest_nnxcheck.engine.causes import profiled
 from pytest_nnxcheck.engine.reference import effect
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, frozen, is_array
@@ -25,20 +26,6 @@ from pytest_nnxcheck.subject.subject import Subject
 
 Path = tuple[Any, ...]
 LIBRARIES = ("jax", "jaxlib", "flax")
-BODIES = "flax.nnx.nn"
-"""The layers of flax: code of a library, but a body like the user's."""
-LAX = ("scan", "while_loop", "fori_loop", "cond", "switch")
-TRANSFORM_FRAMES = {
-    **{name: name for name in LAX},
-    **{f"{name}_wrapper": name for name in ("scan", "vmap", "jit", "grad")},
-    "_cond": "cond",
-    "vmap_f": "vmap",
-    "grad_f": "grad",
-    "value_and_grad_f": "value_and_grad",
-    "fun_remat": "checkpoint",
-}
-"""The functions of jax and flax that are a transform at work, by name; those that only ask for shapes are not among them."""
-TRANSFORM_CLASSES = ("JitWrapped.__call__", "SimpleJitWrapped.__call__")
 
 MOST_EVENTS = 2_000_000
 """The fuse: a loop of many steps takes minutes without jit. The attention layers of flax make 20 000."""
@@ -72,7 +59,7 @@ class Drop:
     @property
     def where(self) -> str:
         """The transform as one writes it, and where it was called."""
-        home = "nnx" if self.library == "flax" else "jax.lax" if self.transform in LAX else "jax"
+        home = "nnx" if self.library == "flax" else "jax.lax" if self.transform in frames.LAX else "jax"
         return f"{home}.{self.transform} at {self.place}"
 
 
@@ -210,7 +197,7 @@ class Watch:
 def machinery(frame: FrameType) -> bool:
     """Whether the code is that of jax, flax, or the standard library, and no layer."""
     name = str(frame.f_globals.get("__name__", ""))
-    if name.startswith(BODIES):
+    if name.startswith(frames.BODIES):
         return False
     file = frame.f_code.co_filename
     return name.partition(".")[0] in LIBRARIES or (compat.is_library_file(file) and not file.startswith("<"))
@@ -218,10 +205,8 @@ def machinery(frame: FrameType) -> bool:
 
 def transform_of(frame: FrameType) -> str | None:
     """The name of the transform that a function of jax or flax carries out."""
-    code = frame.f_code
-    name = TRANSFORM_FRAMES.get(code.co_name) or ("jit" if code.co_qualname in TRANSFORM_CLASSES else None)
     library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return name if library in LIBRARIES else None
+    return frames.transform_of(frame.f_code.co_name, frame.f_code.co_qualname) if library in LIBRARIES else None
 
 
 def nodes(frame: FrameType) -> list[Any]:

@@ -114,11 +114,11 @@ def fori_loop(
 def cond(
     branch: Callable[..., Any], nodes: Nodes, told: Told, pred: Any, true_fun: Any, false_fun: Any, *operands: Any
 ) -> Any:
-    return branch(pred, *branched("cond", nodes, told, (true_fun, false_fun)), *values(nodes), *operands)
+    return branch(pred, *branched(cond.__name__, nodes, told, (true_fun, false_fun)), *values(nodes), *operands)
 
 
 def switch(branch: Callable[..., Any], nodes: Nodes, told: Told, index: Any, branches: Any, *operands: Any) -> Any:
-    return branch(index, branched("switch", nodes, told, branches), *values(nodes), *operands)
+    return branch(index, branched(switch.__name__, nodes, told, branches), *values(nodes), *operands)
 
 
 def branched(name: str, nodes: Nodes, told: Told, functions: Any) -> list[Callable[..., Any]]:
@@ -131,12 +131,7 @@ def branched(name: str, nodes: Nodes, told: Told, functions: Any) -> list[Callab
     return [handed(function) for function in functions]
 
 
-TWINS: dict[str, Callable[..., Any]] = {
-    "while_loop": while_loop,
-    "fori_loop": fori_loop,
-    "cond": cond,
-    "switch": switch,
-}
+TWINS: dict[str, Callable[..., Any]] = {twin.__name__: twin for twin in (while_loop, fori_loop, cond, switch)}
 
 
 def captured(*given: Any) -> Nodes:

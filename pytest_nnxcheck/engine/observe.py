@@ -212,7 +212,7 @@ class Root:
     def style(self) -> str | None:
         """Style of the outermost layer if that is a jit."""
         layers = self.nesting.layers
-        return layers[0].style if layers and layers[0].transform == "jit" else None
+        return layers[0].style if layers and layers[0].row.compiles else None
 
     def jit(self, wrapper: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
         state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
@@ -235,7 +235,7 @@ class Root:
     def handed(self, state: Any, length: int) -> tuple[Any, tuple[Any, ...]]:
         """What the program is called with: the state, and inputs with an axis for every layer that takes one."""
         inputs = stack_inputs(self.nesting, self.subject.inputs, length)
-        if self.compiles and any(layer.transform == "shard_map" for layer in self.nesting.layers):
+        if self.compiles and any(layer.row.on_mesh for layer in self.nesting.layers):
             # Elsewhere jax moves them by itself, and refuses to mix captured ones with those of the mesh.
             graphdef, leaves = compat.split(state)
             state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)

@@ -8,11 +8,13 @@ import jax
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.frames import NNX_TWINS
+from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.core.text import first_line, some
-from pytest_nnxcheck.engine.dropped_updates import LAX, Drop, transparent
+from pytest_nnxcheck.engine.dropped_updates import Drop, transparent
 from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, names_of
 from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.invariants.parity import Difference, compare, differences, scalars, violation
@@ -27,12 +29,9 @@ Differences = tuple[Difference, ...]
 FLOAT32 = 2.0**-23
 """The distance between one and the next number of float32, the lowest precision whose roundings the first nudge has."""
 THREEFRY = "threefry2x32"
-BROADCASTING = ("scan", "vmap")
+BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
-TWINS = {
-    name: hints.hint("jax transform", transform=twin)
-    for name, twin in {"checkpoint": "remat", **{same: same for same in (*LAX, "grad", "value_and_grad")}}.items()
-}
+TWINS = {name: hints.hint("jax transform", transform=twin) for name, twin in NNX_TWINS.items()}
 """What to use instead of a transform of jax that got a module."""
 
 
@@ -99,7 +98,7 @@ def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
 
 def other_draws(subject: Subject, nesting: Nesting) -> str:
     """Why random numbers differ under vmap: only threefry draws, for each element of a batch of keys, what it draws for the key."""
-    if not any(layer.transform == "vmap" for layer in nesting.layers):
+    if not any(layer.row.axis == "elements" for layer in nesting.layers):
         return ""
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
     for name, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:

@@ -19,12 +19,12 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.nesting import CALL_FIRST, ITERATING, Nesting
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.observe import run
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, changed, is_array, read, structure
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
-from pytest_nnxcheck.transforms.compose import STACKED, STACKING
 from pytest_nnxcheck.transforms.layer import LENGTH, Program
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -81,14 +81,16 @@ def called_first(f: Program, subject: Program, axes: int) -> Program:
     return layer
 
 
-MEANINGS: dict[str, Callable[[Program, Program, int], Program]] = {
-    "scan": carried,
-    "vmap": mapped,
-    "while_loop": repeated,
-    "fori_loop": repeated,
-    **dict.fromkeys(ITERATING, iterated),
-    CALL_FIRST: called_first,
+EAGER: dict[str, Callable[[Program, Program, int], Program]] = {
+    "carry": carried,
+    "map": mapped,
+    "repeat": repeated,
+    "iterate": iterated,
+    "call first": called_first,
 }
+"""The eager calls that a transform stands for, by `Transform.means`."""
+
+MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
 
 
 def separate(state: Any) -> Any:
@@ -117,7 +119,7 @@ def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False, precis
 
     def whole(state: Any, *inputs: Any) -> Any:
         for name in meaning:
-            if name in STACKED:
+            if bool(row_of(name).axis):
                 inputs = tuple(jnp.stack([leaf] * LENGTH) for leaf in inputs)
         return program(state, *inputs)
 
@@ -151,7 +153,7 @@ def composed(subject: Subject, meaning: Meaning) -> Program:
     axes = 0
     for name in reversed(meaning):
         program = MEANINGS[name](program, subject.program, axes)
-        axes += name in STACKED
+        axes += bool(row_of(name).axis)
     return program
 
 
@@ -160,7 +162,7 @@ def un_nested(meaning: Meaning, out: Any) -> Any:
     for name in meaning:
         if name == CALL_FIRST:
             out = out[1]
-        elif name in STACKING:
+        elif row_of(name).stacks:
             out = jax.tree.map(lambda leaf: leaf[0], out)
     return out
 

@@ -21,7 +21,7 @@ from pytest_nnxcheck.subject.profile import Profile, profile, restored_leaves
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.transforms import differentiable
-from pytest_nnxcheck.transforms.compose import LOOPS, baseline_for
+from pytest_nnxcheck.transforms.compose import baseline_for
 from pytest_nnxcheck.transforms.fitness import Misfit, unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
 
@@ -145,7 +145,7 @@ class Session:
 
     def growth_of(self, subject: Subject, donate: str, nesting: Nesting, known: Split | None) -> Growth | None:
         """What each further step of the nesting's loop adds to the peak; `None` without one loop, or where it cannot be measured."""
-        loops = [layer for layer in nesting.layers if layer.transform in LOOPS]
+        loops = [layer for layer in nesting.layers if layer.row.grows]
         if len(loops) != 1 or known is None:
             return None
         key = (self.key(subject), donate, nesting)
@@ -161,7 +161,7 @@ class Session:
     def no_gradient(self, subject: Subject, nesting: Nesting) -> str:
         """Why a ``grad`` of the nesting cannot differentiate the call; empty if it can, or there is none."""
         for layer in nesting.layers:
-            if layer.transform == "grad":
+            if layer.row.pair == "gradients":
                 key = (self.key(subject), layer.captures)
                 if key not in self.gradients:
                     facts = self.profile_of(subject)

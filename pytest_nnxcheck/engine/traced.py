@@ -13,7 +13,8 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.nesting import CALL_FIRST, Nesting
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
@@ -30,17 +31,16 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:
     """Whether a trace of the nesting can tell that it holds: not where values, the runtime, or donation inside the call may break it."""
-    outermost = nesting.layers[0].transform if nesting.layers else ""
     runs = "parity" in settings.invariants or settings.nesting is not None or settings.shortcuts == "off"
     return not (
         runs
-        or outermost == "jit"
-        or "jit" not in settings.transforms
+        or (nesting.layers and nesting.layers[0].row.compiles)
+        or JIT not in settings.transforms
         or subject.abstract
         or facts.calls_back
         or facts.inner_donations
         or facts.devices > 1
-        or any(layer.transform == "shard_map" for layer in nesting.layers)
+        or any(layer.row.on_mesh for layer in nesting.layers)
         or compat.checks_values()
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck.compat import is_library_file
-from pytest_nnxcheck.core.nesting import CALL_FIRST, STYLES, Layer
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
+from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.inspection.hlo import Frame, Instruction, Module, Position
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these

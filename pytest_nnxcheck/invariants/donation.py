@@ -9,7 +9,6 @@ from pytest_nnxcheck.core.observation import Leaf, Observation
 from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.invariants import hints
-from pytest_nnxcheck.transforms.compose import STACKED
 
 SHOWN = 12
 
@@ -105,7 +104,7 @@ def why(before: Leaf, after: Leaf | None, observation: Observation, debug_nans: 
 def without_axes(kind: str, observation: Observation) -> str:
     """The type that the call sees: scan and vmap give the program's own inputs and outputs a leading axis each."""
     dtype, _, shape = kind.rstrip("]").partition("[")
-    axes = sum(layer.transform in STACKED for layer in observation.nesting.layers)
+    axes = sum(bool(layer.row.axis) for layer in observation.nesting.layers)
     return f"{dtype}[{','.join(shape.split(',')[axes:])}]"
 
 

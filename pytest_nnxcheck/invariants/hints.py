@@ -6,7 +6,8 @@ No hint is better than a wrong one: a cause that is not here has none.
 from __future__ import annotations
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.nesting import FURTHER, TRANSFORMS, Layer
+from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
+from pytest_nnxcheck.core.nesting import Layer
 
 TABLE = {
     "plain value": "keep the value in an nnx.Variable: {path} is a plain Python {holder}, which no transform carries out",

@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.inspection.buffers import state_copies
 from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.transforms.compose import factor, kept, maps_written
+from pytest_nnxcheck.transforms.compose import differentiated, factor, kept, maps_written
 
 ASKED = "memory_budget"
 
@@ -67,7 +67,7 @@ def peak_of(profile: Profile, baseline: Memory, nesting: Nesting, elements: int,
 def gradient_bytes(nesting: Nesting, profile: Profile) -> int:
     """Bytes of the gradients that one call returns: those of the parameters, or of the inputs where the module is captured."""
     sizes = {True: profile.input_bytes, False: sum(map(nbytes, profile.gradients))}
-    return sum(sizes[layer.captures] for layer in nesting.layers if layer.transform == "grad")
+    return sum(sizes[layer.captures] for layer in nesting.layers if layer.row.pair == "gradients")
 
 
 def bound(observation: Observation, profile: Profile, baseline: Memory, budget: Budget | None) -> Bound:
@@ -119,10 +119,7 @@ def saves_steps(nesting: Nesting) -> bool:
 
     That is how jax differentiates a generated loop, whatever the module. The peak is judged, its copies are not.
     """
-    names = [layer.transform for layer in nesting.layers]
-    return "grad" in names and not {"scan", "fori_loop", "iterate_scan", "iterate_fori_loop"}.isdisjoint(
-        names[names.index("grad") :]
-    )
+    return any(row.loop == "counted" for row in differentiated(nesting))
 
 
 def saved_state(observation: Observation, profile: Profile) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.nesting import ITERATING, Layer
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.core.text import some
@@ -11,7 +10,7 @@ from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.invariants.donation import notes
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.transforms.compose import maps_written
+from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
 
 
 def of_holding(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
@@ -20,7 +19,7 @@ def of_holding(subject: Subject, facts: Profile, found: Observation) -> tuple[st
     if found.dropped and found.error is None:
         leak = found.dropped[0]
         texts.append(f"{leak.layer} left tracers in {leak.path} of the module merged inside; they died with it")
-    if facts.inner_donations and any(layer.transform == "jit" for layer in found.nesting.layers):
+    if facts.inner_donations and any(layer.row.compiles for layer in found.nesting.layers):
         texts.append(
             f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
         )
@@ -40,12 +39,12 @@ def mapped(subject: Subject, facts: Profile, found: Observation) -> tuple[str, .
     if not maps_written(found.nesting) or isinstance(found.error, CheckError):
         return ()
     names = [*map(subject.path, sorted(facts.changed | facts.restored, key=str)), *subject.input_names]
-    return (f"{Layer('vmap')} maps {some(names, 5)}, and broadcasts the rest",)
+    return (f"{MAPPING} maps {some(names, 5)}, and broadcasts the rest",)
 
 
 def fed_back(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
     """What an iterate that raised could not feed back: an output of another dtype than the input whose place it takes."""
-    layers = [layer for layer in found.nesting.layers if layer.transform in ITERATING]
+    layers = [layer for layer in found.nesting.layers if layer.row.iterates]
     if not layers or not facts.widened:
         return ()
     number, line = facts.widened[0]

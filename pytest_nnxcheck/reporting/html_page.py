@@ -14,7 +14,8 @@ from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
-from pytest_nnxcheck.core.nesting import CALL_FIRST, FURTHER, MODES, TRANSFORMS, UN_NESTED
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS
+from pytest_nnxcheck.core.nesting import MODES, UN_NESTED
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.html_nesting import SYMBOLS, Scale, bar, cause, cell, esc, kind, row
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records

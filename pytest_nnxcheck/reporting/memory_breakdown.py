@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_nnxcheck.core.evidence import FLOOR, Captured, Evidence, Held, Place, Split
+from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.text import Row, format_bytes
 
@@ -183,7 +184,7 @@ def growth(known: Evidence) -> Iterator[Row]:
     if known.growth is None:
         return
     each = known.growth
-    what = "element" if each.layer.startswith("vmap") else "step"
+    what = "element" if Layer.parse(each.layer).row.axis == "elements" else "step"
     adds = f"adds {format_bytes(each.per_step.peak)}: {parts(difference(each.per_step, NOTHING))}"
     text = adds if each.per_step.peak > 0 else "adds nothing to the peak"
     yield "growth", f"each further {what} of {each.layer} {text}   (from {each.steps} and {2 * each.steps} {what}s)"

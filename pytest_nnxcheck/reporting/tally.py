@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from pytest_nnxcheck.core.catalogue import REMAT
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.text import format_bytes
@@ -66,9 +67,9 @@ def _bare(nesting: Nesting) -> Iterator[Nesting]:
     """The nesting without one of the remats inside its grad."""
     under_grad = False
     for number, layer in enumerate(nesting.layers):
-        if under_grad and layer.transform == "remat":
+        if under_grad and layer.transform == REMAT:
             yield replace(nesting, layers=nesting.layers[:number] + nesting.layers[number + 1 :])
-        under_grad = under_grad or layer.transform == "grad"
+        under_grad = under_grad or layer.row.pair == "gradients"
 
 
 def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:

@@ -28,7 +28,6 @@ from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.reporting.report import headline
 from pytest_nnxcheck.reproducer.calls_of_test import FILL_IN, Usage, one_line
 from pytest_nnxcheck.reproducer.nesting_text import (
-    HOLDING,
     axes,
     composed,
     inside,
@@ -107,12 +106,12 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
         parts.append(f"changed={paths(profile.changed)}")
     if profile.restored and maps_written(nesting):
         parts.append(f"restored={paths(profile.restored)}")
-    if profile.parameters and any(layer.transform == "grad" for layer in nesting.layers):
+    if profile.parameters and any(layer.row.pair == "gradients" for layer in nesting.layers):
         parts.append(f"parameters={paths(profile.parameters)}")
     shapes = {
         number: shapes_text(output_shapes(nesting.layers[number + 1 :], profile, subject.inputs))
         for number, layer in enumerate(nesting.layers)
-        if layer.transform in HOLDING
+        if layer.row.starts_empty
     }
     if shapes:
         parts.append(f"shapes={{{', '.join(f'{number}: {text}' for number, text in shapes.items())}}}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import settings
-from pytest_nnxcheck.core.nesting import REGISTERED
+from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.reproducer import calls_of_test
 from pytest_nnxcheck.reproducer.calls_of_test import Usage, one_line

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck.core.nesting import CALL_FIRST, REGISTERED, Layer, Nesting
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED, row_of
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.reproducer.own_source import place
-from pytest_nnxcheck.transforms.compose import STACKED, STACKING, home
+from pytest_nnxcheck.transforms.compose import home
 from pytest_nnxcheck.transforms.layer import Plan
-
-HOLDING = frozenset({"while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"})
-"""Layers that start from zeros of the output of what is inside them."""
 
 
 def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
@@ -18,13 +16,13 @@ def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
 
 def inside(nesting: Nesting) -> tuple[int, ...]:
     """Of each layer how many leading axes those further in take off the inputs."""
-    stacked = [layer.transform in STACKED for layer in nesting.layers]
+    stacked = [bool(layer.row.axis) for layer in nesting.layers]
     return tuple(sum(stacked[number + 1 :]) for number in range(len(stacked)))
 
 
 def axes(nesting: Nesting) -> int:
     """How many leading axes all layers take off the inputs."""
-    return sum(layer.transform in STACKED for layer in nesting.layers)
+    return sum(bool(layer.row.axis) for layer in nesting.layers)
 
 
 def is_registered(layer: Layer) -> bool:
@@ -44,13 +42,13 @@ def own_name(layer: Layer) -> str:
 
 def places(nesting: Nesting) -> bool:
     """Whether state and inputs are put on every device before the program starts."""
-    return bool(root_of(nesting)) and any(layer.transform == "shard_map" for layer in nesting.layers)
+    return bool(root_of(nesting)) and any(layer.row.on_mesh for layer in nesting.layers)
 
 
 def root_of(nesting: Nesting) -> int | None:
     """How many arguments of the outermost jit are state; None where the outermost layer is no jit."""
     layers = nesting.layers
-    if not layers or layers[0].transform != "jit":
+    if not layers or not layers[0].row.compiles:
         return None
     return {"argument": 1, "functional": 2}.get(layers[0].style, 0)
 
@@ -69,9 +67,9 @@ def un_nested(nesting: Nesting, text: str = "out") -> str:
     for layer in nesting.layers:
         if layer.transform == CALL_FIRST:
             text += "[1]"
-        elif layer.transform == "grad":
+        elif layer.row.pair == "gradients":
             text += "[0]"
-        elif layer.transform in STACKING:
+        elif layer.row.stacks:
             text = f"first_of({text})"
     return text
 
@@ -81,7 +79,7 @@ def meaning_text(nesting: Nesting) -> str:
     text, axes = "call", 0
     for name in reversed(meaning_of(nesting)):
         text = f"{MEANINGS[name].__name__}({text}, call, {axes})"
-        axes += name in STACKED
+        axes += bool(row_of(name).axis)
     return text
 
 
@@ -90,5 +88,5 @@ def primal_text(nesting: Nesting, out: str = "out", start: int = 0) -> str:
     for number, layer in enumerate(nesting.layers[start:], start):
         if layer.transform == CALL_FIRST:
             return f"({out}[0], {primal_text(nesting, f'{out}[1]', number + 1)})"
-        out = f"{out}[0]" if layer.transform == "grad" else out
+        out = f"{out}[0]" if layer.row.pair == "gradients" else out
     return out

@@ -69,7 +69,7 @@ class Plain:
 def plain_facts(subject: Subject, profile: Profile, nesting: Nesting, settings: Settings) -> Plain | None:
     """What a short program says of a call; `None` where it needs the long one. Of a call that no trace takes the output counts as plain: it raises."""
     unusual = profile.added or profile.dropped or profile.devices > 1 or compat.mode_flags() != (True, True)
-    holding = any(layer.transform in nesting_text.HOLDING for layer in nesting.layers)
+    holding = any(layer.row.starts_empty for layer in nesting.layers)
     if unusual or subject.abstract or not subject.plain or not (profile.plain or profile is UNKNOWN):
         return None
     if nesting_text.places(nesting) or any(map(nesting_text.is_registered, nesting.layers)):
@@ -92,7 +92,7 @@ def plain_facts(subject: Subject, profile: Profile, nesting: Nesting, settings: 
 def plan_values(subject: Subject, profile: Profile, nesting: Nesting) -> Any:
     """What the plan of each layer says, as text, but for its ``jit``."""
     for number, (layer, axes) in enumerate(zip(nesting.layers, nesting_text.inside(nesting), strict=True)):
-        holds = layer.transform in nesting_text.HOLDING
+        holds = layer.row.starts_empty
         shapes = output_shapes(nesting.layers[number + 1 :], profile, subject.inputs) if holds else ()
         yield {
             "changed": among(profile.changed),
@@ -240,5 +240,5 @@ def plans_text(layers: list[str], plain: Plain, jit: str) -> list[str]:
     """The plans: of each what the text of the layers reads."""
     read = dict.fromkeys(name for text in layers for name in re.findall(r"\bplan\.(\w+)", text))
     jits = [jit, *["lambda wrapper, f: wrapper(f)"] * len(plain.values)]
-    every = [{**values, "jit": own} for values, own in zip(plain.values, jits, strict=False)]
+    every = [dict(values, jit=own) for values, own in zip(plain.values, jits, strict=False)]
     return [f"Plan({', '.join(f'{name}={values[name]}' for name in read)})" for values in every]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_nnxcheck.core import modes
-from pytest_nnxcheck.core.nesting import MODES, STATE_BOUND, Layer, Nesting
+from pytest_nnxcheck.core.catalogue import STATE_BOUND, row_of
+from pytest_nnxcheck.core.nesting import MODES, Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import strategies
@@ -49,7 +50,8 @@ def added_state_note(added: Sequence[str], settings: Settings) -> str:
     stuck = [name for name in bound if name in settings.transforms]
     if not stuck or "argument" not in settings.styles:
         return ""
-    who = "loop" if not {"cond", "switch", "custom_vjp"} & {*stuck} else "loop, branch or custom rule"
+    loops = all(row_of(name).loop or row_of(name).axis for name in stuck)
+    who = "loop" if loops else "loop, branch or custom rule"
     return (
         f"the call adds {', '.join(added) or 'state'}, which no {who} can carry: argument {', '.join(stuck)} left out"
     )

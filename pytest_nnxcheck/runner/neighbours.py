@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.nesting import CALL_FIRST, Layer, Nesting, impossible, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, styles_of
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes

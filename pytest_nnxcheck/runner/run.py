@@ -210,7 +210,7 @@ class Run:
 
     def _watched(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
         values = self.session.values
-        jitted = bool(nesting.layers) and nesting.layers[0].transform == "jit"
+        jitted = bool(nesting.layers) and nesting.layers[0].row.compiles
         if values.needed or jitted or self.settings.shortcuts == "off":
             return self._once(nesting, body)
         with self.watch:

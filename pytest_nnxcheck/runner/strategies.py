@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core import chains
-from pytest_nnxcheck.core.nesting import CALL_FIRST, STATE_BOUND, Layer, Nesting, impossible, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, REMAT, row_of, styles_of
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import Settings
 
 
@@ -38,7 +39,7 @@ class Exclusions:
 
     def allows(self, layer: Layer) -> bool:
         """Whether the layer can work at all."""
-        stuck = self.adds_state and layer.style == "argument" and layer.transform in STATE_BOUND
+        stuck = self.adds_state and layer.style == "argument" and layer.row.fixes_state
         return not (stuck or self.rejects(layer))
 
 
@@ -48,7 +49,8 @@ def probes(settings: Settings) -> Iterator[Nesting]:
     for style in settings.styles:
         able = [transform for transform in plain if style in styles_of(transform)]
         if able and style.endswith("closure"):
-            yield Nesting((Layer("eval_shape" if "eval_shape" in able else able[0], style),))
+            cheapest = next((transform for transform in able if row_of(transform).runs_nothing), able[0])
+            yield Nesting((Layer(cheapest, style),))
 
 
 def singles(settings: Settings) -> Iterator[Nesting]:
@@ -73,11 +75,11 @@ def jitted(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
 
     Random draws do not find pairs: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
     """
-    root = Layer("jit", settings.styles[0])
-    if "jit" not in settings.transforms or root.captures or settings.max_depth < 2 or not known.allows(root):
+    root = Layer(JIT, settings.styles[0])
+    if JIT not in settings.transforms or root.captures or settings.max_depth < 2 or not known.allows(root):
         return
     yield Nesting((root, Layer(CALL_FIRST)))
-    inner = [layer for layer in plainest(settings, known) if layer.transform != "jit"]
+    inner = [layer for layer in plainest(settings, known) if layer.transform != JIT]
     made = chains.short if settings.sweep == "short" else chains.covering
     yield from (Nesting((root, *chain)) for chain in made(inner, settings.max_depth))
     yield from rematerialized(settings)
@@ -92,8 +94,8 @@ def pairs(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
 def rematerialized(settings: Settings) -> Iterator[Nesting]:
     """``jit > grad`` without a remat inside and with one: only under a gradient can a remat lower the peak."""
     style = settings.styles[0]
-    if {"jit", "grad", "remat"} <= {*settings.transforms} and not style.endswith("closure"):
-        layers = tuple(Layer(transform, style) for transform in ("jit", "grad", "remat"))
+    if {JIT, GRAD, REMAT} <= {*settings.transforms} and not style.endswith("closure"):
+        layers = tuple(Layer(transform, style) for transform in (JIT, GRAD, REMAT))
         yield from (Nesting(layers[:2]), Nesting(layers))
 
 

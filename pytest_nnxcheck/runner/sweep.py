@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_nnxcheck.core import chains, modes
+from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.nesting import MODES, Layer, Nesting
 from pytest_nnxcheck.core.outcome import InvariantViolation, Outcome
 from pytest_nnxcheck.core.settings import Settings
@@ -105,7 +106,7 @@ def _singles(run: Executor, case: Sweep, mode: str, body: Body, asked: tuple[Nes
     for nesting in _able(run, strategies.singles(case.settings), mode, asked):
         error = probed[nesting] if nesting in probed else run.try_nesting(nesting, body)
         yield error
-        known = isinstance(error, InvariantViolation) or (error is not None and nesting.layers == (Layer("jit"),))
+        known = isinstance(error, InvariantViolation) or (error is not None and nesting.layers == (Layer(JIT),))
         if known and case.settings.all == "off":
             return
 

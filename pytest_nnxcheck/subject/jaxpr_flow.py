@@ -12,21 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 
 Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
-
-REMATS = frozenset({"remat", "remat2", "checkpoint"})
-CALLS = REMATS | {
-    "pjit",
-    "jit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-}
-COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name"})
 
 
 def sources(jaxpr: Any) -> Sources:
@@ -78,7 +67,7 @@ def of_cond(eqn: Any) -> Sources:
     )
 
 
-RULES: dict[str, Callable[[Any], Sources]] = {"scan": of_scan, "while": of_while, "cond": of_cond}
+RULES: dict[str, Callable[[Any], Sources]] = {SCAN: of_scan, WHILE: of_while, COND: of_cond}
 
 
 def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
@@ -207,7 +196,7 @@ def remat_in_scan(closed: Any) -> bool:
         inner.primitive.name in REMATS
         for jaxpr in all_jaxprs(closed)
         for eqn in compat.open_jaxpr(jaxpr).eqns
-        if eqn.primitive.name == "scan"
+        if eqn.primitive.name == SCAN
         for body in all_jaxprs(eqn.params["jaxpr"])
         for inner in compat.open_jaxpr(body).eqns
     )

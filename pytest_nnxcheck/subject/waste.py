@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.subject.jaxpr_flow import CALLS, handed_through, inner_jaxprs
+from pytest_nnxcheck.compat.primitives import CALLS, LOOPS, SCAN
+from pytest_nnxcheck.subject.jaxpr_flow import handed_through, inner_jaxprs
 
-LOOPS = frozenset({"scan", "while"})
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 """Equations that take one element of a stack where their result is no larger than one."""
 
@@ -115,7 +115,7 @@ def recasts(level: Level) -> Iterator[Recast]:
 def saved(level: Level) -> Iterator[Saved]:
     """Stacked outputs of a scan that a scan in the other direction takes again, step by step."""
     for eqn in level.jaxpr.eqns:
-        if eqn.primitive.name == "scan" and not eqn.params["reverse"]:
+        if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
             size = sum(size_of(var.aval) for var in stacked(eqn) if any(map(goes_back, level.users[id(var)])))
             if size:
                 steps = int(eqn.params["length"])
@@ -126,7 +126,7 @@ def stacks(level: Level) -> Iterator[Stack]:
     """Stacked outputs of a scan that nobody reads, or one step of."""
     returned = {id(var) for var in level.jaxpr.outvars}
     for eqn in level.jaxpr.eqns:
-        if eqn.primitive.name != "scan" or eqn.params["length"] == 1:
+        if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
             continue
         for var in stacked(eqn):
             readers = level.users[id(var)]
@@ -154,7 +154,7 @@ def carried(eqn: Any) -> list[Any]:
 
 
 def goes_back(eqn: Any) -> bool:
-    return eqn.primitive.name == "scan" and bool(eqn.params["reverse"])
+    return eqn.primitive.name == SCAN and bool(eqn.params["reverse"])
 
 
 def takes_one(eqn: Any, stack: Any) -> bool:

@@ -7,6 +7,7 @@ not work inside an outer trace on jax >= 0.5.) Guards read and bind no primitive
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.nesting import CALL_FIRST, ITERATING, REGISTERED, Layer, Nesting
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED, Transform
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
@@ -29,12 +31,6 @@ from pytest_nnxcheck.transforms.layer import LENGTH, Plan, Program
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 ROOMS = (wrappers, loops, iteration, mapping, branches, gradients)
-
-STACKED = frozenset({"scan", "vmap", CALL_FIRST})
-"""Layers whose inputs and outputs have a leading axis."""
-
-STACKING = STACKED.union(ITERATING)
-"""Layers whose outputs have one: an iterate keeps those of all steps, and takes the inputs of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +135,17 @@ def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int
     None with ``call_first``, which takes two calls' inputs out of one array and returns their outputs apart, and none with an iterate,
     which returns the outputs of all steps: no buffer of an input can be kept.
     """
-    apart = any(layer.transform in (CALL_FIRST, *ITERATING) for layer in nesting.layers)
+    apart = any(layer.row.pair == "first call" or layer.row.iterates for layer in nesting.layers)
     return () if apart else subject.donated(donate)
+
+
+MAPPING = Layer("vmap")
+"""The layer that maps what the call writes and restores."""
 
 
 def maps_written(nesting: Nesting) -> bool:
     """Whether a layer maps what the call writes and restores."""
-    return Layer("vmap") in nesting.layers
+    return MAPPING in nesting.layers
 
 
 def layer_function(layer: Layer) -> Callable[[Program, Plan], Program]:
@@ -175,7 +175,7 @@ def make_plan(
     jit: Callable[..., Any],
     length: int = LENGTH,
 ) -> Plan:
-    axes = sum(each.transform in STACKED for each in inner)
+    axes = sum(bool(each.row.axis) for each in inner)
     shapes = output_shapes(inner, profile, subject.inputs, length)
 
     def element(leaf: Any) -> Any:
@@ -206,11 +206,11 @@ def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any
     for layer in reversed(layers):
         if layer.transform == CALL_FIRST:
             shapes = (profile.out, shapes)
-        elif layer.transform == "grad":
+        elif layer.row.pair == "gradients":
             shapes = (shapes, gradient_types(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
-        elif layer.transform in STACKING:
+        elif layer.row.stacks:
             shapes = jax.tree.map(lambda leaf: stacked(leaf, length), shapes)
-        if layer.transform in STACKED:
+        if layer.row.axis:
             axes = (length_of(layer, length), *axes)
     return shapes
 
@@ -236,7 +236,7 @@ def primal(layers: tuple[Layer, ...], out: Any) -> Any:
     for number, layer in enumerate(layers):
         if layer.transform == CALL_FIRST:
             return out[0], primal(layers[number + 1 :], out[1])
-        if layer.transform == "grad":
+        if layer.row.pair == "gradients":
             out = out[0]
     return out
 
@@ -244,7 +244,7 @@ def primal(layers: tuple[Layer, ...], out: Any) -> Any:
 def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...], length: int = LENGTH) -> tuple[Any, ...]:
     """Inputs of the program: one leading axis for every layer that takes one, the outermost layer's in front."""
     for layer in reversed(nesting.layers):
-        if layer.transform in STACKED:
+        if layer.row.axis:
             inputs = tuple(stack(leaf, length_of(layer, length)) for leaf in inputs)
     return inputs
 
@@ -269,9 +269,9 @@ def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = N
     for layer in nesting.layers:
         if layer.transform == CALL_FIRST:
             out = out[1]
-        elif layer.transform == "grad":
+        elif layer.row.pair == "gradients":
             out = out[0]
-        elif layer.transform in STACKING:
+        elif layer.row.stacks:
             out = jax.tree.map(element or first, out)
     return out
 
@@ -285,7 +285,7 @@ def first(leaf: Any) -> Any:
 
 def factor(nesting: Nesting) -> int:
     """The factor s of the expected peak: the product of the nesting's axes."""
-    return int(LENGTH ** sum(layer.transform in STACKED for layer in nesting.layers))
+    return int(LENGTH ** sum(bool(layer.row.axis) for layer in nesting.layers))
 
 
 def kept(nesting: Nesting) -> int:
@@ -294,21 +294,24 @@ def kept(nesting: Nesting) -> int:
     A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway. An iterate keeps the
     outputs of all its steps beside what it carries.
     """
-    names = [layer.transform for layer in nesting.layers]
-    inside = names[names.index("grad") :] if "grad" in names else []
-    return int(factor(nesting) * LENGTH ** (inside.count("fori_loop") + sum(name in ITERATING for name in names)))
+    saved = [row for row in differentiated(nesting) if row.loop == "counted" and not (row.axis or row.iterates)]
+    iterates = [layer for layer in nesting.layers if layer.row.iterates]
+    return int(factor(nesting) * LENGTH ** (len(saved) + len(iterates)))
+
+
+def differentiated(nesting: Nesting) -> list[Transform]:
+    """The transforms inside the outermost ``grad``."""
+    rows = [layer.row for layer in nesting.layers]
+    return list(itertools.dropwhile(lambda row: row.pair != "gradients", rows))
 
 
 BASELINE = Nesting((Layer("jit", "functional"),))
 """The un-nested jit: a jit over split and merge returns no state but what the call changes."""
 
-LOOPS = frozenset({"scan", "while_loop", "fori_loop", "vmap", *ITERATING})
-"""Layers that can be made longer: `LENGTH` is their number of steps, or of elements."""
-
 
 def baseline_for(nesting: Nesting) -> Nesting:
     """The un-nested program that a nesting is measured by."""
-    grads = [layer for layer in nesting.layers if layer.transform == "grad"][-1:]
+    grads = [layer for layer in nesting.layers if layer.row.pair == "gradients"][-1:]
     return Nesting(
-        (*BASELINE.layers, *(Layer("grad", "jax_closure" if each.captures else "functional") for each in grads))
+        (*BASELINE.layers, *(Layer(GRAD, "jax_closure" if each.captures else "functional") for each in grads))
     )

@@ -9,17 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_nnxcheck.core.nesting import (
-    CALL_FIRST,
-    FURTHER,
-    MODES,
-    REGISTERED,
-    STYLES,
-    TRANSFORMS,
-    NestingError,
-    Registered,
-    one_of,
-)
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, REGISTERED, STYLES, TRANSFORMS, Registered
+from pytest_nnxcheck.core.nesting import MODES, NestingError, one_of
 from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
 
 if TYPE_CHECKING:

@@ -8,15 +8,9 @@ import jax
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.nesting import ITERATING, STATE_BOUND, Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
-
-CARRYING = frozenset({"scan", "while_loop", "fori_loop", *ITERATING})
-"""Layers that carry the state from one step to the next."""
-
-SKIPPING = frozenset({"cond", "switch"})
-"""Layers whose other branch hands the state on as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +33,19 @@ def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> Misfit | None
 
 def cannot(layer: Layer, subject: Subject, profile: Profile) -> str:
     """Why a layer cannot take the subject; empty if it can."""
-    if layer.transform in ITERATING and (reason := cannot_feed_back(subject, profile)):
+    if layer.row.iterates and (reason := cannot_feed_back(subject, profile)):
         return reason
-    if layer.transform in CARRYING | SKIPPING and not layer.captures and profile.retyped:
+    if (layer.row.loop or layer.row.branches) and not layer.captures and profile.retyped:
         path, before, after = profile.retyped[0]
-        keeps = "a carry keeps its types" if layer.transform in CARRYING else "its branches return the same types"
+        keeps = "a carry keeps its types" if layer.row.loop else "its branches return the same types"
         return f"{doing(layer)}, and {keeps}: the call makes {subject.path(path)}, which is {before}, a {after}"
-    if layer.style == "argument" and layer.transform in STATE_BOUND and profile.added:
+    if layer.style == "argument" and layer.row.fixes_state and profile.added:
         return f"{doing(layer)}, and the call adds {subject.path(profile.added[0])} to it"
-    if layer.style == "argument" and layer.transform in CARRYING and profile.removed:
+    if layer.style == "argument" and layer.row.loop and profile.removed:
         return f"{doing(layer)}, and the call takes {subject.path(profile.removed[0])} out of it"
     if profile.restructured and str(layer) in compat.loops_that_compare():
         return "compares the modules before and after a step, and the call sets attributes that are no arrays"
-    if layer.transform == "shard_map" and (parted := spread(subject)):
+    if layer.row.on_mesh and (parted := spread(subject)):
         return f"puts the state whole on each device, and {parted} is sharded over several"
     return ""
 
@@ -72,7 +66,7 @@ def cannot_feed_back(subject: Subject, profile: Profile) -> str:
 
 
 def doing(layer: Layer) -> str:
-    return "hands on the state where it skips the call" if layer.transform in SKIPPING else "carries the state"
+    return "hands on the state where it skips the call" if layer.row.branches else "carries the state"
 
 
 def spread(subject: Subject) -> str:

@@ -1,0 +1,26 @@
+"""The primitives of jax by name, as equations of a jaxpr have them: names that change from version to version.
+
+``eqn.primitive.name`` is what the documentation of jaxprs shows. Tried on all versions.
+"""
+
+from __future__ import annotations
+
+SCAN, WHILE, COND = "scan", "while", "cond"
+
+LOOPS = frozenset({SCAN, WHILE})
+
+REMATS = frozenset({"remat", "remat2", "checkpoint"})
+
+CALLS = REMATS | {
+    "pjit",
+    "jit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+}
+"""What calls a jaxpr of its own with the operands as they are."""
+
+COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name"})
+"""What hands its operand on."""

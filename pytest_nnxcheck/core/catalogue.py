@@ -1,0 +1,139 @@
+"""What a transform is: one row a transform. Every other table of transforms is a query of these rows.
+
+To add a transform: a row here, its functions in `transforms`, a hint in `invariants.hints`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+STYLES = ("argument", "functional", "closure", "jax_closure")
+"""How a layer gets the module, plainest first."""
+
+Axis = Literal["", "steps", "elements", "calls"]
+Loop = Literal["", "counted", "uncounted"]
+Pair = Literal["", "first call", "gradients"]
+Meaning = Literal["", "carry", "map", "repeat", "iterate", "call first"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """One transform; a row with its name alone wraps the call, and does nothing else.
+
+    ``default``: it is in nestings where ``transforms`` does not name it. ``means``: the eager calls that it stands for.
+    ``axis``: what the leading axis counts that it takes off its inputs and gives its outputs.
+    ``loop``: it carries the state from step to step; jax differentiates a loop whose steps are counted beforehand.
+    ``iterates``: a step takes the output of the one before it for its first inputs, ``h = block(h)``, and the outputs of all are kept.
+    ``branches``: it does the call or skips it, and hands the state on as it is then.
+    ``pair``: what it returns beside the output of the call. ``starts_empty``: from zeros of that output.
+    ``adds_state``: as an argument layer it takes a call that adds state; no loop and no branch does.
+    ``excludes_itself``: why it is not put inside itself.
+    ``compiles``: outermost, its program is judged for memory and donation. ``runs_nothing``: it only traces.
+    ``on_mesh``: state and inputs lie on all devices.
+    """
+
+    name: str
+    styles: tuple[str, ...] = STYLES
+    default: bool = False
+    means: Meaning = ""
+    axis: Axis = ""
+    loop: Loop = ""
+    iterates: bool = False
+    branches: bool = False
+    pair: Pair = ""
+    starts_empty: bool = False
+    adds_state: bool = True
+    excludes_itself: str = ""
+    compiles: bool = False
+    runs_nothing: bool = False
+    on_mesh: bool = False
+
+    @property
+    def fixes_state(self) -> bool:
+        """Whether, as an argument layer, it cannot take a call that adds state."""
+        return bool(self.loop) or self.branches or not self.adds_state
+
+    @property
+    def stacks(self) -> bool:
+        """Whether its outputs have a leading axis that those of what is inside it lack."""
+        return bool(self.axis) or self.iterates
+
+    @property
+    def grows(self) -> bool:
+        """Whether it can be made longer: it has steps, or elements."""
+        return bool(self.loop) or self.axis == "elements"
+
+
+JIT, REMAT, GRAD, CALL_FIRST = "jit", "remat", "grad", "call_first"
+
+ROWS = (
+    Transform(JIT, default=True, compiles=True),
+    Transform(REMAT, default=True),
+    Transform("scan", default=True, means="carry", axis="steps", loop="counted"),
+    Transform("vmap", default=True, means="map", axis="elements", adds_state=False),
+    Transform("while_loop", default=True, means="repeat", loop="uncounted", starts_empty=True),
+    Transform("eval_shape", default=True, runs_nothing=True),
+    # It calls the subject once before the inner program, in the same trace; how it gets the module is no question.
+    Transform(CALL_FIRST, styles=STYLES[:1], means="call first", axis="calls", pair="first call"),
+    Transform("fori_loop", means="repeat", loop="counted", starts_empty=True),
+    Transform("iterate_scan", means="iterate", loop="counted", iterates=True),
+    Transform("iterate_while_loop", means="iterate", loop="uncounted", iterates=True, starts_empty=True),
+    Transform("iterate_fori_loop", means="iterate", loop="counted", iterates=True, starts_empty=True),
+    Transform("cond", branches=True, starts_empty=True),
+    Transform("switch", branches=True, starts_empty=True),
+    Transform(
+        GRAD,
+        pair="gradients",
+        excludes_itself="grad inside grad differentiates twice, which is not what this layer is for",
+    ),
+    # jax refuses a custom rule whose function captures what is differentiated.
+    Transform("custom_vjp", styles=STYLES[:2], adds_state=False),
+    Transform(
+        "shard_map",
+        on_mesh=True,
+        excludes_itself="shard_map cannot map the axis of its mesh again, inside a shard_map over it",
+    ),
+)
+"""All transforms, plainest first: hypothesis shrinks towards earlier rows."""
+
+CATALOGUE = {row.name: row for row in ROWS}
+
+TRANSFORMS = tuple(row.name for row in ROWS if row.default)
+"""The transforms of the default, plainest first."""
+
+FURTHER = tuple(row.name for row in ROWS if not row.default and row.name != CALL_FIRST)
+"""Transforms that are in a nesting only where ``transforms`` names them."""
+
+STATE_BOUND = tuple(row.name for row in ROWS if row.fixes_state)
+"""The transforms that, as argument layers, cannot take a call that adds state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A transform of the user's own in one style: ``function(f)`` gives a layer; ``place`` is where it was defined."""
+
+    function: Callable[[Callable[..., Any]], Callable[..., Any]]
+    place: str
+
+
+REGISTERED: dict[tuple[str, str], Registered] = {}
+"""What `register_transform` was given, by transform and style."""
+
+
+def layer_names() -> tuple[str, ...]:
+    """Every word that a layer can be written with, plainest first."""
+    return (*CATALOGUE, *dict.fromkeys(transform for transform, _ in REGISTERED))
+
+
+def styles_of(transform: str) -> tuple[str, ...]:
+    """The styles that a transform has, plainest first."""
+    if transform in CATALOGUE:
+        return CATALOGUE[transform].styles
+    return tuple(style for style in STYLES if (transform, style) in REGISTERED)
+
+
+def row_of(transform: str) -> Transform:
+    """The row of a transform; of one of the user's own, which wraps the call, one that says no more."""
+    return CATALOGUE.get(transform) or Transform(transform)
