@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.core.nesting import FURTHER, STYLES, TRANSFORMS, Layer, Nesting, impossible
+from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.engine.session import Session

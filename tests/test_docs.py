@@ -1,23 +1,28 @@
-"""What the README and the docs show is true: their code runs, their table is the code's, their commands are there."""
+"""What the README and the docs show is true: their code runs, their tables are the code's, their links lead somewhere."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from healthy import FLAX
 
-from pytest_nnxcheck.core.nesting import REGISTERED
+from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.settings import settings_table_markdown
 from pytest_nnxcheck.plugin.run_options import outlets_table_markdown
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-SHOWN = README.partition("<!-- fails: ")[2].partition("```text\n")[2].partition("```")[0]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SETTINGS = (DOCS / "settings.md").read_text()
+SHOWN = (DOCS / "failures.md").read_text().partition("<!-- fails: ")[2].partition("```text\n")[2].partition("```")[0]
+PAGES = sorted(DOCS.glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *PAGES]
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(
     r"(?:^<!-- fails: (?P<fails>\w+) -->\n)?(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?^```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -82,7 +87,7 @@ def rows(output: str) -> list[str]:
 
 
 def assert_shown(shown: list[str], real: list[str]) -> None:
-    """The README shows the rows of the failure, in their order; figures, hints and lines depend on the version."""
+    """The page shows the rows of the failure, in their order; figures, hints and lines depend on the version."""
     assert (shown[0], shown[-1]) == (real[0], real[-1])
     wanted, found = labels(shown), labels(real)
     assert [label for label in wanted if label in found] == [label for label in found if label in wanted]
@@ -100,16 +105,16 @@ def test_every_python_block_is_found():
 
 
 def test_the_table_of_settings_is_that_of_the_code():
-    (table,) = re.findall(r"<!-- settings -->\n(.*?)<!-- /settings -->", README, re.DOTALL)
+    (table,) = re.findall(r"<!-- settings -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
     assert table == settings_table_markdown(), (
-        "paste pytest_nnxcheck.core.settings.settings_table_markdown() into README.md"
+        "paste pytest_nnxcheck.core.settings.settings_table_markdown() into docs/settings.md"
     )
 
 
 def test_the_table_of_outlets_is_that_of_the_code():
-    (table,) = re.findall(r"<!-- outlets -->\n(.*?)<!-- /outlets -->", README, re.DOTALL)
+    (table,) = re.findall(r"<!-- outlets -->\n(.*?)<!-- /outlets -->", SETTINGS, re.DOTALL)
     assert table == outlets_table_markdown(), (
-        "paste pytest_nnxcheck.plugin.run_options.outlets_table_markdown() into README.md"
+        "paste pytest_nnxcheck.plugin.run_options.outlets_table_markdown() into docs/settings.md"
     )
 
 
@@ -120,7 +125,56 @@ def test_the_quick_start_is_two_commands():
     assert all(line.startswith("$ pip install ") and " && pytest" in line for line in lines)
 
 
+def test_the_readme_is_a_screen_and_a_half():
+    assert len(README.splitlines()) <= 160
+    assert len(README.encode()) <= 9_000
+
+
+def test_the_failure_in_the_readme_is_an_excerpt_of_the_whole_one():
+    (excerpt,) = re.findall(r"<!-- excerpt of docs/failures.md -->\n```text\n(.*?)```", README, re.DOTALL)
+    whole = iter(SHOWN.splitlines())
+    assert [row for row in excerpt.splitlines() if row not in whole] == []  # `in` goes on where it stopped
+    assert (excerpt.splitlines()[0], excerpt.splitlines()[-1]) == (SHOWN.splitlines()[0], SHOWN.splitlines()[-1])
+
+
+def links(document: Path) -> list[tuple[str, str]]:
+    """The relative links: file, empty for the document itself, and anchor, empty where there is none."""
+    prose = FENCED.sub("", document.read_text())
+    targets = re.findall(r"\]\((?!\w+:)([^)\s]+)\)", prose)
+    return [(target.partition("#")[0], target.partition("#")[2]) for target in targets]
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings as GitHub makes anchors of them; of those that read the same, the later ones get a number."""
+    found: Counter[str] = Counter()
+    slugs = set()
+    for heading in re.findall(r"^#+ +(.*)$", FENCED.sub("", document.read_text()), re.MULTILINE):
+        words = re.sub(r"\]\([^)]*\)", "", heading).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        slugs.add(f"{slug}-{found[slug]}" if found[slug] else slug)
+        found[slug] += 1
+    return slugs
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_links_to_files_lead_somewhere(document):
-    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", document.read_text())
-    assert not [target for target in targets if not (document.parent / target).exists()]
+def test_links_lead_to_files_and_headings(document):
+    broken = []
+    for name, anchor in links(document):
+        target = document.parent / name if name else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{name}#{anchor}" if anchor else name)
+    assert broken == []
+
+
+def test_the_index_lists_every_page():
+    listed = {(DOCS / name).resolve() for name, _ in links(DOCS / "index.md") if name}
+    assert set(PAGES) - {DOCS / "index.md"} - listed == set()
+    assert "docs/index.md" in dict(links(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_begins_with_a_title_and_a_sentence(page):
+    title, blank, about = page.read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert blank == ""
+    assert re.match(r"[`\w]", about)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,31 @@ def test_what_a_row_says_goes_together(row):
     assert (row.axis == "calls") == (row.pair == "first call")
     twice = Nesting((Layer(row.name), Layer(row.name)))
     assert impossible(twice) == row.excludes_itself or row.iterates
+
+
+def test_the_document_shows_every_file_of_every_folder():
+    text = (PACKAGE.parent / "docs" / "inside.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    shown = {cells[1].strip(" `"): re.findall(r"`(\w+)`", cells[3]) for cells in rows if len(cells) == 5}
+    folders = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    there = {folder.name: sorted(files_of(folder)) for folder in folders}
+    assert {folder: sorted(files) for folder, files in shown.items()} == there
+
+
+def test_the_document_names_no_file_that_is_not_there():
+    text = (PACKAGE.parent / "docs" / "inside.md").read_text()
+    for name in re.findall(r"`(\w+/\w+)`", text):
+        assert (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file(), name
+
+
+def files_of(folder):
+    for path in folder.iterdir():
+        if path.stem not in ("__init__", "__pycache__") and (path.suffix == ".py" or path.is_dir()):
+            yield path.stem
+
+
+def test_a_folder_has_few_files_and_a_file_few_lines():
+    sizes = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {str(path.relative_to(PACKAGE)): size for path, size in sizes.items() if size > 400} == {}
+    folders = {path.parent for path in sizes}
+    assert {folder.name: len([*files_of(folder)]) for folder in folders if len([*files_of(folder)]) > 12} == {}

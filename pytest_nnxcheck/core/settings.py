@@ -1,6 +1,6 @@
 """The one table of settings: names, defaults, help, parsing and precedence.
 
-The marker's signature, the ``--nnx-*`` options, the ``nnx_*`` ini names and the table of the README all come from the
+The marker's signature, the ``--nnx-*`` options, the ``nnx_*`` ini names and the table of docs/settings.md all come from the
 fields of `Settings`. Nothing here imports pytest, hypothesis, jax or flax.
 """
 
@@ -275,7 +275,7 @@ def marker_line() -> str:
 
 
 def settings_table_markdown() -> str:
-    """The table of the README."""
+    """The table of docs/settings.md."""
     rows = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
     for name, option in OPTIONS.items():
         ini = f"`nnx_{name}`" if option.everywhere else "-"

@@ -1,6 +1,6 @@
 """The table of options for a whole run, beside the settings of a check: what its results are compared with, where they go, and what it keeps.
 
-No marker may give them. The ``--nnx-*`` options, the ``nnx_*`` ini names and a table of the README come from `OUTLETS`.
+No marker may give them. The ``--nnx-*`` options, the ``nnx_*`` ini names and a table of docs/settings.md come from `OUTLETS`.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
@@ -151,7 +151,7 @@ def value(config: pytest.Config, name: str) -> Any:
 
 
 def outlets_table_markdown() -> str:
-    """The table of the README."""
+    """The table of docs/settings.md."""
     rows = ["| command line | ini | default | meaning |", "|---|---|---|---|"]
     for name, outlet in OUTLETS.items():
         ini = f"`nnx_{name}`" if outlet.metavar else "-"
