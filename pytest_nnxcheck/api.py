@@ -11,8 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import hypothesis
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat import devices
-from pytest_nnxcheck.core import modes
+from pytest_nnxcheck.core import devices, modes
 from pytest_nnxcheck.core.outcome import CheckError, InvariantViolation, UnexpectedPass
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import merge, parse_given

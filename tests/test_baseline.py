@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_nnxcheck.core.devices import Stamp
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.stamp import Stamp
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
 from pytest_nnxcheck.reporting.baseline_comparison import Measured
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry

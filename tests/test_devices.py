@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.compat import devices
-from pytest_nnxcheck.compat.devices import FLAG, Devices, too_few, with_flag
+from pytest_nnxcheck.core import devices
+from pytest_nnxcheck.core.devices import FLAG, Devices, too_few, with_flag
 from pytest_nnxcheck.core.outcome import CheckError
 
 NUMBERS = st.integers(1, 999)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.compat import devices
+from pytest_nnxcheck.core import devices
+from pytest_nnxcheck.core.devices import Stamp
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER, flag
-from pytest_nnxcheck.core.stamp import Stamp
 from pytest_nnxcheck.plugin import options, run_options, selection
 from pytest_nnxcheck.plugin.run_options import Given
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file

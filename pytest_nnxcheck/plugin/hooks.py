@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.compat import devices
+from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.core.setting_values import SettingError

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from pytest_nnxcheck.core.devices import Stamp
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split
 from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.core.stamp import Stamp
 
 HEAD = "# pytest-nnxcheck memory baseline, format "
 FORMAT = 1

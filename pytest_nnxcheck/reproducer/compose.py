@@ -18,7 +18,7 @@ import jax
 import jaxlib
 
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.compat.devices import FLAG
+from pytest_nnxcheck.core.devices import FLAG
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings
