@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import assert_invariants, check
-    from pytest_nnxcheck.core.nesting import Layer, Nesting
-    from pytest_nnxcheck.core.outcome import (
+    from pytest_nnxcheck.core.errors import (
         CheckError,
         DonationLost,
         InvariantViolation,
         MemoryBudgetExceeded,
-        Outcome,
         ParityLost,
         TracerResidue,
         UnexpectedPass,
-        Violation,
     )
+    from pytest_nnxcheck.core.nesting import Layer, Nesting
+    from pytest_nnxcheck.core.outcome import Outcome, Violation
     from pytest_nnxcheck.plugin.known_failures import ExpectedFailuresWarning
     from pytest_nnxcheck.reporting.report import Report
     from pytest_nnxcheck.transforms.custom import register_transform
@@ -52,6 +51,8 @@ _ROOMS = {
     "assert_invariants": "api",
     "check": "api",
     "Layer": "core.nesting",
+    "Outcome": "core.outcome",
+    "Violation": "core.outcome",
     "Nesting": "core.nesting",
     "Report": "reporting.report",
     "register_transform": "transforms.custom",
@@ -68,7 +69,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("pytest-nnxcheck")
-    return getattr(importlib.import_module(f"{__name__}.{_ROOMS.get(name, 'core.outcome')}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_ROOMS.get(name, 'core.errors')}"), name)
 
 
 def __dir__() -> list[str]:

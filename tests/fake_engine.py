@@ -5,9 +5,10 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import CheckError, Outcome, Violation
+from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.subject.uncomputed import Values
 
 NEVER = lambda nesting: False  # noqa: E731

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.devices import Stamp
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split
+from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.setting_values import SettingError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.inspection import buffers, hlo, origins, protobuf
 from pytest_nnxcheck.inspection.buffers import read, state_copies
 

@@ -14,7 +14,7 @@ from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
 
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.subject.signatures import identifiers
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core import chains
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.runner import chains
 
 PLAINEST = [Layer(transform) for transform in (*TRANSFORMS, CALL_FIRST, *FURTHER)]
 EVERY = [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]

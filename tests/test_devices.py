@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core.devices import FLAG, Devices, too_few, with_flag
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
 
 NUMBERS = st.integers(1, 999)
 OTHER = "--xla_dump_to='/tmp/a b'  --xla_cpu_multi_thread_eigen=false"

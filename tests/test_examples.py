@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import pytest_nnxcheck
 from pytest_nnxcheck.api import Wrapped, assert_invariants, check, wrap
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
 from pytest_nnxcheck.core.settings import DEFAULTS
 from pytest_nnxcheck.runner import hypothesis_test
 from pytest_nnxcheck.runner.run import Run

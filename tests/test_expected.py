@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
+from pytest_nnxcheck.core.errors import INVARIANTS, InvariantViolation, NestingExcused
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError, add_up, excuse, tally, unexpected
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.outcome import INVARIANTS, InvariantViolation, NestingExcused, Outcome, Violation
+from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.reporting import report

@@ -15,8 +15,7 @@ import pytest
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.runner import footprint
-from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint
-from pytest_nnxcheck.runner.garbage_collector import held_back
+from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint, held_back
 
 linux = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the system does not say how large a process is"
@@ -140,7 +139,7 @@ def test_the_collector_is_held_back_and_is_as_it_was_afterwards(on):
 GROWS = """
 import jax, jax.numpy as jnp
 from pytest_nnxcheck.runner import footprint
-from pytest_nnxcheck.runner.garbage_collector import held_back
+from pytest_nnxcheck.runner.footprint import held_back
 from pytest_nnxcheck.runner.footprint import Footprint, resident
 
 footprint.LEAST = 24 * 2**20

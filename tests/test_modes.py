@@ -15,9 +15,9 @@ from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.api import assert_invariants, check
+from pytest_nnxcheck.core.errors import CheckError, TracerResidue
 from pytest_nnxcheck.core.nesting import MODES, Nesting
 from pytest_nnxcheck.core.observation import Leaf, Move, Observation
-from pytest_nnxcheck.core.outcome import CheckError, TracerResidue
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.invariants.donation import Returned, donation, notes
 

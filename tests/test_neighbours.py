@@ -14,9 +14,10 @@ from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from hypothesis import given, settings
 
 from pytest_nnxcheck import assert_invariants, check
+from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.nesting import Nesting, impossible
-from pytest_nnxcheck.core.outcome import InvariantViolation, Outcome, Violation
+from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.engine import handing_over
 from pytest_nnxcheck.runner import neighbours, strategies

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.core.setting_values import Budget, SettingError
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, OPTIONS, SWEEPS, Settings
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.api import wrap
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.subject import Nodes, flatten_output, spell
 

@@ -22,8 +22,8 @@ from wild_training import (
 )
 
 from pytest_nnxcheck import check, compat
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile

@@ -20,8 +20,8 @@ from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Mlp, batch_of
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.engine.session import Session

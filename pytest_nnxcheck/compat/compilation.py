@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pytest_nnxcheck.core.outcome import Unfit
+from pytest_nnxcheck.core.errors import Unfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

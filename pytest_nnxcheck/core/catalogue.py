@@ -6,8 +6,7 @@ To add a transform: a row here, its functions in `transforms`, a hint in `invari
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 STYLES = ("argument", "functional", "closure", "jax_closure")
 """How a layer gets the module, plainest first."""
@@ -18,8 +17,7 @@ Pair = Literal["", "first call", "gradients"]
 Meaning = Literal["", "carry", "map", "repeat", "iterate", "call first"]
 
 
-@dataclass(frozen=True, slots=True)
-class Transform:
+class Transform(NamedTuple):
     """One transform; a row with its name alone wraps the call, and does nothing else.
 
     ``default``: it is in nestings where ``transforms`` does not name it. ``means``: the eager calls that it stands for.
@@ -110,8 +108,7 @@ STATE_BOUND = tuple(row.name for row in ROWS if row.fixes_state)
 """The transforms that, as argument layers, cannot take a call that adds state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(NamedTuple):
     """A transform of the user's own in one style: ``function(f)`` gives a layer; ``place`` is where it was defined."""
 
     function: Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.core.evidence import Stamp
 
 FLAGS = "XLA_FLAGS"
 FLAG = "--xla_force_host_platform_device_count"
@@ -27,23 +30,6 @@ class Devices:
 
     count: int
     platform: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What the figures depend on, beside the code: ``devices`` is the number of simulated ones, 1 if there are none."""
-
-    jax: str
-    jaxlib: str
-    flax: str
-    platform: str
-    device: str
-    devices: str = "1"
-
-    def differences(self, other: Stamp) -> str:
-        """``jax 0.5.3 -> 0.6.2, flax 0.10.2 -> 0.10.7``; empty where nothing differs."""
-        pairs = [(each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
-        return ", ".join(f"{name} {before} -> {after}" for name, before, after in pairs if before != after)
 
 
 def with_flag(flags: str, count: int) -> str:
@@ -84,6 +70,8 @@ def found() -> Devices:
 
 def stamp() -> Stamp:
     """What the figures of this process depend on. Starts jax."""
+    from pytest_nnxcheck.core.evidence import Stamp
+
     jax, jaxlib, flax = (importlib.import_module(name) for name in ("jax", "jaxlib", "flax"))
     first = jax.devices()[0]
     # A CPU is one device, so several are simulated; how many chips a host has says nothing about one of them.

@@ -5,7 +5,7 @@ Pure data: nothing here imports jax, flax, hypothesis or pytest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -149,3 +149,20 @@ class Evidence:
     leaks: tuple[Residue, ...] = ()
     moves: tuple[Moved, ...] = ()
     reusable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What the figures depend on, beside the code: ``devices`` is the number of simulated ones, 1 if there are none."""
+
+    jax: str
+    jaxlib: str
+    flax: str
+    platform: str
+    device: str
+    devices: str = "1"
+
+    def differences(self, other: Stamp) -> str:
+        """``jax 0.5.3 -> 0.6.2, flax 0.10.2 -> 0.10.7``; empty where nothing differs."""
+        pairs = [(each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
+        return ", ".join(f"{name} {before} -> {after}" for name, before, after in pairs if before != after)

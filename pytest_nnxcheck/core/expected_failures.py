@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, layer_names
+from pytest_nnxcheck.core.errors import INVARIANTS, OPTIONAL_INVARIANTS
 from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Layer, Nesting, NestingError, one_of
-from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS, Outcome
+
+if TYPE_CHECKING:
+    # Late: its dataclasses take a tenth of the time that loading the plugin does.
+    from pytest_nnxcheck.core.outcome import Outcome
 
 ALL_INVARIANTS = (*INVARIANTS, *OPTIONAL_INVARIANTS)
 EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
@@ -154,8 +159,7 @@ def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
     return replace(outcome, violations=left, notes=(*outcome.notes, f"expected to fail: {told}"), expected=keys)
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """What the nestings that an entry covers did: those in which it came true, that held, and all others that ran or were refused."""
 
     entry: Entry

@@ -1,4 +1,4 @@
-"""What a check says: violations, the outcome of one nesting, and the exceptions that carry them.
+"""What a check says: violations, and the outcome of one nesting.
 
 Pure data: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from pytest_nnxcheck.core.nesting import Nesting
 
 if TYPE_CHECKING:
-    # Late: its dataclasses take a quarter of the time that loading the plugin does.
     from pytest_nnxcheck.core.evidence import Evidence
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
-INVARIANTS = ("tracers", "memory", "donation")
-"""What is asserted by default."""
-OPTIONAL_INVARIANTS = ("parity",)
-"""What is asserted where it is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,80 +58,3 @@ class Outcome:
     program: str = ""
     explained: tuple[tuple[str, str], ...] = ()
     seconds: float = field(default=0.0, compare=False)
-
-
-PUBLIC = __name__.partition(".")[0]
-"""The module that public exceptions show: where people import them from."""
-
-
-class InvariantViolation(AssertionError):
-    """A nesting broke an invariant; ``outcome`` holds the violations as data."""
-
-    __module__ = PUBLIC
-
-    def __init__(self, message: str, outcome: Outcome) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-
-
-class TracerResidue(InvariantViolation):
-    """A tracer remained in the state, or anywhere reachable from the module, after the nesting."""
-
-    __module__ = PUBLIC
-
-
-class MemoryBudgetExceeded(InvariantViolation):
-    """The peak memory of the compiled program passed its bound, or the program copies its state."""
-
-    __module__ = PUBLIC
-
-
-class DonationLost(InvariantViolation):
-    """A donated buffer was not reused for the new value of its leaf."""
-
-    __module__ = PUBLIC
-
-
-class ParityLost(InvariantViolation):
-    """The outputs or the state after the nesting are not those of the same calls without it."""
-
-    __module__ = PUBLIC
-
-
-class NestingRejected(BaseException):
-    """Flax refused the nesting and left the state clean.
-
-    Not an ``Exception``: a test body's own ``except Exception`` must not swallow it.
-    """
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.reason)
-        self.outcome = outcome
-
-
-class NestingExcused(BaseException):
-    """A nesting failed as it was expected to, and left no output to go on with; not an ``Exception`` for the same reason."""
-
-
-class UnexpectedPass(AssertionError):
-    """An expected failure did not happen."""
-
-    __module__ = PUBLIC
-
-
-class Unfit(Exception):
-    """A layer cannot take this subject, whatever the subject's own code does; the text is the reason of the rejection."""
-
-
-class CheckError(Exception):
-    """The check cannot be made as it was asked for; the text says what to write instead."""
-
-    __module__ = PUBLIC
-
-
-ERRORS: dict[str, type[InvariantViolation]] = {
-    "tracers": TracerResidue,
-    "memory": MemoryBudgetExceeded,
-    "donation": DonationLost,
-    "parity": ParityLost,
-}

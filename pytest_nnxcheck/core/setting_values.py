@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import Any
 
 from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError
 from pytest_nnxcheck.core.nesting import Nesting, one_of
-from pytest_nnxcheck.core.outcome import CheckError
 
 UNITS = {
     "B": 1,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, layer_names
+from pytest_nnxcheck.core.errors import INVARIANTS, OPTIONAL_INVARIANTS
 from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.nesting import MODES, Nesting, NestingError, one_of
-from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS
 from pytest_nnxcheck.core.setting_values import (
     Budget,
     SettingError,
@@ -42,8 +42,7 @@ EFFORTS: dict[str, dict[str, Any]] = {
 """What an effort stands for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """How one setting is read and shown; ``kind`` is what an ini file may hold natively.
 
     Of a ``file``, command line and ini file give the path, and `plugin.known_failures` reads it. A ``flag`` stands on the command line without a value, and

@@ -10,10 +10,11 @@ import jax
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import JIT
+from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Memory, Observation
-from pytest_nnxcheck.core.outcome import CheckError, Outcome, Unfit, Violation
+from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, handing_over, traced

@@ -14,9 +14,9 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Leaf, Leak, Memory, Move, Observation, Path
-from pytest_nnxcheck.core.outcome import Unfit
 from pytest_nnxcheck.engine.abstract_run import Addresses, trace
 from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.origins import marked

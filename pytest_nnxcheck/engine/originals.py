@@ -9,7 +9,8 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.outcome import CheckError, Violation
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine.session import Session

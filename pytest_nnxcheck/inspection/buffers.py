@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_module
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.observation import Buffer, Memory
-from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.inspection import origins
 from pytest_nnxcheck.inspection.hlo import Instruction, Module, Position
 from pytest_nnxcheck.inspection.origins import Origin

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import CheckError
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.invariants.donation import notes

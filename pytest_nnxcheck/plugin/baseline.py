@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core import devices
-from pytest_nnxcheck.core.devices import Stamp
+from pytest_nnxcheck.core.evidence import Stamp
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER, flag

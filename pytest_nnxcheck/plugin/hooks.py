@@ -18,7 +18,7 @@ import pytest
 
 from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER, OPTIONS
 from pytest_nnxcheck.plugin import compiled_programs, options, progress, run_options

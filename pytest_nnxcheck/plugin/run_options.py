@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import flag
@@ -29,8 +28,7 @@ def as_typed(_name: str, value: object) -> object:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Outlet:
+class Outlet(NamedTuple):
     """How one option is read and shown; one without a ``metavar`` is a flag, which no ini file has.
 
     ``default`` is written as one types it; a ``repeated`` option adds up, and its value is a tuple.
@@ -43,8 +41,7 @@ class Outlet:
     repeated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """What command line or ini file say: the value, where it came from, and the folder that a path in it starts from."""
 
     value: Any

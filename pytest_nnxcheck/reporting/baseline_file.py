@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from pytest_nnxcheck.core.devices import Stamp
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split
+from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
 from pytest_nnxcheck.core.setting_values import SettingError
 
 HEAD = "# pytest-nnxcheck memory baseline, format "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.devices import Stamp
+from pytest_nnxcheck.core.evidence import Stamp
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, Key, quoted
 
 

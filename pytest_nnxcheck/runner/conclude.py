@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 
-from pytest_nnxcheck.core.outcome import InvariantViolation
+from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.text import one_line
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner.errors import flat, passes_through, plainest

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import hypothesis
 
+from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import InvariantViolation
 
 
 def flat(error: BaseException) -> Iterator[BaseException]:

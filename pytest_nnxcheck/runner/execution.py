@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.errors import ERRORS, InvariantViolation, NestingExcused, NestingRejected
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import ERRORS, InvariantViolation, NestingExcused, NestingRejected, Outcome
+from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import one_line
 from pytest_nnxcheck.reporting import memory_breakdown, report

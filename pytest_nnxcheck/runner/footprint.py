@@ -1,4 +1,6 @@
-"""The resident size of the process stays flat: where tests have left it grown, programs of jax that nobody needs any more are dropped.
+"""The process while tests run: its resident size stays flat, and Python's garbage collector is held back inside a nesting.
+
+Where tests have left it grown, programs of jax that nobody needs any more are dropped.
 
 jax keeps every program that it has compiled, and every jaxpr. glibc keeps the pages even of what was freed.
 At load this imports the standard library only.
@@ -11,6 +13,7 @@ import ctypes
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 GROWTH = 1.25
@@ -61,3 +64,21 @@ def trim() -> None:
     """Give freed pages back to the system: glibc's own call; other C libraries do so by themselves, or have no call for it."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+YOUNG = 1
+"""The generations that are collected after each nesting; Python's own rule says when all are, which takes as long as a small nesting."""
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Collect nothing inside, and what is young afterwards; a collector that the user has switched off is left alone."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect(YOUNG)

@@ -13,15 +13,9 @@ import hypothesis
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected
 from pytest_nnxcheck.core.nesting import MODES, Nesting
-from pytest_nnxcheck.core.outcome import (
-    CheckError,
-    InvariantViolation,
-    NestingExcused,
-    NestingRejected,
-    Outcome,
-    Verdict,
-)
+from pytest_nnxcheck.core.outcome import Outcome, Verdict
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import one_line
 from pytest_nnxcheck.reporting import memory_breakdown, report, tally
@@ -29,8 +23,7 @@ from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import passes_through, plainest
 from pytest_nnxcheck.runner.execution import RUNNING, Active, engine
-from pytest_nnxcheck.runner.footprint import OF_PROCESS
-from pytest_nnxcheck.runner.garbage_collector import held_back
+from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.sweep import Sweep
 from pytest_nnxcheck.subject import uncomputed
 

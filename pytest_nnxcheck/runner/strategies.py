@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core import chains
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, REMAT, row_of, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.runner import chains
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_nnxcheck.core import chains, modes
+from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.catalogue import JIT
+from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.nesting import MODES, Layer, Nesting
-from pytest_nnxcheck.core.outcome import InvariantViolation, Outcome
+from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner import chains, strategies
 
 Body = Callable[[], object]
 Errors = Iterator[BaseException | None]

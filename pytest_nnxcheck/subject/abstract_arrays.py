@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

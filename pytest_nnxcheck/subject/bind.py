@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.outcome import CheckError
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.origins import labelled
 from pytest_nnxcheck.subject import plain_objects

@@ -17,8 +17,8 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import is_array
+from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.core.outcome import CheckError, Unfit
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, REGISTERED, STYLES, TRANSFORMS, Registered
+from pytest_nnxcheck.core.errors import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
 from pytest_nnxcheck.core.nesting import MODES, NestingError, one_of
-from pytest_nnxcheck.core.outcome import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.transforms.layer import Plan, Program

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.outcome import Unfit
+from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.profile import Profile

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.core.outcome import Unfit
+from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.transforms.layer import Plan, Program, functional, rebuild, split
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
