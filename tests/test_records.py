@@ -110,6 +110,7 @@ def test_nothing_that_is_measured_is_left_out(kind):
     told_by = {
         "by_mode": "reason",
         "unfit": "word",
+        "excluded": "reason",
         "misfit": "reason",
         "evidence": "split",
         "un_nested_buffers": "places",

@@ -16,18 +16,48 @@ if TYPE_CHECKING:
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
 
 
+Kind = Literal[
+    "tracer left",
+    "made in an ended trace",
+    "state touched",
+    "peak over budget",
+    "state copied",
+    "constants captured",
+    "memory wasted",
+    "shared buffer",
+    "viewed buffer",
+    "lost buffer",
+    "update dropped",
+    "value differs",
+]
+"""What a finding is about."""
+
+Cause = Literal["", "dtype", "shape", "sharding", "not returned", "not reused"]
+"""Why a buffer was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one."""
+
+    kind: Kind
+    path: str = ""
+    cause: Cause = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """One broken invariant.
 
     ``summary`` is one line, ``details`` are (label, text) rows of the message, ``hint`` says what to change
-    and is empty where no advice is certain to be right.
+    and is empty where no advice is certain to be right. ``findings`` are the same as data, all of them; no code reads the text.
     """
 
     invariant: str
     summary: str
     details: tuple[tuple[str, str], ...] = ()
     hint: str = ""
+    findings: tuple[Finding, ...] = field(default=(), metadata={"record": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +69,7 @@ class Outcome:
     then the reason without the layer that it is about. ``notes`` are facts that are reported but not
     judged. ``expected`` are the keys of the expected failures that came true in it.
 
-    ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
+    ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
     message, which were found after hypothesis was done. ``seconds`` took the nesting, the test's own body included.
     """
 
@@ -53,6 +83,7 @@ class Outcome:
     expected: tuple[str, ...] = ()
     by_mode: bool = False
     unfit: bool = False
+    excluded: bool = False
     misfit: str = ""
     evidence: Evidence | None = None
     program: str = ""

@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Memory, Observation
-from pytest_nnxcheck.core.outcome import Outcome, Violation
+from pytest_nnxcheck.core.outcome import Finding, Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, handing_over, traced
@@ -233,7 +233,8 @@ def advised(
     if settings.memory_advice == "note" or not pieces:
         return ()
     rows = [("advice", piece.text) for piece in pieces]
-    return (Violation("memory", "the un-nested call spends memory that it need not", tuple(rows)),)
+    summary = "the un-nested call spends memory that it need not"
+    return (Violation("memory", summary, tuple(rows), findings=(Finding("memory wasted"),)),)
 
 
 def donates(found: Observation, settings: Settings) -> bool:

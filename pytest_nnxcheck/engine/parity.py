@@ -12,7 +12,7 @@ from pytest_nnxcheck.compat.frames import NNX_TWINS
 from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.outcome import Finding, Violation
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine.dropped_updates import Drop, transparent
 from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, names_of
@@ -170,6 +170,6 @@ def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
     else:
         reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")
     rows = tuple(("dropped", f"{each.path}   {each.new.kind} in the body of {each.where}") for each in drops)
-    return Violation(
-        "parity", f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped", rows, hint
-    )
+    summary = f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped"
+    findings = tuple(Finding("update dropped", each.path) for each in drops)
+    return Violation("parity", summary, rows, hint, findings)

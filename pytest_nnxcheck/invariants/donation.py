@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.observation import Leaf, Observation
-from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.outcome import Cause, Finding, Violation
+from pytest_nnxcheck.core.text import Row
 from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.invariants import hints
 
@@ -41,38 +42,46 @@ def donation(
     if not observation.moves and not call.dropped:
         return ()
     donated = {move.before.path for move in observation.moves}
-    rows = [row for one, two in shared if (row := sharing(one, two, donated, call))]
-    rows += [
-        ("viewed", f"{leaf} is viewed by {holder}: its buffer cannot be reused")
+    found: list[tuple[Finding, Row]] = [row for one, two in shared if (row := sharing(one, two, donated, call))]
+    found += [
+        (
+            Finding("viewed buffer", leaf),
+            ("viewed", f"{leaf} is viewed by {holder}: its buffer cannot be reused"),
+        )
         for holder, leaf in views
         if leaf in donated
     ]
     after = {move.before.path: move.after for move in observation.moves}
     for leaf in lost_leaves(observation):
-        rows.append(("lost", f"{leaf.path}   {leaf.type}   {why(leaf, after[leaf.path], observation, debug_nans)}"))
-    rows += [
-        ("dropped", f"{path}   not written back: the call updates a copy of the optimizer") for path in call.dropped
+        finding = Finding("lost buffer", leaf.path, cause(leaf, after[leaf.path], observation))
+        reason = why(leaf, after[leaf.path], observation, debug_nans)
+        found.append((finding, ("lost", f"{leaf.path}   {leaf.type}   {reason}")))
+    found += [
+        (
+            Finding("update dropped", path),
+            ("dropped", f"{path}   not written back: the call updates a copy of the optimizer"),
+        )
+        for path in call.dropped
     ]
-    if not rows:
+    if not found:
         return ()
+    findings, rows = zip(*found, strict=True)
     more = [("", f"and {len(rows) - SHOWN} more")] if len(rows) > SHOWN else []
-    return (
-        Violation(
-            "donation",
-            rows[0][1],
-            (*rows[1:SHOWN], *more),
-            hints.lost_buffer(*rows[0], call.promoted.get(rows[0][1].partition(" ")[0], "")),
-        ),
-    )
+    dtypes = {leaf.path: leaf.type.partition("[")[0] for leaf in lost_leaves(observation)}
+    first = findings[0]
+    hint = hints.lost_buffer(first, dtypes.get(first.path, ""), call.promoted.get(first.path, ""))
+    return (Violation("donation", rows[0][1], (*rows[1:SHOWN], *more), hint, findings),)
 
 
-def sharing(one: str, two: str, donated: set[str], call: Returned) -> tuple[str, str] | None:
+def sharing(one: str, two: str, donated: set[str], call: Returned) -> tuple[Finding, Row] | None:
     """Two leaves in one buffer, where XLA refuses the program: both donated, or one donated and the other one used beside it."""
     if {one, two} <= donated or not call.inputs & {one, two}:
-        return ("shared", f"{one} and {two} share a buffer: XLA refuses to donate it twice")
+        text = f"{one} and {two} share a buffer: XLA refuses to donate it twice"
+        return Finding("shared buffer", one), ("shared", text)
     # A leaf that the call leaves alone is donated by the generated jit only.
     if {one, two} & donated & call.changed:
-        return ("shared", f"{one} and {two} share a buffer: XLA refuses to donate it and use it beside that")
+        text = f"{one} and {two} share a buffer: XLA refuses to donate it and use it beside that"
+        return Finding("shared buffer", one), ("shared", text)
     return None
 
 
@@ -83,15 +92,28 @@ def lost_leaves(observation: Observation) -> tuple[Leaf, ...]:
     return without_successor(before, after, observation.reused)
 
 
-def why(before: Leaf, after: Leaf | None, observation: Observation, debug_nans: bool) -> str:
-    """Why a leaf lost its buffer, for the reader."""
+def cause(before: Leaf, after: Leaf | None, observation: Observation) -> Cause:
+    """Why a leaf lost its buffer."""
     if after is None:
         return "not returned"
     if before.type != after.type:
+        old, new = types_of(before, after, observation)
+        dtype, _, shape = old.partition("[")
+        new_dtype, _, new_shape = new.partition("[")
+        return "dtype" if dtype != new_dtype and shape == new_shape else "shape"
+    return "sharding" if resharded(before, after) else "not reused"
+
+
+def why(before: Leaf, after: Leaf | None, observation: Observation, debug_nans: bool) -> str:
+    """The same for the reader."""
+    if after is None:
+        return "not returned"
+    changed = cause(before, after, observation)
+    if changed in ("dtype", "shape"):
         given = before.path != after.path  # an input: the output that is its new value has a path of its own
-        old, new = [without_axes(leaf.type, observation) if given else leaf.type for leaf in (before, after)]
-        return f"{'an output is' if given else 'became'} {new}: {changed_type(old, new)}"
-    if resharded(before, after):
+        _, new = types_of(before, after, observation)
+        return f"{'an output is' if given else 'became'} {new}: {changed} changed"
+    if changed == "sharding":
         return f"sharding changed from {spec(before.sharding)} to {spec(after.sharding)}"
     if observation.abstract:
         return "no output of the compiled program is aliased with it"
@@ -99,6 +121,13 @@ def why(before: Leaf, after: Leaf | None, observation: Observation, debug_nans: 
         f"pointer {before.pointers[0]:#x} before, {after.pointers[0]:#x} after" if after.pointers else "no buffer after"
     )
     return f"{'jax_debug_nans keeps the old value' if debug_nans else 'not reused by XLA'} ({where})"
+
+
+def types_of(before: Leaf, after: Leaf, observation: Observation) -> tuple[str, str]:
+    """The types of a leaf as the call sees them."""
+    if before.path == after.path:
+        return before.type, after.type
+    return without_axes(before.type, observation), without_axes(after.type, observation)
 
 
 def without_axes(kind: str, observation: Observation) -> str:
@@ -163,9 +192,3 @@ def place(before: Leaf, after: Leaf, old: set[int], *, in_state: bool) -> str:
     if after.pointers and set(after.pointers) <= old:
         return "in the buffer of another leaf"
     return "in a new buffer: an output of the call took its own" if in_state else ""
-
-
-def changed_type(before: str, after: str) -> str:
-    dtype, _, shape = before.partition("[")
-    new, _, new_shape = after.partition("[")
-    return "dtype changed" if dtype != new and shape == new_shape else "shape changed"

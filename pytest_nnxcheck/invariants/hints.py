@@ -8,6 +8,7 @@ from __future__ import annotations
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.outcome import Finding, Kind
 
 TABLE = {
     "plain value": "keep the value in an nnx.Variable: {path} is a plain Python {holder}, which no transform carries out",
@@ -96,16 +97,20 @@ def captured_by(name: str) -> str:
     return hint(f"captured by {name}") if f"captured by {name}" in TABLE else hint("captured", transform=name)
 
 
-def lost_buffer(label: str, text: str, line: str) -> str:
-    """Advice for the first row of a donation violation; ``line`` is where another dtype came in."""
-    if label in ("shared", "dropped", "viewed"):
-        return hint(label)
-    if "dtype changed" in text:
-        where = f": it becomes another at {line}" if line else ""
-        return hint("dtype", dtype=text.split("   ")[1].partition("[")[0], line=where)
-    if "sharding changed" in text:
-        return hint("sharding")
-    return hint("not returned") if "not returned" in text else ""
+BUFFERS: dict[Kind, str] = {"shared buffer": "shared", "viewed buffer": "viewed", "update dropped": "dropped"}
+"""Causes of the table, by what a finding of donation is about."""
+
+
+def lost_buffer(finding: Finding, dtype: str, line: str) -> str:
+    """Advice for the first finding of a donation violation; ``line`` is where another dtype than ``dtype`` came in."""
+    if finding.kind in BUFFERS:
+        return hint(BUFFERS[finding.kind])
+    match finding.cause:
+        case "dtype":
+            return hint("dtype", dtype=dtype, line=f": it becomes another at {line}" if line else "")
+        case "sharding" | "not returned":
+            return hint(finding.cause)
+    return ""
 
 
 def scan_cure(remat: bool) -> str:

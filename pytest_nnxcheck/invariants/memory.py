@@ -8,7 +8,7 @@ from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.evidence import FLOOR
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Buffer, Memory, Observation
-from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.outcome import Finding, Kind, Violation
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.inspection.buffers import state_copies
@@ -94,19 +94,30 @@ def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Vi
     used = observation.memory
     if used is None:
         return ()
-    found = []
+    found: dict[Kind, str] = {}
     copies = copied_state(observation, used)
     size = 0 if saves_steps(observation.nesting) else sum(buffer.bytes for buffer in copies)
     if used.peak > limit.budget:
-        found.append(f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit.budget)}")
+        found["peak over budget"] = f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit.budget)}"
     if limit.default and too_many(size, profile):
-        found.append(f"the program holds {size / profile.state_bytes:.1f} more copies of its state at the peak")
+        found["state copied"] = (
+            f"the program holds {size / profile.state_bytes:.1f} more copies of its state at the peak"
+        )
     if limit.default and captures(observation) and profile.constant_bytes >= FLOOR:
-        found.append(f"the call captures {format_bytes(profile.constant_bytes)} of constants")
+        found["constants captured"] = f"the call captures {format_bytes(profile.constant_bytes)} of constants"
     if not found:
         return ()
-    rows = [("", text) for text in found[1:]]
-    return (Violation("memory", found[0], (*rows, *details(profile, used, limit)), hint(observation, profile, copies)),)
+    summary, *others = found.values()
+    rows = [("", text) for text in others]
+    return (
+        Violation(
+            "memory",
+            summary,
+            (*rows, *details(profile, used, limit)),
+            hint(observation, profile, copies),
+            tuple(map(Finding, found)),
+        ),
+    )
 
 
 def too_many(size: int, profile: Profile) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.outcome import Finding, Violation
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
 
 SHOWN = 6
@@ -256,7 +256,8 @@ def violation(found: tuple[Difference, ...], hint: str = "") -> Violation:
     rows = [(each.label, f"{each.path}   {each.text}") for each in found[:SHOWN]]
     if len(found) > SHOWN:
         rows.append(("", f"and {len(found) - SHOWN} more"))
-    return Violation("parity", summary(found[0]), tuple(rows), hint)
+    findings = tuple(Finding("value differs", each.path) for each in found)
+    return Violation("parity", summary(found[0]), tuple(rows), hint, findings)
 
 
 def summary(first: Difference) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.observation import Leak, Observation
-from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.outcome import Finding, Violation
 from pytest_nnxcheck.invariants import hints
 
 SHOWN = 6
@@ -44,6 +44,7 @@ def residue(leaks: tuple[Leak, ...]) -> Violation:
         f"tracers remain in {paths}",
         tuple(details),
         hints.residue(leaks[0].path, leaks[0].holder, blamed, leaks[0].place),
+        tuple(Finding("tracer left", leak.path) for leak in leaks),
     )
 
 
@@ -56,10 +57,16 @@ def pinned(paths: tuple[tuple[str, str], ...]) -> Violation:
         f"{paths[0][0]} was made in a trace that has ended: flax refuses every write to it",
         (*rows, *more),
         hints.hint("pinned"),
+        tuple(Finding("made in an ended trace", path) for path, _ in paths),
     )
 
 
 def touched(mutated: tuple[tuple[Layer, str], ...]) -> Violation:
     """eval_shape only asks for shapes: whatever it changes in the state was not meant."""
     rows = tuple(("changed", path) for _, path in mutated[:SHOWN])
-    return Violation("tracers", f"eval_shape changed {mutated[0][1]}", (*rows, ("left by", str(mutated[0][0]))))
+    return Violation(
+        "tracers",
+        f"eval_shape changed {mutated[0][1]}",
+        (*rows, ("left by", str(mutated[0][0]))),
+        findings=tuple(Finding("state touched", path) for _, path in mutated),
+    )

@@ -196,7 +196,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such number
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return {
+            each.name: plain(getattr(value, each.name)) for each in fields(value) if each.metadata.get("record", True)
+        }
     if isinstance(value, Mapping):
         return {plain(str(key)): plain(each) for key, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -250,7 +250,7 @@ def left_out(outcomes: Iterable[Outcome]) -> list[str]:
     """One note for each reason for which layers, or nestings of several, cannot take the call."""
     reasons: dict[str, list[Outcome]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.nesting.plainness):
-        if outcome.unfit and not outcome.reason.startswith(NOT_RUN):
+        if outcome.unfit and not outcome.excluded:
             reasons.setdefault(outcome.misfit or outcome.reason, []).append(outcome)
     return [_left_out(reason, those) for reason, those in reasons.items()]
 

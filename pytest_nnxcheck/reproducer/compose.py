@@ -20,7 +20,7 @@ import jaxlib
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.devices import FLAG
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome, Violation
+from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.parity import other_draws
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
@@ -343,14 +343,10 @@ def copies(outcome: Outcome | None) -> tuple[int, int]:
     found = outcome.evidence if outcome else None
     if outcome is None or found is None or found.split is None:
         return 0, 0
-    told = [text for each in outcome.violations if each.invariant == "memory" for text in told_by(each)]
-    if not any("more copies of its state" in text for text in told):
+    findings = [finding for violation in outcome.violations for finding in violation.findings]
+    if all(finding.kind != "state copied" for finding in findings):
         return 0, 0
     return sum(buffer.bytes for buffer in found.buffers if buffer.whole and buffer.name), found.split.peak
-
-
-def told_by(violation: Violation) -> list[str]:
-    return [violation.summary, *(text for _, text in violation.details)]
 
 
 def main(spec: Spec, usage: Usage, holes: list[str]) -> str:

@@ -150,17 +150,16 @@ def check_of(outcome: Outcome | None, plain: Plain, copied: tuple[int, int]) -> 
             leaked = "".join(f", ({leak.path!a}, {leak.type!a})" for leak in outcome.evidence.leaks[:SHOWN])
             return Check(leaves_no_tracers, (f"output = leaves_no_tracers(lambda: {RUN}{leaked})",))
         case "donation":
-            return check_of_donation(violation, outcome.evidence, plain)
+            return check_of_donation(violation, plain)
         case "memory":
             return check_of_memory(outcome, outcome.evidence, plain, copied)
     return None
 
 
-def check_of_donation(violation: Violation, known: Evidence, plain: Plain) -> Check | None:
+def check_of_donation(violation: Violation, plain: Plain) -> Check | None:
     """Leaves that lost their buffer, where the violation names nothing else."""
-    rows = 1 + sum(bool(label) for label, _ in violation.details)
-    lost = [move.path for move in known.moves]
-    if rows != min(len(lost), SHOWN) or not {*lost} <= {*plain.leaves, *plain.inputs}:
+    lost = [finding.path for finding in violation.findings if finding.kind == "lost buffer"]
+    if len(lost) < len(violation.findings) or not {*lost} <= {*plain.leaves, *plain.inputs}:
         return None
     leaves = {name: plain.leaves[name] for name in lost if name in plain.leaves}
     numbers = {name: plain.inputs.index(name) for name in lost if name not in leaves}

@@ -370,7 +370,9 @@ class Run:
         reason = next((reason for layer in nesting.layers if (reason := known.rejects(layer))), "")
         if reason and not known.closed:
             unfit = any(layer in known.unfit for layer in nesting.layers)
-            self.outcomes.setdefault(nesting, Outcome(nesting, "rejected", reason=report.NOT_RUN + reason, unfit=unfit))
+            words = report.NOT_RUN + reason
+            outcome = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
+            self.outcomes.setdefault(nesting, outcome)
         return known.closed or not all(known.allows(layer) for layer in nesting.layers)
 
     def finish(self) -> str:

@@ -1,0 +1,64 @@
+"""What a violation says as data: the kind of each thing that broke, its path, and why a buffer was lost."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+import reports
+from checking import broken, call, text
+from flax import nnx
+from leaky import LEAKY
+
+from pytest_nnxcheck.core.outcome import Finding
+
+
+def findings(found):
+    return [finding for violation in found.outcome.violations for finding in violation.findings]
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ("step_other_dtype", [Finding("lost buffer", "pair.b", "dtype")]),
+        ("step_drops_one", [Finding("lost buffer", "pair.b", "not returned")]),
+        ("step_in_place", []),
+    ],
+)
+def test_a_lost_buffer_says_its_path_and_its_cause(step, expected):
+    # Of several elements, so that newer jax cannot put bfloat16 where float32 was.
+    assert findings(call(getattr(reports, step), reports.Pair(64), nesting="jit")) == expected
+
+
+def test_buffers_that_are_shared_or_viewed_are_of_their_own_kind():
+    pair = reports.Pair(64)
+    pair.b = nnx.Param(pair.a[...])
+    assert findings(call(reports.step_in_place, pair, nesting="jit"))[0].kind == "shared buffer"
+
+
+def test_a_budget_that_is_passed_is_a_finding():
+    found = call(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((1, 64)), nesting="jit", memory_budget="1KiB")
+    assert broken(found) == ["memory"], text(found)
+    assert findings(found) == [Finding("peak over budget")]
+
+
+def test_every_leak_is_a_finding_with_its_path():
+    leaky = LEAKY["cached_function"].leaky()
+    found = call(leaky.subject, *leaky.args, nesting="jit")
+    assert {finding.kind for finding in findings(found)} == {"tracer left"}
+    assert findings(found)[0].path.startswith(LEAKY["cached_function"].path)
+
+
+def test_more_findings_than_rows_are_kept():
+    class Wide(nnx.Module):
+        def __init__(self) -> None:
+            for n in range(15):
+                setattr(self, f"p{n:02}", nnx.Param(jnp.ones(64)))
+
+    def retypes(model: Wide) -> None:
+        for _, variable in nnx.iter_graph(model):
+            if isinstance(variable, nnx.Variable):
+                reports.assign(variable, variable[...].astype(jnp.bfloat16))
+
+    found = call(retypes, Wide(), nesting="jit")
+    assert len(findings(found)) == 15
+    assert "and 3 more" in text(found)
