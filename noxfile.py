@@ -119,6 +119,13 @@ def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
     session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
 
 
+@nox.session(python=NEWEST)
+def mutants(session: nox.Session) -> None:
+    """The code broken on purpose in some forty places, one at a time: a test must fail for each. Numbers after ``--`` run some of them."""
+    session.install(".[test]")
+    session.run("python", "tests/mutants.py", *session.posargs)
+
+
 @nox.session(python=OLDEST)
 def floors(session: nox.Session) -> None:
     """All tests on the oldest pytest and hypothesis, with the oldest jax and flax."""

@@ -17,7 +17,7 @@ def findings(found):
 
 
 @pytest.mark.parametrize(
-    ("step", "expected"),
+    "step, expected",
     [
         ("step_other_dtype", [Finding("lost buffer", "pair.b", "dtype")]),
         ("step_drops_one", [Finding("lost buffer", "pair.b", "not returned")]),

@@ -13,6 +13,7 @@ from pytest_nnxcheck.core.catalogue import CATALOGUE, ROWS, STYLES
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.transforms.compose import layer_function
 
+ROOT = Path(__file__).parents[1]
 PACKAGE = Path(pytest_nnxcheck.__file__).parent
 WORDS = ("core/catalogue.py", "transforms/", "invariants/hints.py", "compat/")
 """Where the name of a transform may stand in quotes."""
@@ -44,7 +45,7 @@ def test_what_a_row_says_goes_together(row):
 
 
 def test_the_document_shows_every_file_of_every_folder():
-    text = (PACKAGE.parent / "docs" / "inside.md").read_text()
+    text = (ROOT / "docs" / "inside.md").read_text()
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
     shown = {cells[1].strip(" `"): re.findall(r"`(\w+)`", cells[3]) for cells in rows if len(cells) == 5}
     folders = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
@@ -53,7 +54,7 @@ def test_the_document_shows_every_file_of_every_folder():
 
 
 def test_the_document_names_no_file_that_is_not_there():
-    text = (PACKAGE.parent / "docs" / "inside.md").read_text()
+    text = (ROOT / "docs" / "inside.md").read_text()
     for name in re.findall(r"`(\w+/\w+)`", text):
         assert (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file(), name
 

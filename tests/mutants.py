@@ -1,0 +1,126 @@
+"""Mutants: the code broken on purpose, one place at a time. A test must fail for each; run by ``nox -s mutants``.
+
+Run from a checkout: ``python tests/mutants.py [NUMBER ...]``. Each is made in a copy of the package, which the tests import in place of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A file of the package, the text to break in it, what stands there instead, and the tests of which one must fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    # core
+    Mutant("core/catalogue.py", 'Transform("scan", default=True, means="carry", axis="steps",', 'Transform("scan", default=True, means="carry",', "test_house.py test_program.py"),
+    Mutant("core/catalogue.py", 'Transform("while_loop", default=True, means="repeat", loop="uncounted"', 'Transform("while_loop", default=True, means="repeat", loop="counted"', "test_nesting.py"),
+    Mutant("core/nesting.py", "if row.excludes_itself and row in outer:", "if False:", "test_nesting.py test_house.py"),
+    Mutant("core/expected_failures.py", 'compiled or self.invariant not in {"memory", "donation"}', "True", "test_expected.py"),
+    # compat
+    Mutant("compat/arrays.py", "and not array.committed", "", "test_shard_map.py test_sharded.py test_abstract.py"),
+    Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith(packages)", "test_story.py test_writes.py test_walk.py"),
+    # inspection
+    Mutant("inspection/walk.py", "visit.passing = True", "visit.passing = False", "test_walk.py"),
+    Mutant("inspection/open_data.py", "id(list): open_list,\n", "", "test_walk.py"),
+    Mutant("inspection/pointers.py", "return not before.sharding.is_equivalent_to", "return before.sharding.is_equivalent_to", "test_sharded.py"),
+    Mutant("inspection/buffers.py", "if buffer.whole and buffer.parameter in parameters", "if buffer.parameter in parameters", "test_buffers.py"),
+    # subject
+    Mutant("subject/write_back.py", "if path in values and not real:", "if path in values:", "test_abstract.py"),
+    Mutant("subject/jaxpr_flow.py", "COND: of_cond}", "}", "test_dataflow.py"),
+    # transforms
+    Mutant("transforms/loops.py", "return state, f(state, *inputs)", "return state, f(nnx.clone(state), *inputs)", "test_program.py test_parity.py"),
+    Mutant("transforms/fitness.py", "layer.row.fixes_state and profile.added", "False and profile.added", "test_program.py test_corpus.py"),
+    Mutant("transforms/compose.py", "if layer.row.axis:\n            inputs", "if False:\n            inputs", "test_program.py"),
+    Mutant("transforms/compose.py", "trace_of(found) not in alive", "trace_of(found) in alive", "test_leaky.py"),
+    # invariants
+    Mutant("invariants/memory.py", "if used.peak > limit.budget:", "if used.peak > 2 * limit.budget:", "test_budget.py test_findings.py"),
+    Mutant("invariants/memory.py", "if limit.default and too_many(size, profile):", "if False:", "test_reports.py test_story.py"),
+    Mutant("invariants/donation.py", 'return "dtype" if dtype != new_dtype', 'return "dtype" if dtype == new_dtype', "test_findings.py"),
+    Mutant("invariants/donation.py", "if {one, two} <= donated or", "if", "test_donation.py test_returned.py test_corpus.py test_findings.py"),
+    Mutant("invariants/tracers.py", "if observation.leaks or not compat.is_tracer_error", "if not compat.is_tracer_error", "test_leaky.py test_call.py"),
+    Mutant("invariants/hints.py", 'case "sharding" | "not returned":', 'case "sharding":', "test_hints.py"),
+    # engine
+    Mutant("engine/check_call.py", "if violations and found.shared:", "if False:", "test_shared_programs.py test_shortcuts.py"),
+    Mutant("engine/observe.py", "keep_unused=True,", "keep_unused=False,", "test_donation.py test_call.py test_buffers.py"),
+    Mutant("engine/traced.py", "or facts.calls_back", "", "test_values.py"),
+    Mutant("engine/observe.py", "same = (path for path in profile.changed if", "same = (path for path in () if", "test_writes.py"),
+    # reporting
+    Mutant("reporting/tally.py", "key=lambda outcome: _RANK.index(outcome.verdict)", "key=lambda outcome: -_RANK.index(outcome.verdict)", "test_records.py test_sweep.py test_examples.py"),
+    Mutant("reporting/report.py", "if outcome.unfit and not outcome.excluded:", "if outcome.unfit:", "test_sweep.py test_notes.py test_program.py"),
+    # reproducer
+    Mutant("reproducer/runtime/short_form.py", "if key not in before}", "if key in before}", "test_standalone_plain.py"),
+    Mutant("reproducer/short_form.py", "if len(lost) < len(violation.findings) or", "if", "test_reproducer.py"),
+    Mutant("reproducer/compose.py", 'finding.kind != "state copied"', 'finding.kind != "peak over budget"', "test_reproducer.py"),
+    # runner
+    Mutant("runner/exclusions.py", "known = replace(known, refused=known.refused | {style})", "pass", "test_sweep.py test_program.py test_modes.py"),
+    Mutant("runner/sweep.py", "if candidate.plainness >= nesting.plainness or", "if", "test_sweep.py"),
+    Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_plugin.py test_plugin_forms.py test_sweep.py"),
+    # plugin
+    Mutant("plugin/marker.py", "*reversed([*_from_markers(item)])", "*_from_markers(item)", "test_plugin_collection.py"),
+    Mutant("plugin/hooks.py", 'not str(pair[0]).startswith("nnx_")', "True", "test_plugin.py test_plugin_forms.py"),
+)  # fmt: skip
+
+
+def survives(mutant: Mutant) -> str:
+    """Why a mutant is alive; empty where a test failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(
+            ROOT / "pytest_nnxcheck", Path(folder) / "pytest_nnxcheck", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        path = Path(folder) / "pytest_nnxcheck" / mutant.file
+        text = path.read_text()
+        if text.count(mutant.old) != 1:
+            return f"{mutant.file} has {text.count(mutant.old)} times what is to be broken: write the mutant anew"
+        path.write_text(text.replace(mutant.old, mutant.new))
+        for name in mutant.tests.split():
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-n",
+                "2",
+                "-p",
+                "no:cacheprovider",
+                f"tests/{name}",
+            ]
+            environment = {**os.environ, "PYTHONPATH": folder, "JAX_PLATFORMS": "cpu"}
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode == 1:
+                return ""
+            if done.returncode != 0:
+                return f"{name} ended with {done.returncode}: {done.stdout[-300:]}"
+    return f"no test of {mutant.tests} failed"
+
+
+def main(numbers: list[int]) -> int:
+    """How many of the mutants are alive."""
+    alive = 0
+    for number in numbers or range(len(MUTANTS)):
+        mutant = MUTANTS[number]
+        reason = survives(mutant)
+        alive += bool(reason)
+        print(f"{number:>2} {'ALIVE' if reason else 'dead '} {mutant.file}: {mutant.old!r} {reason}", flush=True)
+    return alive
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(word) for word in sys.argv[1:]]))
