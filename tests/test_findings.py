@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
+import jax
 import jax.numpy as jnp
 import pytest
 import reports
@@ -9,7 +13,11 @@ from checking import broken, call, text
 from flax import nnx
 from leaky import LEAKY
 
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import Finding
+from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.invariants import tracers
 
 
 def findings(found):
@@ -29,10 +37,25 @@ def test_a_lost_buffer_says_its_path_and_its_cause(step, expected):
     assert findings(call(getattr(reports, step), reports.Pair(64), nesting="jit")) == expected
 
 
+def test_a_leaf_that_is_written_and_never_read_keeps_its_buffer():
+    def overwrites(pair: reports.Pair) -> None:
+        reports.assign(pair.b, jnp.full(64, 3.0))
+
+    found = call(overwrites, reports.Pair(64), nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
+
+
 def test_buffers_that_are_shared_or_viewed_are_of_their_own_kind():
     pair = reports.Pair(64)
     pair.b = nnx.Param(pair.a[...])
     assert findings(call(reports.step_in_place, pair, nesting="jit"))[0].kind == "shared buffer"
+
+
+def test_an_array_that_is_donated_for_two_inputs_is_shared():
+    array = jnp.ones(64)
+    found = call(reports.arrays_step, array, array, nesting="jit", donate="all")
+    assert findings(found) == [Finding("shared buffer", "a")], text(found)
+    assert "a and b share a buffer: XLA refuses to donate it twice" in text(found)
 
 
 def test_a_budget_that_is_passed_is_a_finding():
@@ -62,3 +85,32 @@ def test_more_findings_than_rows_are_kept():
     found = call(retypes, Wide(), nesting="jit")
     assert len(findings(found)) == 15
     assert "and 3 more" in text(found)
+
+
+def test_where_jax_trips_over_a_leak_the_leak_is_what_broke():
+    error = jax.errors.UnexpectedTracerError("a tracer from a trace that has ended")
+    kept, inside = (Leak(path, "list", "DynamicJaxprTracer", "float32[]", "", None) for path in ("KEPT[0]", "merged"))
+    nesting = Nesting.parse("jit")
+    (violation,) = tracers(Observation(nesting, None, error=error, leaks=(kept,), dropped=(inside,)))
+    assert [finding.path for finding in violation.findings] == ["KEPT[0]"]
+    (violation,) = tracers(Observation(nesting, None, error=error, dropped=(inside,)))
+    assert [finding.path for finding in violation.findings] == ["merged"]
+
+
+def test_a_program_that_was_compiled_for_another_call_names_the_lines_of_its_own():
+    session = Session()
+    first, second = (
+        call(subject, nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nesting="jit", memory_budget=1, session=session)
+        for subject in (squares, squares_below)
+    )
+    lines = [re.findall(r"test_findings.py:(\d+)", text(found)) for found in (first, second)]
+    start, below = (inspect.getsourcelines(subject)[1] + 1 for subject in (squares, squares_below))
+    assert [{*found} for found in lines] == [{str(start)}, {str(below)}]
+
+
+def squares(model):
+    return (model.kernel[...] @ model.kernel[...]) @ model.kernel[...]
+
+
+def squares_below(model):
+    return (model.kernel[...] @ model.kernel[...]) @ model.kernel[...]

@@ -93,6 +93,19 @@ def test_the_words_come_plainest_first():
     assert layer_names()[:16] == (*TRANSFORMS, CALL_FIRST, *FURTHER)
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["grad > while_loop", "grad > remat > iterate_while_loop", "grad > grad", "shard_map > jit > shard_map"],
+)
+def test_what_jax_cannot_run_is_known(written):
+    assert impossible(Nesting.parse(written))
+
+
+@pytest.mark.parametrize("written", ["grad > scan", "while_loop > grad", "grad > fori_loop", "iterate_scan > scan"])
+def test_what_jax_can_run_is_left_alone(written):
+    assert impossible(Nesting.parse(written)) == ""
+
+
 @given(any_nesting)
 def test_what_jax_cannot_run_stays_so_whatever_is_around_it(nesting):
     names = [layer.transform for layer in nesting.layers]

@@ -1,0 +1,46 @@
+"""Which of the exceptions of a test's nestings is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_nnxcheck.core.errors import TracerResidue
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.text import one_line
+from pytest_nnxcheck.runner.errors import passes_through, plainest
+
+
+def violation(nesting):
+    return TracerResidue("tracers remain", Outcome(Nesting.parse(nesting), "violated"))
+
+
+def test_a_violation_is_shown_before_any_other_exception():
+    own = ValueError("of the body")
+    broken = violation("jit > scan")
+    assert plainest([own, broken], lambda _: Nesting.parse("jit")) is broken
+
+
+def test_of_violations_that_of_the_smallest_nesting_is_shown():
+    large, small = violation("jit > scan > remat"), violation("jit > scan")
+    assert plainest([large, small], lambda _: Nesting()) is small
+
+
+def test_of_others_that_of_the_smallest_nesting_is_shown():
+    raised = {ValueError("far"): Nesting.parse("jit > scan"), ValueError("near"): Nesting.parse("jit")}
+    assert str(plainest([*raised], raised.__getitem__)) == "near"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.skip.Exception("x"), pytest.xfail.Exception("x")])
+def test_what_steers_a_test_passes_through(error):
+    assert passes_through(error)
+
+
+def test_what_fails_a_test_does_not_pass_through():
+    assert not passes_through(ValueError("x"))
+    assert not passes_through(pytest.fail.Exception("x"))
+
+
+def test_an_exception_in_one_line():
+    assert one_line(TypeError("first\nsecond")) == "TypeError: first"
+    assert one_line(TypeError()) == "TypeError"
