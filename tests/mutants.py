@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant("core/nesting.py", "if row.excludes_itself and row in outer:", "if False:", "test_nesting.py test_house.py"),
     Mutant("core/expected_failures.py", 'compiled or self.invariant not in {"memory", "donation"}', "True", "test_expected.py"),
     # compat
-    Mutant("compat/arrays.py", "and not array.committed", "", "test_mapped.py test_program.py"),
+    Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
     Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_story.py"),
     # inspection
     Mutant("inspection/walk.py", "visit.passing = True", "visit.passing = False", "test_walk.py"),

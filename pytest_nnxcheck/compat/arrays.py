@@ -1,4 +1,4 @@
-"""Copies, stacks and elements of arrays without compiling a program for each shape, where the installed jax can."""
+"""Arrays: what is one, its type and its bytes; copies, stacks and elements without compiling a program for each shape, where the installed jax can."""
 
 from __future__ import annotations
 

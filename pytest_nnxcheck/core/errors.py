@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.outcome import Outcome
 
-
 INVARIANTS = ("tracers", "memory", "donation")
 """What is asserted by default."""
 

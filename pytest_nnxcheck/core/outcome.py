@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
 
-
 Kind = Literal[
     "tracer left",
     "made in an ended trace",

@@ -30,7 +30,6 @@ from pytest_nnxcheck.core.setting_values import (
 
 MARKER = "nnx_invariants"
 
-
 SWEEPS = ("pairs", "chains", "short", "singles", "probes")
 """What always runs first, the most first: each has what those behind it have."""
 

@@ -30,7 +30,6 @@ LIBRARIES = ("jax", "jaxlib", "flax")
 MOST_EVENTS = 2_000_000
 """The fuse: a loop of many steps takes minutes without jit. The attention layers of flax make 20 000."""
 
-
 ABSENT: Any = type("Absent", (), {"__slots__": ()})()
 
 

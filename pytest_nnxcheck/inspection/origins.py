@@ -28,10 +28,8 @@ _JIT = re.compile(r"jit\(([^()]+)\)")
 PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fusion", "call", "constant"})
 """Opcodes that move no bytes: a value has a buffer, and an operation worth telling, elsewhere."""
 
-
 CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
-
 
 MARK = "marked.<locals>.root"
 PROGRAM = "program of "

@@ -140,9 +140,7 @@ def byte_ranges(array: Any) -> list[tuple[int, int]]:
 Span = tuple[int, int, str]
 """Half-open range of addresses, and the file that is mapped there."""
 
-
 MAPS = Path("/proc/self/maps")
-
 
 _FIELDS = 6
 

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 Message = dict[int, list["int | memoryview"]]
 """Field number to the values of that field, in the order of the wire."""
 
-
 _FIXED = {1: 8, 5: 4}
-
 
 _GROUPS = (3, 4, 6, 7)
 

@@ -16,19 +16,14 @@ from pytest_nnxcheck.inspection.snapshot import Places
 
 _ATOMIC_TYPES = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented), range, np.dtype)
 
-
 ATOMS = frozenset(map(id, _ATOMIC_TYPES))
 """Types of values that hold nothing, by id: looking a type up would call its metaclass' ``__hash__``."""
 
-
 _WRITTEN_OUT = frozenset(map(id, (str, int, float, bool, bytes, type(None))))
-
 
 _LONGEST_KEY = 60
 
-
 _LONGEST_NAME = 400
-
 
 Opener = Callable[[Any, "Name", "Visit"], None]
 
@@ -70,7 +65,6 @@ def step(key: object) -> str:
 
 MOST_OBJECTS = 200_000
 """The fuse: the largest of 48 real models has 874 objects."""
-
 
 MOST_ITEMS = 2_000_000
 """Longer containers are looked at up to here; numbers and strings in them are not objects."""

@@ -52,7 +52,8 @@ def donation(
         if leaf in donated
     ]
     after = {move.before.path: move.after for move in observation.moves}
-    for leaf in lost_leaves(observation):
+    lost = lost_leaves(observation)
+    for leaf in lost:
         finding = Finding("lost buffer", leaf.path, cause(leaf, after[leaf.path], observation))
         reason = why(leaf, after[leaf.path], observation, debug_nans)
         found.append((finding, ("lost", f"{leaf.path}   {leaf.type}   {reason}")))
@@ -67,7 +68,7 @@ def donation(
         return ()
     findings, rows = zip(*found, strict=True)
     more = [("", f"and {len(rows) - SHOWN} more")] if len(rows) > SHOWN else []
-    dtypes = {leaf.path: leaf.type.partition("[")[0] for leaf in lost_leaves(observation)}
+    dtypes = {leaf.path: leaf.type.partition("[")[0] for leaf in lost}
     first = findings[0]
     hint = hints.lost_buffer(first, dtypes.get(first.path, ""), call.promoted.get(first.path, ""))
     return (Violation("donation", rows[0][1], (*rows[1:SHOWN], *more), hint, findings),)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core.errors import PUBLIC
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER
@@ -33,7 +34,7 @@ _nodeid = pytest.StashKey[str]()
 class ExpectedFailuresWarning(pytest.PytestWarning):
     """A table or an entry in the file of expected failures that matches nothing."""
 
-    __module__ = "pytest_nnxcheck"
+    __module__ = PUBLIC
 
 
 @dataclass(frozen=True, slots=True)

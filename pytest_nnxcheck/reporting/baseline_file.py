@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -292,8 +292,3 @@ def unwritable(path: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return "Is a directory" if target.is_dir() else ""
-
-
-def lines_of(entries: dict[Key, Entry]) -> Iterator[str]:
-    """Entries as text, to cross to another process."""
-    return (format_line(*pair) for pair in entries.items())

@@ -8,7 +8,6 @@ functions of `runtime`, name in other rooms is copied along: a definition as it 
 from __future__ import annotations
 
 import ast
-import builtins
 import functools
 import importlib
 import inspect
@@ -20,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-_BUILTINS = frozenset(dir(builtins))
 _AFTER_DOCSTRING = re.compile(r'(^    """.*"""$)\n\n(?=    )', re.MULTILINE)
 _AGAIN = re.compile(r"^    (?:import jax|import jax.numpy as jnp|from flax import nnx)\n\n?", re.MULTILINE)
 """What every program imports at its top."""

@@ -29,9 +29,7 @@ DEEPEST = 6
 """Objects inside objects: a trainer, its state, the optimizer of that."""
 
 _OPEN = (types.SimpleNamespace, argparse.Namespace)
-_CONTAINERS = (dict, list)
 _NODE_PACKAGES = frozenset(("flax", "jax", "jaxlib"))
-_PLAIN_BASES = frozenset(("builtins", "typing", "abc", "collections", "_collections_abc"))
 
 
 class _Same:

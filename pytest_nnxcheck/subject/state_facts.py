@@ -18,7 +18,6 @@ from pytest_nnxcheck.subject.subject import Subject
 OTHER = "other"
 """Marks an attribute that is no plain value: only whether it is there, and its type, is compared."""
 
-
 UNCHANGED: Any = type("Unchanged", (), {"__slots__": ()})()
 """Stands for the value of a leaf that a run left in place."""
 

@@ -23,10 +23,8 @@ from flax import nnx
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-
 Program = Callable[..., Any]
 """``f(state, *inputs) -> out``: state is a graph node, inputs and out are arrays (out in tuples)."""
-
 
 LENGTH = 2
 """Length of every scan and vmap axis, and the number of steps of a loop; what a further step costs is measured with twice as many."""
