@@ -32,12 +32,16 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ and not version("jax").startswi
     }
 
 import flax.nnx  # noqa: F401
-import hypothesis.strategies  # noqa: F401
+import hypothesis.strategies
 import jax  # noqa: F401
 import pytest
 
 from pytest_nnxcheck import api  # noqa: F401
 from pytest_nnxcheck.plugin import hooks
+
+# The same examples in every run, and no clock: a machine that is busy for a moment is no failure.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("tests")
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))

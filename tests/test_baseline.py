@@ -5,7 +5,7 @@ import os
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
@@ -92,7 +92,6 @@ ENTRIES = SPLITS.flatmap(
 STAMPS = st.builds(Stamp, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES)
 
 
-@settings(deadline=None)
 @given(st.builds(Baseline, STAMPS, st.dictionaries(st.tuples(NAMES, NAMES), ENTRIES, max_size=4)))
 def test_any_baseline_round_trips(known):
     text = baseline_file.format_baseline(known)
@@ -102,7 +101,6 @@ def test_any_baseline_round_trips(known):
     assert baseline_file.parse(text.encode("utf-8").decode("utf-8"), "here") == known
 
 
-@settings(deadline=None)
 @given(st.text() | st.text(st.sampled_from(list(TEXT))).map(lambda text: TEXT + text))
 def test_any_text_is_a_baseline_or_an_error_with_a_line(text):
     try:

@@ -11,7 +11,7 @@ import pytest
 import reports
 from flax import nnx
 from healthy import FLAX
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax import lax
 
@@ -342,7 +342,6 @@ NUMBERS = st.integers(0, 2**64 - 1)
 FIELDS = st.tuples(st.integers(1, 2**29 - 1), NUMBERS | st.binary(max_size=200))
 
 
-@settings(deadline=None)
 @given(st.lists(FIELDS, max_size=20))
 def test_fields_are_read_as_they_were_written(written):
     expected = {}
@@ -351,7 +350,6 @@ def test_fields_are_read_as_they_were_written(written):
     assert protobuf.fields(b"".join(field(number, value) for number, value in written)) == expected
 
 
-@settings(deadline=None)
 @given(st.lists(NUMBERS), st.lists(NUMBERS))
 def test_repeated_numbers_are_read_packed_or_not(packed, single):
     data = field(7, b"".join(map(encoded, packed))) + b"".join(field(7, value) for value in single)
@@ -363,7 +361,6 @@ def test_fixed_width_numbers_are_stepped_over():
     assert protobuf.fields(data)[3] == [4]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60))
 @example(b"\x08")
 @example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
@@ -442,13 +439,11 @@ def test_fields_that_are_not_known_change_nothing(protos):
     assert read(compiled(*(proto + unknown for proto in protos))) == read(compiled(*protos))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_garbage_never_raises(assignment, module):
     assert read(compiled(assignment, module)).arguments == 7
 
 
-@settings(deadline=None)
 @given(data=st.data(), which=st.sampled_from([0, 1]))
 def test_damaged_protos_never_raise(protos, data, which):
     damaged = bytearray(protos[which])

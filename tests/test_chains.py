@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
@@ -15,7 +15,6 @@ PLAINEST = [Layer(transform) for transform in (*TRANSFORMS, CALL_FIRST, *FURTHER
 EVERY = [Layer(transform, style) for transform in layer_names() for style in styles_of(transform)]
 SUBSETS = st.lists(st.sampled_from(PLAINEST), unique=True) | st.lists(st.sampled_from(EVERY), unique=True, max_size=8)
 LONGEST = st.integers(2, 4)
-untimed = settings(deadline=None)
 INNER = [Layer(transform) for transform in TRANSFORMS if transform != "jit"]
 
 
@@ -28,7 +27,6 @@ def possible(layers):
     return {pair for pair in product(layers, repeat=2) if not impossible(Nesting(pair))}
 
 
-@untimed
 @given(SUBSETS, LONGEST)
 def test_every_pair_stands_side_by_side_once(layers, longest):
     made = list(chains.covering(layers, longest))
@@ -38,7 +36,6 @@ def test_every_pair_stands_side_by_side_once(layers, longest):
     assert made == list(chains.covering(list(layers), longest))
 
 
-@untimed
 @given(SUBSETS.filter(bool), LONGEST)
 def test_not_many_more_chains_than_pairs_need(layers, longest):
     made = list(chains.covering(layers, longest))
@@ -70,7 +67,6 @@ def test_no_layers_make_no_chain():
     assert list(chains.covering([], 3)) == list(chains.short([], 3)) == list(chains.pairs([])) == []
 
 
-@untimed
 @given(SUBSETS, st.integers(1, 4))
 def test_short_chains_hold_each_layer_once(layers, longest):
     made = list(chains.short(layers, longest))
@@ -79,7 +75,6 @@ def test_short_chains_hold_each_layer_once(layers, longest):
     assert not any(impossible(Nesting(chain)) for chain in made)
 
 
-@untimed
 @given(SUBSETS)
 def test_pairs_come_in_the_order_of_the_layers(layers):
     made = list(chains.pairs(layers))
@@ -88,7 +83,6 @@ def test_pairs_come_in_the_order_of_the_layers(layers):
     assert made == sorted(made, key=lambda pair: [layers.index(layer) for layer in pair])
 
 
-@untimed
 @given(st.lists(st.sampled_from(EVERY), max_size=4), st.sampled_from(["current", "tree"]))
 def test_parts_are_what_is_left_of_a_nesting(layers, mode):
     whole = Nesting(tuple(layers), mode)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import documents
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.reporting import github
@@ -53,7 +53,6 @@ def test_the_file_is_named_from_the_top_of_the_checkout(tmp_path):
     assert told(failing(failed_at=place), root, tmp_path / "elsewhere")[0]["file"] == f"{root}/tests/t.py"
 
 
-@settings(deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_no_text_ends_a_command(words, file):
     properties, message = told(failing(plain(f"x{words}"), failed_at={"file": plain(f"a{file}b"), "line": 1}))

@@ -4,7 +4,7 @@ import re
 
 import documents
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -55,7 +55,6 @@ def hostile(words: str):
     return documents.document(found, own, documents.ended(f"v.py::test[{words}]"))
 
 
-@settings(deadline=None)
 @given(HOSTILE)
 @example("a|b\\|c`d")
 @example("```\n</details>")
@@ -66,7 +65,6 @@ def test_no_text_becomes_markup(words):
     assert elements(markdown.render(hostile(words))) == elements(markdown.render(hostile("plain")))
 
 
-@settings(deadline=None)
 @given(HOSTILE.map(plain).filter(lambda name: not re.search(r"[\x80-\x9f\ufdd0-\ufdef\ufffe\uffff]", name)))
 def test_code_says_the_name_itself(name):
     rendered = PARSER.render(f"| {markdown.code(name)} |\n|---|\n").partition("</code>")[0].partition("<code>")[2]

@@ -544,13 +544,13 @@ from hypothesis import given, settings, strategies as st
 seen = set()
 
 @given(st.integers(0, 3))
-@settings(max_examples=40, derandomize=True, database=None)
+@settings(max_examples=40)
 @marked(modes="graph,tree", sweep="probes", max_examples=40)
 def test_x(nnx_wrap, n):
     nnx_wrap(Model())(n)
 
 @given(st.integers(0, 3))
-@settings(max_examples=40, derandomize=True, database=None)
+@settings(max_examples=40)
 @marked(modes="graph,tree", sweep="probes", max_examples=40)
 def test_y(nnx_wrap, n):
     nnx_wrap(Model(tracers=lambda nesting: n > 1 and nesting.mode == "tree"))(n)

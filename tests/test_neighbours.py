@@ -11,7 +11,7 @@ import reports
 from checking import broken, call, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
-from hypothesis import given, settings
+from hypothesis import given
 
 from pytest_nnxcheck import assert_invariants, check
 from pytest_nnxcheck.core.errors import InvariantViolation
@@ -69,7 +69,6 @@ def test_what_flax_refused_and_what_cannot_run_is_no_neighbour():
     assert neighbours.neighbours(Nesting.parse("scan[functional]"), EVERY, adding) == ()
 
 
-@settings(deadline=None)
 @given(strategies.nestings(EVERY))
 def test_a_neighbour_differs_in_one_layer(nesting):
     for near in neighbours.neighbours(nesting, EVERY, OPEN):

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import documents
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
@@ -187,7 +187,6 @@ def test_transforms_of_the_users_own_have_columns():
     assert heads[:4] == ["test", "jit", "grad", "&lt;own&gt;"]
 
 
-@settings(deadline=None)
 @given(HOSTILE, HOSTILE, HOSTILE)
 def test_no_text_becomes_a_part_of_the_page(name, words, file):
     def rendered(name, words, file):

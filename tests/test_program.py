@@ -11,7 +11,7 @@ import pytest
 from checking import FURTHER_SINGLES, ITERATING, SINGLES, call, text
 from flax import nnx
 from healthy import assign, numbers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
@@ -81,7 +81,6 @@ def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nest
         np.testing.assert_allclose(found.output["y"], want["y"], rtol=1e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(layer_names()), max_size=4))
 def test_stacked_inputs_and_abstract_outputs_lose_their_axes_again(names):
     nesting = Nesting(tuple(map(Layer, names)))

@@ -11,7 +11,7 @@ import sys
 import termios
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.nesting import Nesting
@@ -96,7 +96,6 @@ def test_a_narrow_terminal_leaves_the_end():
     assert under_way("test_block", NESTING, count, 20) == "jit > scan > rema.."
 
 
-@settings(deadline=None)
 @given(st.text(), st.integers(0, 60))
 def test_the_line_never_wraps_nor_moves_the_cursor(name, columns):
     text = under_way(name, NESTING, Count(Settings()), columns)

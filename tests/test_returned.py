@@ -138,13 +138,11 @@ def lost_by(plan, order, known):
 ORDERS = st.integers(0, 1000)
 
 
-@settings(deadline=None)
 @given(plan=plans(None), order=ORDERS, known=st.booleans())
 def test_what_is_returned_in_any_order_and_place_is_kept(plan, order, known):
     assert lost_by(plan, order, known) == set()
 
 
-@settings(deadline=None)
 @pytest.mark.parametrize("fault", ["forgotten", "retyped"])
 @given(data=st.data(), order=ORDERS)
 def test_exactly_the_one_that_is_lost_is_named(fault, data, order):
@@ -152,7 +150,6 @@ def test_exactly_the_one_that_is_lost_is_named(fault, data, order):
     assert lost_by(plan, order, known=True) == plan.at_fault
 
 
-@settings(deadline=None)
 @pytest.mark.parametrize("fault", ["forgotten", "retyped"])
 @given(data=st.data(), order=ORDERS)
 def test_without_origins_as_many_are_named_and_of_its_type(fault, data, order):
@@ -183,14 +180,14 @@ def run(plan, nesting):
 NESTINGS = st.sampled_from(["jit", "jit[functional]", "jit > vmap"])
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(plan=plans(None), nesting=NESTINGS)
 def test_the_engine_keeps_what_is_returned(plan, nesting):
     found = run(plan, nesting)
     assert found.outcome.verdict == "held", text(found)
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @pytest.mark.parametrize("fault", ["forgotten", "retyped"])
 @given(data=st.data(), nesting=NESTINGS)
 def test_the_engine_names_exactly_the_one_that_is_lost(fault, data, nesting):

@@ -15,7 +15,7 @@ import reports
 from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, numbers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
@@ -170,7 +170,6 @@ HELD = st.builds(
 SEVERAL = st.lists(HELD, max_size=30).map(tuple)
 
 
-@settings(deadline=None)
 @given(after=SEVERAL, before=SEVERAL)
 def test_places_are_a_partition_of_the_buffers(after, before):
     found = places(after, before)
@@ -188,7 +187,6 @@ def test_places_are_a_partition_of_the_buffers(after, before):
         assert set(home.outer) <= set(each.stack) or each.bytes < 0.05 * home.bytes
 
 
-@settings(deadline=None)
 @given(after=SEVERAL, before=SEVERAL)
 def test_a_story_is_short_and_its_shares_add_up(after, before):
     split = Split(
@@ -202,7 +200,6 @@ def test_a_story_is_short_and_its_shares_add_up(after, before):
     assert sum(shares) <= 100 + len(shares)
 
 
-@settings(deadline=None)
 @given(after=SEVERAL, before=SEVERAL)
 def test_added_are_the_buffers_that_have_no_partner(after, before):
     def keys(held):
