@@ -30,38 +30,6 @@ PUBLISHED = [
     nox.param("3.12", ("opifex==0.2.10", "avitai-artifex==0.1.15"), id="findings"),
     nox.param("3.11", ("dantinox==0.4.14",), id="dantinox"),
 ]
-# What no version of jax or flax touches, and what is made of whole processes: the oldest and the newest row run it.
-OF_ENDS = [
-    "baseline",
-    "baseline_run",
-    "benchmarks",
-    "chains",
-    "devices",
-    "docs",
-    "examples",
-    "expected",
-    "footprint",
-    "github",
-    "large_models",
-    "markdown",
-    "neighbours",
-    "nesting",
-    "outlets",
-    "page",
-    "plugin",
-    "plugin_collection",
-    "plugin_forms",
-    "progress",
-    "publish",
-    "real_size",
-    "records",
-    "repeats",
-    "reproducer",
-    "settings",
-    "strategies",
-    "suite",
-    "sweep",
-]
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
 heavy = {"jax", "flax", "hypothesis"} & sys.modules.keys()
@@ -100,12 +68,18 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize(("python", "versions"), ROWS)
 def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """The tests on one row of versions; arguments after ``--`` go to pytest."""
+    """The tests on one row of versions: between the oldest and the newest those of the engine. Arguments after ``--`` go to pytest."""
     session.install(".[test]", *versions)
     oldest, newest = ROWS[0].args[1], ROWS[-1].args[1]
     between = versions != oldest and (versions, session.python) != (newest, NEWEST)
-    ignored = [f"--ignore=tests/test_{name}.py" for name in OF_ENDS if between]
-    session.run("pytest", "-n", "2", *ignored, *session.posargs)
+    session.run("pytest", "-n", "2", "tests/engine" if between else "tests", *session.posargs)
+
+
+@nox.session(python=NEWEST)
+def system(session: nox.Session) -> None:
+    """What is made of whole processes, and what takes long: programs that are pasted, real sizes, documents, a run twice. `pytest` alone leaves it out."""
+    session.install(".[test]")
+    session.run("pytest", "-n", "2", "tests/system", *session.posargs)
 
 
 @nox.session
@@ -113,7 +87,7 @@ def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
 def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
     """What one of each kind stands for in the tests: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
     session.install(".[test]", *versions)
-    session.run("pytest", "-n", "2", "-m", "full", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "full", "tests", *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).
     styles = ["--nnx-styles", "argument,functional"] if "flax==0.10" in versions[1] else []
     session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
@@ -130,7 +104,7 @@ def mutants(session: nox.Session) -> None:
 def floors(session: nox.Session) -> None:
     """All tests on the oldest pytest and hypothesis, with the oldest jax and flax."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    session.run("pytest", "-n", "2", *session.posargs)
+    session.run("pytest", "-n", "2", "tests", *session.posargs)
 
 
 @nox.session(python=NEWEST)
@@ -140,7 +114,7 @@ def page(session: nox.Session) -> None:
         session.run("apt-get", "update", "-qq", external=True)
         session.run("apt-get", "install", "-yqq", "chromium", "chromium-driver", external=True, silent=True)
     session.install(".[test]", *group("browser"))
-    session.run("pytest", "tests/test_page_browser.py", *session.posargs, env={"NNXCHECK_BROWSER": "required"})
+    session.run("pytest", "tests/system/test_page_browser.py", *session.posargs, env={"NNXCHECK_BROWSER": "required"})
 
 
 @nox.session

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.evidence import Captured, Evidence, Growth, Held, Moved, Place, Residue, Split
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import records
@@ -78,3 +79,26 @@ def document(*tests: records.Records) -> dict[str, Any]:
 def mixed() -> dict[str, Any]:
     """One test that fails, and one that passes."""
     return document(ended("test_model.py::test_broken", BROKEN, end="failed"), ended("test_model.py::test_holds"))
+
+
+def many(count: int) -> dict:
+    """One test with so many nestings, each with the buffers of a real program."""
+    layers = [Layer(transform, style) for transform in (*TRANSFORMS, *FURTHER[:1], *FURTHER[4:7]) for style in STYLES]
+    triples = [Nesting((one, two, three)) for one in layers for two in layers for three in layers]
+    evidence = EVIDENCE
+    evidence = type(evidence)(
+        **{n: getattr(evidence, n) for n in evidence.__slots__} | {"buffers": evidence.buffers * 10}
+    )
+    each = max(1, count // 10)
+    tests = [
+        ended(
+            f"tests/test_model.py::test_number_{number}",
+            [
+                outcome(str(nesting), "violated" if at % 9 == 0 else "held", peak=5000, budget=9000, evidence=evidence)
+                for at, nesting in enumerate(triples[:each])
+            ],
+            end="failed",
+        )
+        for number in range(count // each)
+    ]
+    return document(*tests)

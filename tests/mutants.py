@@ -28,13 +28,13 @@ class Mutant:
 
 MUTANTS = (
     # core
-    Mutant("core/catalogue.py", 'Transform("scan", default=True, means="carry", axis="steps",', 'Transform("scan", default=True, means="carry",', "test_house.py test_program.py"),
+    Mutant("core/catalogue.py", 'Transform("scan", default=True, means="carry", axis="steps",', 'Transform("scan", default=True, means="carry",', "test_house.py test_compose.py"),
     Mutant("core/catalogue.py", 'Transform("while_loop", default=True, means="repeat", loop="uncounted"', 'Transform("while_loop", default=True, means="repeat", loop="counted"', "test_nesting.py"),
     Mutant("core/nesting.py", "if row.excludes_itself and row in outer:", "if False:", "test_nesting.py test_house.py"),
-    Mutant("core/expected_failures.py", 'compiled or self.invariant not in {"memory", "donation"}', "True", "test_expected.py"),
+    Mutant("core/expected_failures.py", 'compiled or self.invariant not in {"memory", "donation"}', "True", "test_expected_failures.py"),
     # compat
     Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
-    Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_story.py"),
+    Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_memory_breakdown.py"),
     # inspection
     Mutant("inspection/walk.py", "visit.passing = True", "visit.passing = False", "test_walk.py"),
     Mutant("inspection/open_data.py", "id(list): open_list,\n", "", "test_walk.py"),
@@ -44,13 +44,13 @@ MUTANTS = (
     Mutant("subject/write_back.py", "if path in values and not real:", "if path in values:", "test_abstract.py"),
     Mutant("subject/jaxpr_flow.py", "COND: of_cond}", "}", "test_dataflow.py"),
     # transforms
-    Mutant("transforms/loops.py", "return state, f(state, *inputs)", "return state, f(nnx.clone(state), *inputs)", "test_program.py test_parity.py"),
+    Mutant("transforms/loops.py", "return state, f(state, *inputs)", "return state, f(nnx.clone(state), *inputs)", "test_compose.py test_parity.py"),
     Mutant("transforms/fitness.py", "layer.row.fixes_state and profile.added", "False and profile.added", "test_wild.py"),
-    Mutant("transforms/compose.py", "if layer.row.axis:\n            inputs", "if False:\n            inputs", "test_program.py"),
+    Mutant("transforms/compose.py", "if layer.row.axis:\n            inputs", "if False:\n            inputs", "test_compose.py"),
     Mutant("transforms/compose.py", "trace_of(found) not in alive", "trace_of(found) in alive", "test_leaky.py"),
     # invariants
     Mutant("invariants/memory.py", "if used.peak > limit.budget:", "if used.peak > 2 * limit.budget:", "test_budget.py test_findings.py"),
-    Mutant("invariants/memory.py", "if limit.default and too_many(size, profile):", "if False:", "test_reports.py test_story.py"),
+    Mutant("invariants/memory.py", "if limit.default and too_many(size, profile):", "if False:", "test_reports.py test_memory_breakdown.py"),
     Mutant("invariants/donation.py", 'return "dtype" if dtype != new_dtype', 'return "dtype" if dtype == new_dtype', "test_findings.py"),
     Mutant("invariants/donation.py", "if {one, two} <= donated or", "if", "test_findings.py"),
     Mutant("invariants/tracers.py", "if observation.leaks or not compat.is_tracer_error", "if not compat.is_tracer_error", "test_findings.py"),
@@ -61,14 +61,14 @@ MUTANTS = (
     Mutant("engine/traced.py", "or facts.calls_back", "", "test_values.py"),
     Mutant("engine/observe.py", "same = (path for path in profile.changed if", "same = (path for path in () if", "test_writes.py"),
     # reporting
-    Mutant("reporting/tally.py", "key=lambda outcome: _RANK.index(outcome.verdict)", "key=lambda outcome: -_RANK.index(outcome.verdict)", "test_plugin_forms.py test_plugin.py test_expected.py"),
+    Mutant("reporting/tally.py", "key=lambda outcome: _RANK.index(outcome.verdict)", "key=lambda outcome: -_RANK.index(outcome.verdict)", "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("reporting/report.py", "if outcome.unfit and not outcome.excluded:", "if outcome.unfit:", "test_further.py test_wild.py test_corpus.py"),
     # reproducer
-    Mutant("reproducer/runtime/short_form.py", "if key not in before}", "if key in before}", "test_standalone_plain.py"),
+    Mutant("reproducer/runtime/short_form.py", "if key not in before}", "if key in before}", "test_short_form_checks.py"),
     Mutant("reproducer/short_form.py", "if len(lost) < len(violation.findings) or", "if", "test_reproducer.py"),
     Mutant("reproducer/compose.py", 'finding.kind != "state copied"', 'finding.kind != "peak over budget"', "test_reproducer.py"),
     # runner
-    Mutant("runner/exclusions.py", "known = replace(known, refused=known.refused | {style})", "pass", "test_sweep.py test_program.py test_modes.py"),
+    Mutant("runner/exclusions.py", "known = replace(known, refused=known.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
     Mutant("runner/sweep.py", 'if known and case.settings.all == "off":', "if False:", "test_sweep.py"),
     Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_errors.py"),
     # plugin
@@ -89,6 +89,7 @@ def survives(mutant: Mutant) -> str:
             return f"{mutant.file} has {text.count(mutant.old)} times what is to be broken: write the mutant anew"
         path.write_text(text.replace(mutant.old, mutant.new))
         for name in mutant.tests.split():
+            (test,) = (ROOT / "tests").glob(f"*/{name}")
             command = [
                 sys.executable,
                 "-P",
@@ -100,7 +101,7 @@ def survives(mutant: Mutant) -> str:
                 "2",
                 "-p",
                 "no:cacheprovider",
-                f"tests/{name}",
+                str(test),
             ]
             environment = {**os.environ, "PYTHONPATH": folder, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu"}
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -362,7 +362,7 @@ def test_a_run_without_reports_imports_nothing_for_them(run_inner):
 
 
 def test_reports_alone_import_no_jax(pytester, inner_args, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     pytester.makepyfile("def test_plain():\n    import sys\n    assert not {'jax', 'flax'} & sys.modules.keys()\n")
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:hypothesispytest", "--nnx-report=a.html")
     result.assert_outcomes(passed=1)

@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.settings import settings_table_markdown
 from pytest_nnxcheck.plugin.run_options import outlets_table_markdown
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 SETTINGS = (DOCS / "settings.md").read_text()

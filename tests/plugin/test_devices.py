@@ -133,7 +133,7 @@ def test_devices_are_simulated(run_inner, monkeypatch, workers):
 
 
 def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\nnnx_devices = 3\n")
     pytester.makeconftest("pytest_plugins = ['pytest_nnxcheck.plugin.hooks']\n")

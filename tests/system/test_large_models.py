@@ -13,13 +13,13 @@ import pytest
 from flax import nnx
 from healthy import FLAX
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import large_models
 from language_model import MISTRAL_7B, TINY, Decoder, train_step, with_adam
 from pytest_nnxcheck import compat
 
-TABLES = (Path(__file__).parents[1] / "docs" / "large_models.md").read_text()
+TABLES = (Path(__file__).parents[2] / "docs" / "large_models.md").read_text()
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 FORMS = [form for form in large_models.FORMS if form != "no_graph_updates" or FLAX >= (0, 12)]
 LAYER = 218_112_000

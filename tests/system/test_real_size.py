@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from healthy import FLAX
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYTEST = """
 import sys, pytest
 from pathlib import Path

@@ -13,7 +13,7 @@ from pytest_nnxcheck.core.catalogue import CATALOGUE, ROWS, STYLES
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.transforms.compose import layer_function
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(pytest_nnxcheck.__file__).parent
 WORDS = ("core/catalogue.py", "transforms/", "invariants/hints.py", "compat/")
 """Where the name of a transform may stand in quotes."""

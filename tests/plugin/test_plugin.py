@@ -295,7 +295,7 @@ def test_a_real_ctrl_c(pytester, inner_args):
     source = "import os, signal, sys\nsys.path[:0] = [%r, %r]\nimport fake_engine\nfake_engine.install()\n"
     # A background job of a shell starts with the signal ignored.
     source += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     pytester.makeconftest(source % (str(here), str(here.parent)))
     pytester.makepyfile(
         test_inner="import os, signal, pytest\nfrom fake_engine import RUNS, Model\n@pytest.mark.nnx_invariants\ndef test_x(nnx_wrap):\n"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import documents
 import pytest
-import test_page
 
 from pytest_nnxcheck.reporting import html_page
 
@@ -164,7 +163,7 @@ def test_nothing_is_loaded_and_nothing_is_refused(driver, tmp_path):
 
 
 def test_a_thousand_nestings_open_at_once(driver, tmp_path):
-    show(driver, tmp_path / "report.html", test_page.many(1000))
+    show(driver, tmp_path / "report.html", documents.many(1000))
     assert len(driver.find_elements("css selector", "a.cell")) == 1000
     taken = driver.execute_script("return performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert 0 < taken < 5000  # 0.4 s on two cores; the bound is for a machine that does much else

@@ -311,7 +311,7 @@ def test_a_users_own_folder_is_left_alone(by, tmp_path):
     ours.mkdir()
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(his)} if by == "environment" else dict(os.environ)
     command = [sys.executable, "-W", "error::UserWarning", "-c", USERS, str(ours), str(his)]
-    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout.split()) == (0, ["1", "2"] if WORKS else ["0", "3"]), ran.stderr
 
@@ -374,7 +374,7 @@ SUITE = """
 @pytest.fixture
 def suite(pytester, inner_args, monkeypatch):
     """Run the suite in a fresh process: how it ended, the entries of the folder, and what was reported."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     pytester.makepyfile(test_net=textwrap.dedent(SUITE))
     folder = pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME
