@@ -5,6 +5,7 @@ Plain data: nothing here imports jax or flax.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,8 @@ class Observation:
     ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
     program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract. A ``shared`` program was
     compiled for another one of the same text, whose lines its buffers name. ``still`` are the leaves that the un-nested call changes,
-    and that came back as the very arrays that went in.
+    and that came back as the very arrays that went in. ``rebuild`` gives the arrays of ``output``, named ``output_names``, the structure that
+    the user returned.
     """
 
     nesting: Nesting
@@ -142,3 +144,5 @@ class Observation:
     abstract: bool = False
     shared: bool = False
     still: tuple[Path, ...] = ()
+    output_names: tuple[str, ...] = ()
+    rebuild: Callable[[tuple[Any, ...]], Any] = tuple

@@ -100,7 +100,7 @@ def rehearse(
     state, error = subject.fresh(), None
     places = walk(subject.roots(state)).places
     # Without its jit: a function that was traced before would not be traced again.
-    program = subject.program_of(inspect.unwrap(subject.function))
+    program = subject.for_run(inspect.unwrap(subject.function)).program
     try:
         with watching():
             if subject.abstract:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,7 +80,6 @@ def check_call(
         facts, found = remapped(bound_subject, found, settings, session)
     if isinstance(found.error, CheckError):
         raise found.error
-    rebuild = bound_subject.outbox.rebuild  # the measurement of the un-nested jit makes the call once more
     violations, limit = judge(bound_subject, facts, found, settings, session, originals)
     if violations and found.shared:
         # Its message names lines, which must be its own.
@@ -94,7 +92,7 @@ def check_call(
     known = evidence(bound_subject, facts, found, limit, baseline)
     if any(each.invariant == "memory" for each in violations):
         known = replace(known, growth=session.growth_of(bound_subject, settings.donate, nesting, known.split))
-    return conclude(bound_subject, facts, found, violations, limit, rebuild, told, known)
+    return conclude(bound_subject, facts, found, violations, limit, told, known)
 
 
 def observed(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings, session: Session) -> Observation:
@@ -132,7 +130,6 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
         found = observe(subject, UNKNOWN, nesting, settings.donate)
     if found.error is not None:
         return fails_un_nested(subject, found.error, found, settings, session)
-    rebuild = subject.outbox.rebuild
     violations: tuple[Violation, ...] = ()
     if "tracers" in settings.invariants:
         violations = leaves_tracers(subject, found) if found.leaks else was_pinned(originals)
@@ -148,7 +145,7 @@ def un_nested(subject: Subject, nesting: Nesting, settings: Settings, session: S
         notes=told,
         evidence=left(found) if violations else None,
     )
-    return Call(rebuild(found.output), verdict)
+    return Call(found.rebuild(found.output), verdict)
 
 
 def profile_if_traceable(subject: Subject, nesting: Nesting, settings: Settings, session: Session) -> Profile:
@@ -250,7 +247,6 @@ def conclude(
     found: Observation,
     violations: tuple[Violation, ...],
     limit: Bound | None,
-    rebuild: Callable[[tuple[Any, ...]], Any],
     told: tuple[str, ...] = (),
     known: Evidence | None = None,
 ) -> Call:
@@ -278,7 +274,7 @@ def conclude(
     if found.error is not None or found.leaks:
         return Call(None, outcome)
     write_back(subject, found.state)
-    return Call(rebuild(found.output), outcome)
+    return Call(found.rebuild(found.output), outcome)
 
 
 def refused(found: Observation) -> bool:

@@ -229,6 +229,7 @@ def place_of(frame: FrameType) -> str:
 
 def transparent(subject: Subject) -> tuple[Effect, tuple[Drop, ...]]:
     """The call on a copy with its jits off, and the updates that its other transforms dropped."""
+    subject = subject.for_run()
     state = subject.fresh()
     watch = Watch(subject, state)
 

@@ -55,6 +55,7 @@ def observe(
     alone: bool = False,
 ) -> Observation:
     """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``."""
+    subject = subject.for_run()
     state = subject.fresh()
     if misfit := unfit(subject, profile, nesting):
         return Observation(nesting, state, error=Unfit(str(misfit)))
@@ -107,6 +108,8 @@ def observe(
         abstract=subject.abstract,
         shared=any(root.shared),
         still=unmoved(profile, went_in, state) if good and not subject.abstract else (),
+        output_names=subject.output_tree.names,
+        rebuild=subject.output_tree.rebuild,
     )
 
 
@@ -119,6 +122,7 @@ def unmoved(profile: Profile, went_in: dict[Path, Any], state: Any) -> tuple[Pat
 
 def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:
     """The memory of the program of a nesting whose loops and axes have another length: compiled, and not run. `None` where it does not compile."""
+    subject = subject.for_run()
     root = Root(subject, profile, nesting, donate, stops=True)
     program = compose(subject, profile, nesting, Guards(subject), root.jit, length)
     state, inputs = root.handed(subject.fresh(), length)

@@ -91,7 +91,7 @@ def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
         returned=primal(found.nesting.layers, found.returned),
         names=names,
         output=found.output,
-        structure=structure(subject, found.output),
+        structure=structure(found.output_names, found.rebuild, found.output),
         after=read(subject, found.state),
     )
 

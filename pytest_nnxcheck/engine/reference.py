@@ -112,6 +112,7 @@ def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False, precis
 
     ``precision`` is the distance between one and the next number of the lowest precision that the program computes in.
     """
+    subject = subject.for_run()
     state, inputs = subject.fresh(), subject.inputs
     if nudged:
         state, inputs = nudge(state, precision), tuple(nudge_leaf(leaf, precision) for leaf in inputs)
@@ -127,15 +128,14 @@ def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False, precis
 
 
 def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ...], meaning: Meaning = ()) -> Effect:
-    """What a program returns and leaves in the state; all else that it touches is put back."""
+    """What a program of the subject returns and leaves in the state; all else that it touches is put back."""
     before, places = read(subject, state), walk(subject.roots(state)).places
-    outbox = (subject.outbox.names, subject.outbox.rebuild)
     returned, error = run(program, state, inputs)
     try:
         if error is not None:
             return Effect(error=error)
         output = un_nested(meaning, returned)
-        found = structure(subject, output)
+        found = structure(subject.output_tree.names, subject.output_tree.rebuild, output)
         after = changed(before, read(subject, state))
         kept = Facts(
             {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED},
@@ -144,7 +144,6 @@ def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ..
         return Effect(returned, names_of(meaning, found.names), output, found, kept, after)
     finally:
         places.restore()
-        subject.outbox.names, subject.outbox.rebuild = outbox
 
 
 def composed(subject: Subject, meaning: Meaning) -> Program:

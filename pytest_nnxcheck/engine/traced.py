@@ -75,6 +75,7 @@ def observe(
 
     ``places`` are those that the call may change, as they were before it.
     """
+    subject = subject.for_run()
     guards = Guards(subject)
     trace = stage(subject, facts, nesting, guards)
     spoiled = bool(walk(subject.roots(subject.state)).tracers)
@@ -92,7 +93,14 @@ def observe(
         return None
     state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
     still = unmoved(facts, dict(compat.raw_leaves(subject.state)), state)
-    return Observation(nesting, state, output=tuple(results[: trace.outputs]), still=still)
+    return Observation(
+        nesting,
+        state,
+        output=tuple(results[: trace.outputs]),
+        still=still,
+        output_names=subject.output_tree.names,
+        rebuild=subject.output_tree.rebuild,
+    )
 
 
 def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) -> Trace:

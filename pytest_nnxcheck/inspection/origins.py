@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from pytest_nnxcheck.compat import is_library_file
@@ -50,8 +51,13 @@ def labelled(program: Callable[..., Any], function: Any) -> None:
     code = getattr(function, "__code__", None)
     where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
     name = f"{PROGRAM}{getattr(function, '__qualname__', '')} at {where}"
-    # Code is compared without its qualified name, and older jax keeps locations by code.
-    program.__code__ = program.__code__.replace(co_name=name, co_qualname=name)
+    program.__code__ = renamed(program.__code__, name)
+
+
+@functools.lru_cache(maxsize=256)
+def renamed(code: CodeType, name: str) -> CodeType:
+    """The same code under another name: one object a name, since older jax keeps locations by code, which is compared without its qualified name."""
+    return code.replace(co_name=name, co_qualname=name)
 
 
 def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:

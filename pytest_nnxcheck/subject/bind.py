@@ -20,7 +20,7 @@ from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.origins import labelled
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs
-from pytest_nnxcheck.subject.subject import Nodes, Outbox, Place, Subject, flatten_output, function_name, is_plain
+from pytest_nnxcheck.subject.subject import Nodes, OutputTree, Place, Subject, flatten_output, function_name, is_plain
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -165,7 +165,6 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
     names = tuple(nodes)
     single = len(nodes) == 1 and isinstance(next(iter(nodes.values())), nnx.Module)
     state = nodes[names[0]] if single else Nodes(nodes)
-    outbox = Outbox()
     home = state
 
     def fill(place: Any, state: Any, inputs: tuple[Any, ...]) -> Any:
@@ -175,18 +174,19 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
             return inputs[place.input]
         return state if single else getattr(state, str(place.node))
 
-    def program_of(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    def program_of(function: Callable[..., Any], tree: OutputTree) -> Callable[..., tuple[Any, ...]]:
         def program(state: Any, *inputs: Any) -> tuple[Any, ...]:
             filled = jax.tree_util.tree_unflatten(treedef, [fill(place, state, inputs) for place in places])
             with plain_objects.filled(filled) as (args, kwargs):
                 output = function(*args, **kwargs)
-                arrays, outbox.rebuild, outbox.names = flatten_output(output, state, home)
-                outbox.plain = is_plain(output)
+                arrays, tree.rebuild, tree.names = flatten_output(output, state, home)
+                tree.plain = is_plain(output)
             return arrays
 
         labelled(program, function)
         return program
 
+    tree = OutputTree()
     values = [*inputs, *(value for _, value in compat.raw_leaves(state))]
     abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in values)
     # A program without inputs would give the layers nothing to map over and the guards no tracer to know their trace by.
@@ -194,14 +194,14 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
     return Subject(
         name=getattr(subject, "__qualname__", None) or type(subject).__qualname__,
         function=function,
-        program=program_of(function),
+        program=program_of(function, tree),
         program_of=program_of,
         state=state,
         names=names,
         inputs=abstract_inputs(filled) if abstract else tuple(map(jnp.asarray, filled)),
         input_names=tuple(parts.input_names),
         static=tuple(f"{label}={show(value)}" for label, value in parts.static),
-        outbox=outbox,
+        output_tree=tree,
         abstract=abstract,
         labels=parts.labels,
         opened=parts.opened,

@@ -80,6 +80,7 @@ UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1
 
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
+    subject = subject.for_run()
     # Arrays are not copied: a trace reads no values, and those of an earlier trace have none.
     graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
 
@@ -99,7 +100,7 @@ def profile(subject: Subject) -> Profile:
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    plain = subject.outbox.plain
+    plain = subject.output_tree.plain
     jaxpr = compat.open_jaxpr(closed)
     sources = jaxpr_flow.sources(jaxpr)[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
@@ -138,7 +139,7 @@ def profile(subject: Subject) -> Profile:
         restructured=structures[0] != structures[1],
         plain=plain,
         dropped=dropped_updates(subject, jaxpr, [key[0] for key in known], changed),
-        out_names=subject.outbox.names,
+        out_names=subject.output_tree.names,
         parameters=parameters,
         gradients=tuple(
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

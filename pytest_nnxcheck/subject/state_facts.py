@@ -5,7 +5,7 @@ Arrays are kept by reference (those of jax never change); plain Python values ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,10 +139,10 @@ def show(value: Any) -> str:
     return f"another {kind}"
 
 
-def structure(subject: Subject, output: tuple[Any, ...]) -> Structure:
-    """The names of an output's arrays, as the call took them out last, and its leaves that are no arrays."""
-    named = ["output" + name for name in subject.outbox.names]
-    rebuilt = subject.outbox.rebuild(output)
+def structure(names: tuple[str, ...], rebuild: Callable[[tuple[Any, ...]], Any], output: tuple[Any, ...]) -> Structure:
+    """The names of an output's arrays, and its leaves that are no arrays."""
+    named = ["output" + name for name in names]
+    rebuilt = rebuild(output)
     leaves, _ = jax.tree_util.tree_flatten_with_path(rebuilt, is_leaf=compat.is_graph_node)
     others = {
         "output" + jax.tree_util.keystr(path): frozen(leaf)

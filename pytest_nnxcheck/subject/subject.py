@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -43,10 +43,11 @@ class Place:
 
 
 @dataclass(slots=True)
-class Outbox:
-    """The structure of what the subject returned last, with a name for each of its arrays, which travel through the program.
+class OutputTree:
+    """The structure of what one program of the subject returned, with a name for each of its arrays, which travel through the program.
 
-    An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in containers that jax knows.
+    Filled in while the program is traced or run. An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in
+    containers that jax knows.
     """
 
     names: tuple[str, ...] = ()
@@ -58,8 +59,8 @@ class Outbox:
 class Subject:
     """One call of the user's object, taken apart.
 
-    ``program(state, *inputs)`` returns a flat tuple of arrays; ``outbox`` gives them back the structure the user returned.
-    ``program_of`` makes the same call of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
+    ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
+    and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
     objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
     name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart.
     """
@@ -67,13 +68,13 @@ class Subject:
     name: str
     function: Callable[..., Any]
     program: Callable[..., tuple[Any, ...]]
-    program_of: Callable[[Callable[..., Any]], Callable[..., tuple[Any, ...]]]
+    program_of: Callable[[Callable[..., Any], OutputTree], Callable[..., tuple[Any, ...]]]
     state: Any
     names: tuple[str, ...]
     inputs: tuple[Any, ...]
     input_names: tuple[str, ...]
     static: tuple[str, ...]
-    outbox: Outbox
+    output_tree: OutputTree
     abstract: bool
     labels: Mapping[str, str]
     opened: tuple[tuple[str, Any], ...]
@@ -89,6 +90,11 @@ class Subject:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
+
+    def for_run(self, function: Callable[..., Any] | None = None) -> Subject:
+        """The same call with a program of its own, or one of another function, whose output no other run or trace can touch."""
+        tree = OutputTree()
+        return replace(self, program=self.program_of(function or self.function, tree), output_tree=tree)
 
     @property
     def label(self) -> str:

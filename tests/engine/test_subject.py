@@ -42,7 +42,7 @@ def forward(model, batch, other=None):
 
 def run(subject):
     arrays = subject.program(subject.state, *subject.inputs)
-    return subject.outbox.rebuild(arrays)
+    return subject.output_tree.rebuild(arrays)
 
 
 def test_a_module_is_its_own_state():
