@@ -1,4 +1,4 @@
-"""What a failure has to do with the transforms inside the user's own call: which loop, what it captured, the way out.
+"""What a failure has to do with the transforms inside the user's own call: which loop, what it captured, and what to write instead.
 
 The call is made once more on a fresh copy, watched: an exception that leaves a trace holds no user frame on some versions, and a
 silent leak raises none.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -62,7 +61,7 @@ def captured(subject: Subject) -> tuple[str, ...]:
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
             texts[f"{name} at {where} captured {', '.join(nodes)}; {hints.captured_by(name)}"] = None
 
-    rehearse(subject, lambda: profiled(watch))
+    rehearse(subject, profiled(watch))
     return tuple(texts)[:SHOWN]
 
 
@@ -79,41 +78,29 @@ def merged_inside(subject: Subject) -> tuple[Leak, ...]:
         merged.append((f"{type(node).__name__} (merged at {where})", node))
         return node
 
-    return rehearse(subject, lambda: mock.patch.object(nnx, "merge", keep), merged).kept
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """What a call left that was made once more: the exception, whether tracers remain, and those in what was kept of it."""
-
-    error: Exception | None
-    leaks: bool
-    kept: tuple[Leak, ...]
+    return rehearse(subject, mock.patch.object(nnx, "merge", keep), merged)
 
 
 def rehearse(
     subject: Subject,
-    watching: Callable[[], contextlib.AbstractContextManager[Any]],
-    kept: list[tuple[str, Any]] | None = None,
-) -> Rehearsal:
-    """Make the call once more on a copy, and undo what it leaves."""
-    state, error = subject.fresh(), None
+    watching: contextlib.AbstractContextManager[Any],
+    kept: Sequence[tuple[str, Any]] = (),
+) -> tuple[Leak, ...]:
+    """The tracers in what was kept of the call, which is made once more on a copy; what it leaves is undone."""
+    state = subject.fresh()
     places = walk(subject.roots(state)).places
     # Without its jit: a function that was traced before would not be traced again.
     program = subject.for_run(inspect.unwrap(subject.function)).program
-    try:
-        with watching():
-            if subject.abstract:
-                trace(program, state, subject.inputs, lambda _: False)
-            else:
-                program(state, *subject.inputs)
-    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
-        error = raised
-    leaks = tuple(leak(each, None) for each in walk(kept or ()).tracers)
-    remain = bool(walk(subject.roots(state)).tracers)
+    # The user's code may raise anything.
+    with contextlib.suppress(Exception), watching:
+        if subject.abstract:
+            trace(program, state, subject.inputs, lambda _: False)
+        else:
+            program(state, *subject.inputs)
+    leaks = tuple(leak(tracer, None) for tracer in walk(kept).tracers)
     places.restore()
     jax.clear_caches()
-    return Rehearsal(error, remain, leaks)
+    return leaks
 
 
 @contextlib.contextmanager

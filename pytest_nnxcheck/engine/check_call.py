@@ -16,7 +16,7 @@ from pytest_nnxcheck.core.observation import Memory, Observation
 from pytest_nnxcheck.core.outcome import Finding, Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine import causes, handing_over, traced
+from pytest_nnxcheck.engine import causes, traced
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.originals import Originals, look_at_originals, was_pinned
@@ -160,7 +160,6 @@ def profile_if_traceable(subject: Subject, nesting: Nesting, settings: Settings,
 def leaves_tracers(subject: Subject, found: Observation) -> tuple[Violation, ...]:
     """Violations of a call that leaks un-nested: a transform inside it is at fault."""
     rows = [("cause", text) for text in causes.captured(subject)]
-    rows += [("holds", f"{text}: tried in its place") for text in handing_over.holds(subject)] if rows else []
     return tuple(replace(each, details=(*each.details, *rows)) for each in tracers(found))
 
 
@@ -287,8 +286,5 @@ def failed(subject: Subject, nesting: Nesting, error: Exception, found: Observat
     """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
     if compat.is_mode_refusal(error, nesting.mode):
         return Call(None, Outcome(nesting, "rejected", reason=compat.mode_words(error), by_mode=True))
-    notes = causes.causes(subject, error, found)
-    if notes and not nesting.layers:
-        notes += tuple(f"{text} holds: tried in its place" for text in handing_over.holds(subject))
-    outcome = Outcome(nesting, "failed", reason=first_line(error), notes=notes)
+    outcome = Outcome(nesting, "failed", reason=first_line(error), notes=causes.causes(subject, error, found))
     return Call(None, outcome, error)

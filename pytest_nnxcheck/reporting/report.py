@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, format_bytes
-from pytest_nnxcheck.reporting.tally import VERDICTS, counts, idle_remat, kinds, nothing_checked, worst_peak
+from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_peak
 
 BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting rejected by flax"
@@ -299,7 +299,6 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
     if worst is not None and worst.peak is not None:
         pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
-    pairs += [("nnx_remat", remat)] if (remat := idle_remat(report.outcomes)) else []
     if expectations := _expectations(report):
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):
@@ -330,6 +329,5 @@ def summary_of(found: Mapping[str, str | int]) -> str:
     if "nnx_peak" in found:
         bound = f" of {format_bytes(int(found['nnx_budget']))}" if "nnx_budget" in found else ""
         text += f"; worst peak {format_bytes(int(found['nnx_peak']))}{bound} ({found['nnx_peak_nesting']})"
-    text += f"; {found['nnx_remat']}" if "nnx_remat" in found else ""
     text += f"; modes: {found['nnx_modes']}" if "nnx_modes" in found else ""
     return text

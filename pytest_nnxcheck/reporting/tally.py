@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from pytest_nnxcheck.core.catalogue import REMAT
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.core.text import format_bytes
 
 VERDICTS = {
     "violated": "violated",
@@ -42,34 +39,6 @@ def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
     nested = [outcome for outcome in outcomes if outcome.nesting.layers]
     checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
     return any(outcome.nesting.mode not in checked for outcome in nested)
-
-
-IDLE = 0.99
-"""A remat that leaves this part of the peak or more saves nothing: the compiler itself rounds and reorders by less."""
-
-
-def idle_remat(outcomes: Iterable[Outcome]) -> str:
-    """The smallest nesting whose remat inside a grad costs time and saves no memory; empty if there is none."""
-    peaks = {outcome.nesting: outcome.peak for outcome in outcomes if outcome.peak is not None}
-    compared = [
-        (nesting, peak, peaks[bare]) for nesting, peak in peaks.items() for bare in _bare(nesting) if bare in peaks
-    ]
-    idle = sorted((each for each in compared if each[1] >= IDLE * each[2]), key=lambda each: each[0].plainness)
-    if not idle:
-        return ""
-    nesting, peak, without = idle[0]
-    figures = f"{format_bytes(peak)} with it, {format_bytes(without)} without ({nesting})"
-    others = f"; it does in {len(compared) - len(idle)} of {len(compared)} nestings" if compared[len(idle) :] else ""
-    return f"remat does not lower the peak under grad: {figures}{others}"
-
-
-def _bare(nesting: Nesting) -> Iterator[Nesting]:
-    """The nesting without one of the remats inside its grad."""
-    under_grad = False
-    for number, layer in enumerate(nesting.layers):
-        if under_grad and layer.transform == REMAT:
-            yield replace(nesting, layers=nesting.layers[:number] + nesting.layers[number + 1 :])
-        under_grad = under_grad or layer.row.pair == "gradients"
 
 
 def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:

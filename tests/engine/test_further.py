@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +13,9 @@ from healthy import assign, numbers
 from pytest_nnxcheck import CheckError, check, compat
 from pytest_nnxcheck.core.catalogue import FURTHER
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.memory import saves_steps
-from pytest_nnxcheck.reporting import report, tally
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.transforms import compose
 from pytest_nnxcheck.transforms.compose import Guards, make_plan, plain_jit
@@ -384,40 +379,6 @@ def test_a_remat_inside_a_loop_saves_memory_and_one_around_all_of_it_does_not():
     }
     assert peaks[" > scan > remat"] < 0.8 * peaks[" > scan"]
     assert peaks[" > remat"] >= 0.95 * peaks[""]
-
-
-def test_an_idle_remat_is_in_the_summary():
-    made = check(
-        nnx.Linear(8, 8, rngs=nnx.Rngs(0)),
-        jnp.ones((4, 8)),
-        transforms="jit,remat,grad",
-        styles="argument",
-        max_examples=0,
-    )
-    assert made.ok, str(made)
-    peaks = {str(outcome.nesting): outcome.peak for outcome in made.outcomes}
-    assert peaks["jit > grad > remat"] >= 0.99 * peaks["jit > grad"] > 0
-    shown = [format_bytes(peaks[nesting]) for nesting in ("jit > grad > remat", "jit > grad")]
-    wanted = f"remat does not lower the peak under grad: {shown[0]} with it, {shown[1]} without (jit > grad > remat)"
-    assert wanted in str(made)
-    assert dict(report.properties(made))["nnx_remat"].startswith(wanted)
-
-
-@pytest.mark.parametrize(
-    "with_it, in_a_loop, told",
-    [
-        (100, None, "100 B with it, 100 B without (jit > grad > remat)"),
-        (200, 150, "200 B with it, 100 B without (jit > grad > remat); it does in 1 of 2 nestings"),
-        (98, 150, ""),
-        (98, 300, "300 B with it, 200 B without (jit > grad > scan > remat); it does in 1 of 2 nestings"),
-    ],
-)
-def test_a_remat_is_compared_with_the_same_nesting_without_it(with_it, in_a_loop, told):
-    peaks = {"jit": 10, "jit > remat": 20, "jit > grad": 100, "jit > remat > grad": 500, "jit > grad > scan": 200}
-    peaks |= {"jit > grad > remat": with_it, "jit > grad > scan > remat": in_a_loop}
-    outcomes = [Outcome(Nesting.parse(nesting), "held", peak=peak) for nesting, peak in peaks.items()]
-    assert tally.idle_remat(outcomes) == (told and f"remat does not lower the peak under grad: {told}")
-    assert not tally.idle_remat([replace(outcome, peak=None) for outcome in outcomes])
 
 
 def test_every_further_transform_is_run_here():
