@@ -16,7 +16,7 @@ from healthy import HEALTHY
 from pytest_nnxcheck.core.catalogue import FURTHER, ROWS, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.engine.check_call import Call, check_call
+from pytest_nnxcheck.engine.check_call import Checked, check_call
 from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.reporting import memory_breakdown
 
@@ -35,7 +35,9 @@ FURTHER_SINGLES = [
 ]
 
 
-def call(subject: Any, *args: Any, nesting: str = "un-nested", session: Session | None = None, **settings: Any) -> Call:
+def call(
+    subject: Any, *args: Any, nesting: str = "un-nested", session: Session | None = None, **settings: Any
+) -> Checked:
     """``subject(*args)`` under one nesting; settings as in the marker."""
     chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
     found = check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
@@ -53,12 +55,12 @@ def takes_over(before: Any, after: Any) -> bool:
     return bool(new.unsafe_buffer_pointer() == pointer)
 
 
-def broken(found: Call) -> list[str]:
+def broken(found: Checked) -> list[str]:
     """The invariants that a call broke."""
     return [violation.invariant for violation in found.outcome.violations]
 
 
-def text(found: Call) -> str:
+def text(found: Checked) -> str:
     """All that the violations and notes of a call say."""
     rows = [f"{label} {row}" for violation in found.outcome.violations for label, row in violation.details]
     heads = [f"{violation.summary} {violation.hint}" for violation in found.outcome.violations]

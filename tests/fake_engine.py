@@ -65,7 +65,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Call:
+class Checked:
     output: object
     outcome: Outcome
     error: BaseException | None
@@ -86,14 +86,14 @@ def check_call(subject, args, kwargs, *, nesting, settings, session, owner=""):
         raise CheckError(model.bad)
     peak, budget = (1000 * (len(nesting) + 1), 8000) if str(nesting).startswith("jit") else (None, None)
     if model.rejected(nesting):
-        return Call(None, Outcome(nesting, "rejected", reason="TraceContextError: other trace level"), None)
+        return Checked(None, Outcome(nesting, "rejected", reason="TraceContextError: other trace level"), None)
     try:
         output = subject(*args, **kwargs)
         if model.failed(nesting):
             raise TypeError("scan body must return a carry")  # noqa: TRY301
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        return Call(None, Outcome(nesting, "failed", reason=reason, notes=model.causes), error)
+        return Checked(None, Outcome(nesting, "failed", reason=reason, notes=model.causes), error)
     names = [name for name in settings.invariants if getattr(model, name)(nesting)]
     broken = tuple(violation(name) for name in names)
     known = None
@@ -102,12 +102,12 @@ def check_call(subject, args, kwargs, *, nesting, settings, session, owner=""):
         temporary = Held(peak - 300, f"uint8[{peak - 300}]", "temporary", "dot", ("model.py:7",))
         known = Evidence(Split(200, 100, peak - 300, 0, 0), buffers=(temporary,))
     verdict = "violated" if broken else "held"
-    return Call(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None)
+    return Checked(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None)
 
 
 def install() -> None:
     """Take the place of the real module; pytester's snapshot of the modules, or the end of the process, puts it back."""
     module = types.ModuleType("pytest_nnxcheck.engine.check_call")
-    module.Session, module.Call, module.check_call = Session, Call, check_call
+    module.Session, module.Checked, module.check_call = Session, Checked, check_call
     sys.modules["pytest_nnxcheck.engine.check_call"] = module
     RUNS.clear()

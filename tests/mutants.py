@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant("core/catalogue.py", 'Transform("scan", default=True, means="carry", axis="steps",', 'Transform("scan", default=True, means="carry",', "test_house.py test_compose.py"),
     Mutant("core/catalogue.py", 'Transform("while_loop", default=True, means="repeat", loop="uncounted"', 'Transform("while_loop", default=True, means="repeat", loop="counted"', "test_nesting.py"),
     Mutant("core/nesting.py", "if row.excludes_itself and row in outer:", "if False:", "test_nesting.py test_house.py"),
-    Mutant("core/expected_failures.py", 'compiled or self.invariant not in {"memory", "donation"}', "True", "test_expected_failures.py"),
+    Mutant("core/expected_failures.py", "compiled or self.invariant not in COMPILED_INVARIANTS", "True", "test_expected_failures.py"),
     # compat
     Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
     Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_memory_breakdown.py"),
@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant("invariants/tracers.py", "if observation.leaks or not compat.is_tracer_error", "if not compat.is_tracer_error", "test_findings.py"),
     Mutant("invariants/hints.py", 'case "sharding" | "not returned":', 'case "sharding":', "test_hints.py"),
     # engine
-    Mutant("engine/check_call.py", "if violations and found.shared:", "if False:", "test_findings.py"),
+    Mutant("engine/check_call.py", "if judgement.violations and observation.shared:", "if False:", "test_findings.py"),
     Mutant("engine/observe.py", "keep_unused=True,", "keep_unused=False,", "test_findings.py"),
     Mutant("engine/traced.py", "or facts.calls_back", "", "test_values.py"),
     Mutant("engine/observe.py", "same = (path for path in profile.changed if", "same = (path for path in () if", "test_writes.py"),

@@ -1,6 +1,7 @@
-"""What a transform is: one row a transform. Every other table of transforms is a query of these rows.
+"""What a transform is, and what an invariant is: one row each. Every other table of them is a query of these rows.
 
-To add a transform: a row here, its functions in `transforms`, a hint in `invariants.hints`.
+To add a transform: a row here, its functions in `transforms`, a hint in `invariants.hints`. To add an invariant: a row here, and a file of
+its name in `invariants`.
 """
 
 from __future__ import annotations
@@ -106,6 +107,40 @@ FURTHER = tuple(row.name for row in ROWS if not row.default and row.name != CALL
 
 STATE_BOUND = tuple(row.name for row in ROWS if row.fixes_state)
 """The transforms that, as argument layers, cannot take a call that adds state."""
+
+
+class Invariant(NamedTuple):
+    """One invariant.
+
+    ``default``: it is asserted where ``invariants`` names no others. ``compiled``: it is about compiled programs, and asserted where the
+    outermost layer is a jit. ``values``: it is about values, so that no trace tells whether it holds, and asserted where all else does.
+    """
+
+    name: str
+    default: bool = False
+    compiled: bool = False
+    values: bool = False
+
+
+INVARIANT_ROWS = (
+    Invariant("tracers", default=True),
+    Invariant("memory", default=True, compiled=True),
+    Invariant("donation", default=True, compiled=True),
+    Invariant("parity", values=True),
+)
+"""All invariants, in the order in which they are judged: the first one broken is the one that a failure is named after."""
+
+INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
+"""What is asserted by default."""
+
+OPTIONAL_INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if not row.default)
+"""What is asserted where it is named."""
+
+COMPILED_INVARIANTS = frozenset(row.name for row in INVARIANT_ROWS if row.compiled)
+"""What is asserted of compiled programs."""
+
+VALUE_INVARIANTS = frozenset(row.name for row in INVARIANT_ROWS if row.values)
+"""What is asserted of values."""
 
 
 class Registered(NamedTuple):

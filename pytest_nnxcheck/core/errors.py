@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.outcome import Outcome
 
-INVARIANTS = ("tracers", "memory", "donation")
-"""What is asserted by default."""
-
-OPTIONAL_INVARIANTS = ("parity",)
-"""What is asserted where it is named."""
-
 PUBLIC = __name__.partition(".")[0]
 """The module that public exceptions show: where people import them from."""
 
@@ -91,3 +85,9 @@ ERRORS: dict[str, type[InvariantViolation]] = {
     "donation": DonationLost,
     "parity": ParityLost,
 }
+"""The exceptions that have a name of their own, by the invariant that is broken."""
+
+
+def error_for(outcome: Outcome, message: str) -> InvariantViolation:
+    """The exception for an outcome that broke invariants: that of the first."""
+    return ERRORS.get(outcome.violations[0].invariant, InvariantViolation)(message, outcome)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, layer_names
-from pytest_nnxcheck.core.errors import INVARIANTS, OPTIONAL_INVARIANTS
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, COMPILED_INVARIANTS, INVARIANTS, OPTIONAL_INVARIANTS, layer_names
 from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Layer, Nesting, NestingError, one_of
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Entry:
             return False
         if self.invariant:
             compiled = bool(nesting.layers) and nesting.layers[0].row.compiles
-            return compiled or self.invariant not in {"memory", "donation"}
+            return compiled or self.invariant not in COMPILED_INVARIANTS
         wanted = self._layers()
         if not wanted:
             return not nesting.layers

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, layer_names
-from pytest_nnxcheck.core.errors import INVARIANTS, OPTIONAL_INVARIANTS
+from pytest_nnxcheck.core.catalogue import FURTHER, INVARIANTS, OPTIONAL_INVARIANTS, STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.nesting import MODES, Nesting, NestingError, one_of
 from pytest_nnxcheck.core.setting_values import (

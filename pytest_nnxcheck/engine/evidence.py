@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.evidence import SHOWN, Evidence, Growth, Held, Moved, Place, Residue, Split
 from pytest_nnxcheck.core.observation import Buffer, Leak, Memory, Observation
+from pytest_nnxcheck.invariants.bound import Bound
 from pytest_nnxcheck.invariants.donation import lost_leaves
-from pytest_nnxcheck.invariants.memory import Bound
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 

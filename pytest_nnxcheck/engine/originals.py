@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine.session import Session
@@ -24,22 +21,10 @@ from pytest_nnxcheck.inspection.pointers import (
 )
 from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
 from pytest_nnxcheck.inspection.walk import walk
-from pytest_nnxcheck.invariants.tracers import pinned
+from pytest_nnxcheck.invariants.case import Originals
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-
-@dataclass(frozen=True, slots=True)
-class Originals:
-    """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written.
-
-    ``pinned`` are Variables, path and type, that were made in a trace that has ended.
-    """
-
-    shared: tuple[tuple[str, str], ...]
-    views: tuple[tuple[str, str], ...]
-    pinned: tuple[tuple[str, str], ...]
 
 
 def look_at_originals(subject: Subject, settings: Settings, session: Session) -> Originals:
@@ -95,7 +80,3 @@ def tell_mapped(subject: Subject, session: Session) -> None:
             f"{some(paths)} of {subject.name} {'lies' if len(found) == 1 else 'lie'} in a memory-mapped file ({files[0]}): XLA cannot reuse a buffer of NumPy's, so that the first donated"
             " step keeps both; write jnp.array(value) where it is loaded"
         )
-
-
-def was_pinned(originals: Originals) -> tuple[Violation, ...]:
-    return (pinned(originals.pinned),) if originals.pinned else ()

@@ -16,15 +16,13 @@ from pytest_nnxcheck.core.outcome import Finding, Violation
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine.dropped_updates import Drop, transparent
 from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, names_of
-from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.invariants import Judgement, hints
 from pytest_nnxcheck.invariants.parity import Difference, compare, differences, scalars, violation
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import Effect, read, structure, type_of
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
 
-Judged = tuple[tuple[Violation, ...], tuple[str, ...]]
-"""Violations and notes."""
 Differences = tuple[Difference, ...]
 FLOAT32 = 2.0**-23
 """The distance between one and the next number of float32, the lowest precision whose roundings the first nudge has."""
@@ -35,13 +33,13 @@ TWINS = {name: hints.hint("jax transform", transform=twin) for name, twin in NNX
 """What to use instead of a transform of jax that got a module."""
 
 
-def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect | None) -> Judged:
+def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect | None) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
     nesting = found.nesting
     if wanted is None:
-        return (), ABSTRACT
+        return Judgement(notes=ABSTRACT)
     if wanted.error is not None:
-        return (), (f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",)
+        return Judgement(notes=(f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
     meaning = meaning_of(nesting)
     before, got = read(subject, subject.state), effect_of(subject, found, names_of(meaning, wanted.structure.names))
     drawn = other_draws(subject, nesting)
@@ -51,7 +49,7 @@ def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect 
         told, different = different, beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn))
         notes += decided_by_rounding(told, different)
     notes += scalars(got.after, before)
-    return ((violation(different, advice(different, nesting)),) if different else ()), notes
+    return Judgement((violation(different, advice(different, nesting)),) if different else (), notes)
 
 
 def beyond_rounding(
@@ -126,13 +124,14 @@ def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
 # --- inside the call
 
 
-def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judged:
+def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judgement:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
     if subject.abstract:
-        return (), ABSTRACT
+        return Judgement(notes=ABSTRACT)
     wanted, drops = transparent(subject)
     if wanted.error is not None:
-        return (), (f"parity inside the call not asserted: with jax.disable_jit it raises {first_line(wanted.error)}",)
+        reason = first_line(wanted.error)
+        return Judgement(notes=(f"parity inside the call not asserted: with jax.disable_jit it raises {reason}",))
     before = read(subject, subject.state)
     got = effect_of(subject, found, wanted.names)
     different = differences(wanted, got, before, inside=True)
@@ -142,8 +141,8 @@ def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judge
         notes += decided_by_rounding(told, different)
     different = tuple(each for each in different if not returned(each, wanted, got))
     if drops:
-        return (dropped_inside(drops),), notes
-    return ((violation(different, advice_inside(different)),) if different else ()), notes
+        return Judgement((dropped_inside(drops),), notes)
+    return Judgement((violation(different, advice_inside(different)),) if different else (), notes)
 
 
 def returned(difference: Difference, wanted: Effect, got: Effect) -> bool:

@@ -2,60 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from pytest_nnxcheck.core.observation import Leaf, Observation
 from pytest_nnxcheck.core.outcome import Cause, Finding, Violation
 from pytest_nnxcheck.core.text import Row
 from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.invariants.case import Case, Judgement, Written
 
 SHOWN = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """What the call hands back: the paths of the state that it changes.
-
-    ``dropped`` are leaves of an optimizer whose update went to a copy; ``inputs`` names the call's own arrays, ``promoted`` the line at
-    which a leaf got another dtype, by its path.
-    """
-
-    changed: frozenset[str]
-    dropped: tuple[str, ...]
-    inputs: frozenset[str]
-    promoted: Mapping[str, str] = field(default_factory=dict)
-
-
-def donation(
-    observation: Observation,
-    shared: tuple[tuple[str, str], ...],
-    views: tuple[tuple[str, str], ...],
-    call: Returned,
-    debug_nans: bool,
-) -> tuple[Violation, ...]:
-    """Violations for donated leaves that lost their buffer.
-
-    ``shared`` and ``views`` are pairs of paths, found on the user's own arrays beforehand.
-    """
+def judge(case: Case) -> Judgement:
+    """Donated leaves that lost their buffer, and those that cannot be donated: in a buffer of another leaf, or of a view."""
+    observation, call = case.observation, case.written
     if not observation.moves and not call.dropped:
-        return ()
+        return Judgement()
     donated = {move.before.path for move in observation.moves}
-    found: list[tuple[Finding, Row]] = [row for one, two in shared if (row := sharing(one, two, donated, call))]
+    found: list[tuple[Finding, Row]] = [
+        row for one, two in case.originals.shared if (row := sharing(one, two, donated, call))
+    ]
     found += [
         (
             Finding("viewed buffer", leaf),
             ("viewed", f"{leaf} is viewed by {holder}: its buffer cannot be reused"),
         )
-        for holder, leaf in views
+        for holder, leaf in case.originals.views
         if leaf in donated
     ]
     after = {move.before.path: move.after for move in observation.moves}
     lost = lost_leaves(observation)
     for leaf in lost:
         finding = Finding("lost buffer", leaf.path, cause(leaf, after[leaf.path], observation))
-        reason = why(leaf, after[leaf.path], observation, debug_nans)
+        reason = why(leaf, after[leaf.path], observation, case.debug_nans)
         found.append((finding, ("lost", f"{leaf.path}   {leaf.type}   {reason}")))
     found += [
         (
@@ -65,16 +43,16 @@ def donation(
         for path in call.dropped
     ]
     if not found:
-        return ()
+        return Judgement()
     findings, rows = zip(*found, strict=True)
     more = [("", f"and {len(rows) - SHOWN} more")] if len(rows) > SHOWN else []
     dtypes = {leaf.path: leaf.type.partition("[")[0] for leaf in lost}
     first = findings[0]
     hint = hints.lost_buffer(first, dtypes.get(first.path, ""), call.promoted.get(first.path, ""))
-    return (Violation("donation", rows[0][1], (*rows[1:SHOWN], *more), hint, findings),)
+    return Judgement((Violation("donation", rows[0][1], (*rows[1:SHOWN], *more), hint, findings),))
 
 
-def sharing(one: str, two: str, donated: set[str], call: Returned) -> tuple[Finding, Row] | None:
+def sharing(one: str, two: str, donated: set[str], call: Written) -> tuple[Finding, Row] | None:
     """Two leaves in one buffer, where XLA refuses the program: both donated, or one donated and the other one used beside it."""
     if {one, two} <= donated or not call.inputs & {one, two}:
         text = f"{one} and {two} share a buffer: XLA refuses to donate it twice"

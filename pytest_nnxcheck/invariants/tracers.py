@@ -7,8 +7,15 @@ from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import Finding, Violation
 from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.invariants.case import Case, Judgement
 
 SHOWN = 6
+
+
+def judge(case: Case) -> Judgement:
+    """Tracers that the nesting left, else Variables of the user's own that an ended trace made."""
+    pinned_first = (pinned(case.originals.pinned),) if case.originals.pinned else ()
+    return Judgement(tracers(case.observation) or pinned_first)
 
 
 def tracers(observation: Observation) -> tuple[Violation, ...]:

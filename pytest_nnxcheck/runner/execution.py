@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.errors import ERRORS, InvariantViolation, NestingExcused, NestingRejected
+from pytest_nnxcheck.core.errors import InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
@@ -18,7 +18,7 @@ from pytest_nnxcheck.reporting import memory_breakdown, report
 from pytest_nnxcheck.subject.uncomputed import Watch
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.engine.check_call import Call
+    from pytest_nnxcheck.engine.check_call import Checked
     from pytest_nnxcheck.engine.session import Session
 
 RUNNING: ContextVar[Active] = ContextVar("nnxcheck_active")
@@ -55,34 +55,34 @@ class Active:
         __tracebackhide__ = True
         run = self.run
         with run.watch.paused():
-            call = engine().check_call(
+            checked = engine().check_call(
                 subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session, owner=owner
             )
-        self._settle(replace(call, outcome=memory_breakdown.located(call.outcome)))
-        return call.output
+        self._settle(replace(checked, outcome=memory_breakdown.located(checked.outcome)))
+        return checked.output
 
-    def _settle(self, call: Call) -> None:
+    def _settle(self, checked: Checked) -> None:
         __tracebackhide__ = True
-        outcome = call.outcome
+        outcome = checked.outcome
         strict = self.run.settings.on_rejection == "fail" and not outcome.unfit
         known = self.run.settings.expected_failures
         # A rejection fails nothing, but what names this very nesting has come true.
         named = strict or any(entry.nesting() == self.nesting for entry in known)
         if outcome.verdict == "violated" or (outcome.verdict == "rejected" and named):
             outcome = expected_failures.excuse(outcome, known)
-        if outcome.verdict == "expected" and call.error is not None and not self.nesting.layers:
+        if outcome.verdict == "expected" and checked.error is not None and not self.nesting.layers:
             # A call that raises un-nested is the user's own error, whatever it leaves behind.
-            outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(call.error))
+            outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(checked.error))
         outcome = self.run.with_program(outcome)
         self.run.record(outcome)
-        if outcome.verdict == "expected" and _without_output(call):
+        if outcome.verdict == "expected" and _without_output(checked):
             raise NestingExcused
-        if outcome.verdict == "failed" and call.error is not None:
-            self.error = call.error
-            raise call.error.with_traceback(call.error.__traceback__)
+        if outcome.verdict == "failed" and checked.error is not None:
+            self.error = checked.error
+            raise checked.error.with_traceback(checked.error.__traceback__)
         if outcome.verdict == "violated":
-            self.violation = ERRORS[outcome.violations[0].invariant](report.headline(outcome), outcome)
-            raise self.violation from call.error
+            self.violation = error_for(outcome, report.headline(outcome))
+            raise self.violation from checked.error
         if outcome.verdict == "rejected":
             raise self._rejection(outcome)
 
@@ -93,7 +93,7 @@ class Active:
         return self.violation
 
     def refuse(self, error: BaseException) -> BaseException | None:
-        """Record what the body itself, not the call, did that the mode cannot do: build a module with `nnx.StateAxes`, say."""
+        """Record what the body itself, not the checked, did that the mode cannot do: build a module with `nnx.StateAxes`, say."""
         outcome = Outcome(self.nesting, "rejected", reason=compat.mode_words(error), by_mode=True)
         if self.run.settings.on_rejection == "fail":
             outcome = expected_failures.excuse(outcome, self.run.settings.expected_failures)
@@ -102,10 +102,10 @@ class Active:
         return None if isinstance(rejection, NestingRejected) else rejection
 
 
-def _without_output(call: Call) -> bool:
+def _without_output(checked: Checked) -> bool:
     """Whether a call that did not hold gave nothing to go on with."""
-    leaks = any(violation.invariant == "tracers" for violation in call.outcome.violations)
-    return call.error is not None or leaks or call.outcome.verdict == "rejected"
+    leaks = any(violation.invariant == "tracers" for violation in checked.outcome.violations)
+    return checked.error is not None or leaks or checked.outcome.verdict == "rejected"
 
 
 def active() -> Active | None:
@@ -114,5 +114,5 @@ def active() -> Active | None:
 
 
 def engine() -> Any:
-    """The module that runs one call. Late, since it imports jax."""
+    """The module that runs one checked. Late, since it imports jax."""
     return importlib.import_module("pytest_nnxcheck.engine.check_call")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, COMPILED_INVARIANTS, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
@@ -114,7 +114,7 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
 
 def measured(broken: Outcome, near: Outcome) -> bool:
     """Whether a neighbour that held shows a way out: what broke must have been measured there as well."""
-    compiled = {violation.invariant for violation in broken.violations} & {"memory", "donation"}
+    compiled = {violation.invariant for violation in broken.violations} & COMPILED_INVARIANTS
     return near.verdict != "held" or not compiled or near.peak is not None
 
 

@@ -9,8 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, REGISTERED, STYLES, TRANSFORMS, Registered
-from pytest_nnxcheck.core.errors import INVARIANTS, OPTIONAL_INVARIANTS, CheckError
+from pytest_nnxcheck.core.catalogue import (
+    CALL_FIRST,
+    FURTHER,
+    INVARIANTS,
+    OPTIONAL_INVARIANTS,
+    REGISTERED,
+    STYLES,
+    TRANSFORMS,
+    Registered,
+)
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import MODES, NestingError, one_of
 
 if TYPE_CHECKING:

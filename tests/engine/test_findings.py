@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import Finding
 from pytest_nnxcheck.engine.session import Session
-from pytest_nnxcheck.invariants import tracers
+from pytest_nnxcheck.invariants.tracers import tracers
 
 
 def findings(found):

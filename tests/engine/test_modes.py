@@ -19,7 +19,9 @@ from pytest_nnxcheck.core.errors import CheckError, TracerResidue
 from pytest_nnxcheck.core.nesting import MODES, Nesting
 from pytest_nnxcheck.core.observation import Leaf, Move, Observation
 from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.invariants.donation import Returned, donation, notes
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.invariants.case import Case, Written
+from pytest_nnxcheck.invariants.donation import judge, notes
 
 has_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
 FEW = {"styles": "argument", "sweep": "singles", "max_examples": 0}
@@ -472,7 +474,7 @@ def test_one_output_excuses_one_leaf():
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
     found = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
     assert notes(found) == ("a is in a new buffer: an output of the call took a donated one",)
-    (violation,) = donation(found, (), (), Returned(frozenset("abc"), (), frozenset()), debug_nans=False)
+    (violation,) = judge(Case(found, Settings(), written=Written(frozenset("abc")))).violations
     assert violation.summary.startswith("b ")
     assert [text.split()[0] for _, text in violation.details] == ["c"]
     assert notes(dataclasses.replace(found, reused=frozenset({10, 11, 12}))) == ()

@@ -2,15 +2,15 @@
 
 import jax.numpy as jnp
 import pytest
-from fake_engine import RUNS, Call, Model, has
+from fake_engine import RUNS, Checked, Model, has
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
-from pytest_nnxcheck.core.errors import INVARIANTS, InvariantViolation, NestingExcused
+from pytest_nnxcheck.core.catalogue import INVARIANTS, STYLES, TRANSFORMS
+from pytest_nnxcheck.core.errors import InvariantViolation, NestingExcused
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError, add_up, excuse, tally, unexpected
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
@@ -290,10 +290,10 @@ class TestCheck:
         run = Run(merge({"expected_failures": expected_failures.parse({"tracers": "x"})}))
         error = TypeError("mine")
         with pytest.raises(TypeError, match="mine"):
-            Active(run, Nesting())._settle(Call(None, broken("jit", "tracers"), error))
+            Active(run, Nesting())._settle(Checked(None, broken("jit", "tracers"), error))
         assert [o.verdict for o in run.outcomes.values()] == ["failed"]
         with pytest.raises(NestingExcused):
-            Active(run, Nesting.parse("jit"))._settle(Call(None, broken("jit", "tracers"), error))
+            Active(run, Nesting.parse("jit"))._settle(Checked(None, broken("jit", "tracers"), error))
 
     def test_a_note_does_not_say_that_the_un_nested_call_passed(self):
         model = Model(tracers=lambda nesting: not nesting.layers, failed=has("vmap"))

@@ -1,0 +1,71 @@
+"""What an invariant is handed, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pytest_nnxcheck.core.observation import Observation
+from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.invariants.bound import Bound
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written.
+
+    ``shared`` are pairs of leaves in one buffer, ``views`` the holders of views with the leaf that they view. ``pinned`` are Variables, path
+    and type, that were made in a trace that has ended.
+    """
+
+    shared: Pairs = ()
+    views: Pairs = ()
+    pinned: Pairs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the call does to what it is handed, by name.
+
+    ``changed`` are the leaves of the state that it changes, ``dropped`` those of an optimizer whose update went to a copy; ``inputs`` are
+    the call's own arrays, ``promoted`` the lines at which a leaf got another dtype, by its path.
+    """
+
+    changed: frozenset[str] = frozenset()
+    dropped: tuple[str, ...] = ()
+    inputs: frozenset[str] = frozenset()
+    promoted: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one invariant says of a nesting: what is broken, and what is worth telling all the same."""
+
+    violations: tuple[Violation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: Judgement) -> Judgement:
+        return Judgement(self.violations + other.violations, self.notes + other.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One nesting as it was observed, with all that it is judged by. Names are text: no invariant sees the subject.
+
+    ``bound`` is there where a program was measured beside the un-nested one, ``advice`` where it is to be a violation. ``compare`` holds the
+    values against those of the same calls without the nesting, and may make them once more; there where the nesting ran to its end.
+    """
+
+    observation: Observation
+    settings: Settings
+    profile: Profile = UNKNOWN
+    originals: Originals = Originals()
+    written: Written = Written()
+    bound: Bound | None = None
+    advice: tuple[str, ...] = ()
+    debug_nans: bool = False
+    compare: Callable[[], Judgement] | None = None
