@@ -164,7 +164,7 @@ def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
     attribute = first.new.kind == "attribute"
     if attribute:
         reason, hint = "which carries no Python attribute out", hints.attribute(type_of(first.new.value), first.path)
-    elif first.library == "flax":
+    elif first.transform.startswith("nnx."):
         reason, hint = "which broadcasts it (in_axes None)", hints.broadcast(first.new.kind)
     else:
         reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")

@@ -289,6 +289,18 @@ def test_the_path_of_a_drop_is_that_of_the_whole_model():
     assert "dropped model.blocks" in text(found)
 
 
+def test_a_drop_is_named_among_modules_of_one_type():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.one, self.two = norm(), norm()
+
+        def __call__(self, xs):
+            return broadcasts(self.two, xs)
+
+    assert "model.two.mean is updated in the body of nnx.scan" in text(found := parity(Model(), XS))
+    assert "model.one" not in text(found)
+
+
 def test_a_broadcast_of_state_that_does_not_change_holds():
     assert parity(broadcasts, nnx.LayerNorm(8, rngs=nnx.Rngs(0)), XS).outcome.verdict == "held"
 
