@@ -1,4 +1,4 @@
-"""What the value of a setting may be, and how each kind is read."""
+"""What the value of a setting may be: a parser for each kind takes the name of the setting and what was given, and raises `SettingError`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError
 from pytest_nnxcheck.core.nesting import Nesting, one_of
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+Parser = Callable[[str, object], Any]
+
+REPORTS = (".json", ".html", ".md")
+"""The suffixes of a report: each is a form."""
 
 UNITS = {
     "B": 1,
@@ -19,9 +28,9 @@ UNITS = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 
-
 _BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?", re.ASCII)
-
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
+_SEPARATORS = re.compile(r"[,\s]+")
 _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multiple of the expected peak such as '2x'"
 
 
@@ -68,27 +77,34 @@ class Budget:
         return f"{size // UNITS[unit]}{unit}"
 
 
-def _words(kind: str, known: Callable[[], tuple[str, ...]]) -> Callable[[object], tuple[str, ...]]:
-    """A parser of ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``known()``, the words at that time."""
+def budget(_name: str, value: object) -> Budget:
+    return Budget.parse(value)
 
-    def parse(value: object) -> tuple[str, ...]:
-        valid = known()
+
+def words(valid: Callable[[], tuple[str, ...]]) -> Parser:
+    """A parser of ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``valid()``, the words at that time."""
+
+    def parse(name: str, value: object) -> tuple[str, ...]:
+        there = valid()
         parts = [value] if isinstance(value, str) else value
         parts = list(parts) if isinstance(parts, Iterable) else [None]
         if not all(isinstance(part, str) for part in parts):
-            raise SettingError(f"{kind}s={value!r} is not a list of words, write some of {', '.join(valid)}")
-        words = [word for part in parts for word in re.split(r"[,\s]+", str(part)) if word]
-        if not words:
-            raise SettingError(f"{kind}s={value!r} is empty, write some of {', '.join(valid)}")
-        chosen = {one_of(kind, word, valid) for word in words}
+            raise SettingError(f"{name}={value!r} is not a list of words, write some of {', '.join(there)}")
+        chosen = {one_of(name.removesuffix("s"), word, there) for part in parts for word in _split(str(part))}
+        if not chosen:
+            raise SettingError(f"{name}={value!r} is empty, write some of {', '.join(there)}")
         # The order of the tuple is the order in which hypothesis shrinks: always the plainest first.
-        return tuple(word for word in valid if word in chosen)
+        return tuple(word for word in there if word in chosen)
 
     return parse
 
 
-def _choice(name: str, valid: tuple[str, ...]) -> Callable[[object], str]:
-    def parse(value: object) -> str:
+def _split(text: str) -> list[str]:
+    return [word for word in _SEPARATORS.split(text) if word]
+
+
+def choice(*valid: str) -> Callable[[str, object], str]:
+    def parse(name: str, value: object) -> str:
         if not isinstance(value, str):
             raise SettingError(f"{name}={value!r} is not a word, write one of {', '.join(valid)}")
         return one_of(name, value.strip(), valid)
@@ -96,22 +112,28 @@ def _choice(name: str, valid: tuple[str, ...]) -> Callable[[object], str]:
     return parse
 
 
-def _donated(value: object) -> str:
-    """``state``, ``all``, ``none``, or ``state`` with names of arguments: ``'state,opt_state'``, ``['state', 'cache']``."""
+def switch(name: str, value: object) -> str:
+    """Read ``on`` or ``off``, as a marker also writes it: `True` or `False`."""
+    word = ("on" if value else "off") if isinstance(value, bool) else value
+    return choice("on", "off")(name, word)
+
+
+def donated(name: str, value: object) -> str:
+    """Read ``state``, ``all``, ``none``, or ``state`` with names of arguments: ``'state,opt_state'``, ``['state', 'cache']``."""
     parts = [value] if isinstance(value, str) else value
-    words = re.split(r"[,\s]+", ",".join(map(str, parts)).strip(", ")) if isinstance(parts, Iterable) else []
-    if len(words) < 2:
-        return _choice("donate", ("state", "all", "none"))(words[0] if words else value)
-    if "state" not in words or not all(map(str.isidentifier, words)) or {"all", "none"} & {*words}:
+    names = _split(",".join(map(str, parts))) if isinstance(parts, Iterable) else []
+    if len(names) < 2:
+        return choice("state", "all", "none")(name, names[0] if names else value)
+    if "state" not in names or not all(map(str.isidentifier, names)) or {"all", "none"} & {*names}:
         raise SettingError(
-            f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
+            f"{name}={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
         )
-    words.remove("state")  # once: an argument may have that name too
-    return ",".join(["state", *dict.fromkeys(words)])
+    names.remove("state")  # once: an argument may have that name too
+    return ",".join(["state", *dict.fromkeys(names)])
 
 
-def _whole(name: str, minimum: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
+def whole_number(minimum: int) -> Parser:
+    def parse(name: str, value: object) -> int:
         text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < minimum:
             raise SettingError(f"{name}={value!r} is not a whole number of at least {minimum}")
@@ -120,30 +142,47 @@ def _whole(name: str, minimum: int) -> Callable[[object], int]:
     return parse
 
 
-def _switch(name: str) -> Callable[[object], str]:
-    """``on`` or ``off``, as a marker also writes it: `True` or `False`."""
-
-    def parse(value: object) -> str:
-        word = ("on" if value else "off") if isinstance(value, bool) else value
-        return _choice(name, ("on", "off"))(word)
-
-    return parse
-
-
-def _nesting(value: object) -> Nesting:
+def nesting(name: str, value: object) -> Nesting:
     if isinstance(value, Nesting):
         return value
     if not isinstance(value, str):
-        raise SettingError(f"nesting={value!r} is not a nesting, write layers such as 'jit > scan[closure]'")
+        raise SettingError(f"{name}={value!r} is not a nesting, write layers such as 'jit > scan[closure]'")
     return Nesting.parse(value)
 
 
-def _expected(value: object) -> tuple[Entry, ...]:
+def failures(_name: str, value: object) -> tuple[Entry, ...]:
+    """Read a mapping of invariants or nestings to reasons, or what was read of one."""
     try:
         return expected_failures.parse(value)
     except EntryError as error:
         raise SettingError(str(error)) from None
 
 
-def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
-    return lambda value: None if value is None else parse(value)
+def percentage(name: str, value: object) -> Fraction:
+    """Read ``5%`` as the part 1/20."""
+    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise SettingError(f"{name}={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing")
+    from fractions import Fraction  # late: most runs compare nothing
+
+    return Fraction(match[1]) / 100
+
+
+def file_path(name: str, value: object) -> str:
+    """Read the path of a file, as it was typed."""
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise SettingError(f"{name}={value!r} is not a path, write the name of a file")
+    return value
+
+
+def report_path(name: str, value: object) -> str:
+    """Read the path of a report, whose suffix says in which form it is written."""
+    path = file_path(name, value)
+    if Path(path).suffix.lower() not in REPORTS:
+        examples = ", ".join(repr(path + suffix) for suffix in REPORTS)
+        raise SettingError(f"{name}={value!r} ends in none of {', '.join(REPORTS)}, write {examples}")
+    return path
+
+
+def optional(parse: Parser) -> Parser:
+    return lambda name, value: None if value is None else parse(name, value)

@@ -1,31 +1,22 @@
-"""The one table of settings: names, defaults, help, parsing and precedence.
+"""The one table of settings: what each may be, where it may be given, its default, its help and where the documents explain it.
 
-The marker's signature, the ``--nnx-*`` options, the ``nnx_*`` ini names and the table of docs/settings.md all come from the
-fields of `Settings`. Nothing here imports pytest, hypothesis, jax or flax.
+A row of the scope ``check`` is a field of `Settings`; one of the scope ``run`` is for a run as a whole. The marker's signature, the
+``--nnx-*`` options, the ``nnx_*`` ini names and the tables of docs/settings.md come from `TABLE`. Nothing here imports pytest,
+hypothesis, jax or flax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core import setting_values as values
 from pytest_nnxcheck.core.catalogue import FURTHER, INVARIANTS, OPTIONAL_INVARIANTS, STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.nesting import MODES, Nesting, NestingError, one_of
-from pytest_nnxcheck.core.setting_values import (
-    Budget,
-    SettingError,
-    _choice,
-    _donated,
-    _expected,
-    _nesting,
-    _optional,
-    _switch,
-    _whole,
-    _words,
-)
+from pytest_nnxcheck.core.setting_values import Budget, Parser, SettingError
 
 MARKER = "nnx_invariants"
 
@@ -39,196 +30,274 @@ EFFORTS: dict[str, dict[str, Any]] = {
 }
 """What an effort stands for."""
 
+Scope = Literal["check", "run"]
+Place = Literal["marker", "command line", "ini file"]
+EVERYWHERE: tuple[Place, ...] = ("marker", "command line", "ini file")
 
-class Option(NamedTuple):
-    """How one setting is read and shown; ``kind`` is what an ini file may hold natively.
 
-    Of a ``file``, command line and ini file give the path, and `plugin.known_failures` reads it. A ``flag`` stands on the command line without a value, and
-    means ``on``. What ``selects`` the nestings that are run says nothing of one that is replayed.
+class Row(NamedTuple):
+    """One setting. Its default is anything that ``parse`` takes; ``section`` is a page of the documents, or a heading of one.
+
+    One without a ``metavar`` is a flag: on the command line it has no value, and means ``on``. One that ``is_repeated`` adds up, and its
+    value is a tuple. Of one that ``is_file``, command line and ini file give the path. What ``selects_nestings`` says nothing of one that
+    is replayed.
     """
 
-    parse: Callable[[object], Any]
+    default: Any
+    parse: Parser
     metavar: str
     help: str
-    kind: Literal["list", "number", "text"]
-    everywhere: bool = True
-    file: bool = False
-    flag: bool = False
-    selects: bool = False
+    section: str
+    scope: Scope = "check"
+    places: tuple[Place, ...] = EVERYWHERE
+    ini_type: Literal["list", "number", "text"] = "text"
+    is_file: bool = False
+    is_repeated: bool = False
+    selects_nestings: bool = False
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the command line gives it without a value."""
+        return not self.metavar
+
+    def read(self, name: str, value: Any) -> Any:
+        """What command line and ini file say, parsed. Raises `SettingError` or `NestingError`."""
+        parse = values.file_path if self.is_file else self.parse
+        return tuple(parse(name, part) for part in value) if self.is_repeated else parse(name, value)
 
 
-def _option(default: Any, parse: Callable[[object], Any], metavar: str, text: str, kind: str, **more: Any) -> Any:
-    return field(default=default, metadata={"option": Option(parse, metavar, text, kind, **more)})  # type: ignore[arg-type]
+def _check(default: Any, parse: Parser, metavar: str, text: str, section: str, **more: Any) -> Any:
+    return field(default=default, metadata={"row": Row(default, parse, metavar, text, section, **more)})
+
+
+def _run(default: Any, parse: Parser, metavar: str, text: str, section: str, **more: Any) -> Row:
+    return Row(default, parse, metavar, text, section, scope="run", places=EVERYWHERE[1:], **more)
+
+
+def _run_flag(text: str, section: str) -> Row:
+    return Row("off", values.switch, "", text, section, scope="run", places=EVERYWHERE[1:2])
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What to check, under which nestings, and within which bounds."""
 
-    invariants: tuple[str, ...] = _option(
+    invariants: tuple[str, ...] = _check(
         INVARIANTS,
-        _words("invariant", lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
+        values.words(lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
         "LIST",
         f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
-        "list",
+        "first-test.md#what-is-checked",
+        ini_type="list",
     )
-    transforms: tuple[str, ...] = _option(
+    transforms: tuple[str, ...] = _check(
         TRANSFORMS,
-        _words("transform", layer_names),
+        values.words(layer_names),
         "LIST",
         f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; only where they are named also"
         f" {', '.join(FURTHER)}, call_first, and those that register_transform was given",
-        "list",
-        selects=True,
+        "nestings.md#further-transforms-and-your-own",
+        ini_type="list",
+        selects_nestings=True,
     )
-    styles: tuple[str, ...] = _option(
+    styles: tuple[str, ...] = _check(
         STYLES,
-        _words("style", lambda: STYLES),
+        values.words(lambda: STYLES),
         "LIST",
         f"how a layer gets the module: {', '.join(STYLES)}",
-        "list",
-        selects=True,
+        "nestings.md#nestings",
+        ini_type="list",
+        selects_nestings=True,
     )
-    modes: tuple[str, ...] = _option(
+    modes: tuple[str, ...] = _check(
         MODES[:1],
-        _words("mode", lambda: MODES),
+        values.words(lambda: MODES),
         "LIST",
         "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.7 on"
         f" {', '.join(MODES[1:])}",
-        "list",
+        "modes.md",
+        ini_type="list",
     )
-    max_depth: int = _option(
+    max_depth: int = _check(
         3,
-        _whole("max_depth", 1),
+        values.whole_number(1),
         "N",
         "layers of the deepest nesting that is drawn, and of a chain inside its jit; 1 or more",
-        "number",
-        selects=True,
+        "nestings.md#how-much-is-run",
+        ini_type="number",
+        selects_nestings=True,
     )
-    effort: str = _option(
+    effort: str = _check(
         "default",
-        _choice("effort", tuple(EFFORTS)),
+        values.choice(*EFFORTS),
         "HOW_MUCH",
         "how much is run, where sweep and max_examples do not say it: quick (every layer once, every transform under jit), default"
         " (every pair of layers under jit) or thorough (pairs without a jit as well, and 20 draws)",
-        "text",
-        selects=True,
+        "nestings.md#how-much-is-run",
+        selects_nestings=True,
     )
-    max_examples: int = _option(
+    max_examples: int = _check(
         EFFORTS["default"]["max_examples"],
-        _whole("max_examples", 0),
+        values.whole_number(0),
         "N",
         "nestings that hypothesis draws after the sweep; 0 runs the sweep alone",
-        "number",
-        selects=True,
+        "nestings.md#how-much-is-run",
+        ini_type="number",
+        selects_nestings=True,
     )
-    sweep: str = _option(
+    sweep: str = _check(
         EFFORTS["default"]["sweep"],
-        _choice("sweep", SWEEPS),
+        values.choice(*SWEEPS),
         "HOW_MUCH",
         "what always runs first: pairs (chains, and every ordered pair of argument layers), chains (every single layer, and jits over"
         " chains in which all pairs of argument layers stand side by side), short (every single layer, and jits over chains in which each"
         " argument layer stands once), singles (every single layer) or probes (the un-nested call and one try of each closure style)",
-        "text",
-        selects=True,
+        "nestings.md#how-much-is-run",
+        selects_nestings=True,
     )
-    shortcuts: str = _option(
+    shortcuts: str = _check(
         "on",
-        _switch("shortcuts"),
+        values.switch,
         "ON_OR_OFF",
         "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
-        "text",
-        selects=True,
+        "nestings.md#what-is-run-and-what-is-traced",
+        selects_nestings=True,
     )
-    all: str = _option(
+    all: str = _check(
         "off",
-        _switch("all"),
+        values.switch,
         "",
         "run all of the sweep, also after a nesting broke that the message will name",
-        "text",
-        flag=True,
-        selects=True,
+        "nestings.md#nestings",
+        selects_nestings=True,
     )
-    memory_budget: Budget | None = _option(  # noqa: RUF009 - it makes a field
+    memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
-        _optional(Budget.parse),
+        values.optional(values.budget),
         "SIZE",
         "bound on the peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
         " without one, the default rule",
-        "text",
+        "memory.md#a-budget-in-bytes",
     )
-    memory_advice: str = _option(
+    memory_advice: str = _check(
         "note",
-        _choice("memory_advice", ("note", "fail")),
+        values.choice("note", "fail"),
         "WHAT",
         "advice on what the un-nested call spends memory on: note (shown with -v and in reports) or fail",
-        "text",
+        "memory.md#advice",
     )
-    donate: str = _option(
+    donate: str = _check(
         "state",
-        _donated,
+        values.donated,
         "WHAT",
         "what the outermost jit donates: state, all (the inputs too), none, or state with the names of arguments"
         " (state,opt_state)",
-        "text",
+        "subjects.md#training-and-decoding-steps",
     )
-    on_rejection: str = _option(
+    on_rejection: str = _check(
         "report",
-        _choice("on_rejection", ("report", "fail")),
+        values.choice("report", "fail"),
         "WHAT",
         "a nesting that flax refuses: report (shown, not failed) or fail",
-        "text",
+        "nestings.md#rejected-or-failed",
     )
-    devices: int | None = _option(
+    devices: int | None = _check(
         None,
-        _optional(_whole("devices", 1)),
+        values.optional(values.whole_number(1)),
         "N",
         "devices that a test needs; command line and ini file also simulate so many CPU devices",
-        "number",
+        "large-and-sharded.md#several-devices",
+        ini_type="number",
     )
-    on_too_few_devices: str = _option(
+    on_too_few_devices: str = _check(
         "skip",
-        _choice("on_too_few_devices", ("skip", "fail")),
+        values.choice("skip", "fail"),
         "WHAT",
         "a test that needs more devices than there are: skip or fail",
-        "text",
+        "large-and-sharded.md#several-devices",
     )
-    expected_failures: tuple[Entry, ...] = _option(
+    expected_failures: tuple[Entry, ...] = _check(
         (),
-        _expected,
+        values.failures,
         "PATH",
         "failures that are known and must happen: a mapping of invariants or nestings to reasons; on the command line"
         " and in the ini file, a TOML file of them",
-        "text",
-        file=True,
+        "ci.md#expected-failures",
+        is_file=True,
     )
-    nesting: Nesting | None = _option(  # noqa: RUF009 - it makes a field
+    nesting: Nesting | None = _check(  # noqa: RUF009 - it makes a field
         None,
-        _optional(_nesting),
+        values.optional(values.nesting),
         "NESTING",
         "run this nesting and no other: 'jit > scan[closure]'",
-        "text",
-        everywhere=False,
-        selects=True,
+        "first-test.md#run-one-nesting-again",
+        places=("command line",),
+        selects_nestings=True,
     )
 
 
-OPTIONS: dict[str, Option] = {entry.name: entry.metadata["option"] for entry in fields(Settings)}
+TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(Settings)} | {
+    "baseline": _run(
+        None,
+        values.optional(values.file_path),
+        "PATH",
+        "file of the peak memory of every nesting, which this run is compared with",
+        "ci.md#memory-baseline",
+    ),
+    "memory_tolerance": _run(
+        "5%",
+        values.percentage,
+        "PERCENT",
+        "how much a peak may grow over the baseline before the test fails; 0% allows nothing",
+        "ci.md#memory-baseline",
+    ),
+    "baseline_update": _run_flag(
+        "write the baseline anew from this run, if every test of it passed", "ci.md#memory-baseline"
+    ),
+    "baseline_update_new_only": _run_flag(
+        "add to the baseline what is not in it, and compare the rest", "ci.md#memory-baseline"
+    ),
+    "baseline_any_stamp": _run_flag(
+        "compare with a baseline that other versions, or another device, have left", "ci.md#memory-baseline"
+    ),
+    "report": _run(
+        (),
+        values.report_path,
+        "PATH",
+        "file of the verdict, peak and cause of every nesting: .json, .html (a page to look at) or .md (for a pull request)",
+        "ci.md#reports",
+        ini_type="list",
+        is_repeated=True,
+    ),
+    "no_cache": _run_flag(
+        "compile every program anew, and keep none in the cache of pytest for the next run",
+        "speed.md#how-to-make-a-suite-faster",
+    ),
+}
 DEFAULTS = Settings()
 
 
+def names(scope: Scope | None = None, place: Place | None = None) -> tuple[str, ...]:
+    """The settings of a scope, or of both, that may be given in a place, or in any."""
+    rows = TABLE.items()
+    return tuple(name for name, row in rows if scope in (None, row.scope) and {place} <= {None, *row.places})
+
+
 def parse_given(
-    values: Mapping[str, object], origin: Callable[[str], str], valid: Iterable[str] = OPTIONS
+    given: Mapping[str, object], origin: Callable[[str], str], place: Place | None = None
 ) -> dict[str, Any]:
-    """Read the settings that one source gives; ``origin(name)`` words the source for an error.
+    """Read the settings of a check that one source gives; ``origin(name)`` words the source for an error.
 
     Raises `SettingError` that starts with the origin.
     """
+    valid = names("check", place)
     parsed = {}
-    for name, value in values.items():
+    for name, value in given.items():
+        if name in TABLE and name not in valid:
+            places = " or the ".join(TABLE[name].places)
+            raise SettingError(f"{origin(name)}: {name}={value!r} is for the {places}, {flag(name)}")
         try:
-            one_of("setting", name, valid)
-            parsed[name] = OPTIONS[name].parse(value)
+            parsed[name] = TABLE[one_of("setting", name, valid)].parse(name, value)
         except (NestingError, SettingError) as error:
             raise SettingError(f"{origin(name)}: {error}") from None
     return parsed
@@ -249,11 +318,6 @@ def merge(*sources: Mapping[str, Any]) -> Settings:
     return Settings(**(merged | ({"expected_failures": expected_failures.add_up(*entries)} if entries else {})))
 
 
-def marker_names() -> tuple[str, ...]:
-    """The settings that a marker and an ini file may give."""
-    return tuple(name for name, option in OPTIONS.items() if option.everywhere)
-
-
 def show(value: object) -> str:
     """A setting's value as one writes it on the command line."""
     if value is None or value == ():
@@ -261,9 +325,14 @@ def show(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
+def flag(name: str) -> str:
+    """The command line option of a setting."""
+    return f"--nnx-{name.replace('_', '-')}"
+
+
 def marker_line() -> str:
     """The line of ``pytest --markers``."""
-    arguments = ", ".join(f"{name}={getattr(DEFAULTS, name)!r}" for name in marker_names())
+    arguments = ", ".join(f"{name}={TABLE[name].default!r}" for name in names(place="marker"))
     return (
         f"{MARKER}(*, {arguments}): run the test under generated nestings of jax transforms and assert, for every"
         " module wrapped by the nnx_wrap fixture, that no tracer remains, that the peak of memory stays within its"
@@ -271,16 +340,13 @@ def marker_line() -> str:
     )
 
 
-def settings_table_markdown() -> str:
-    """The table of docs/settings.md."""
-    rows = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
-    for name, option in OPTIONS.items():
-        ini = f"`nnx_{name}`" if option.everywhere else "-"
-        line = f"`{flag(name)} {option.metavar}".rstrip() + "`"
-        rows.append(f"| `{name}` | `{show(getattr(DEFAULTS, name))}` | {line} | {ini} | {option.help} |")
-    return "\n".join(rows) + "\n"
-
-
-def flag(name: str) -> str:
-    """The command line option of a setting."""
-    return f"--nnx-{name.replace('_', '-')}"
+def table_markdown(scope: Scope) -> str:
+    """The table of a scope in docs/settings.md."""
+    lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
+    for name in names(scope):
+        row = TABLE[name]
+        option = f"{flag(name)} {row.metavar}".rstrip()
+        ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
+        meaning = row.help + ("; may be repeated" if row.is_repeated else "")
+        lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")
+    return "\n".join(lines) + "\n"
