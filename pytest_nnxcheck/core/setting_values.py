@@ -1,4 +1,4 @@
-"""What the value of a setting may be: a parser for each kind takes the name of the setting and what was given, and raises `SettingError`."""
+"""What the value of a setting may be: its kinds, each with a parser."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.expected_failures import Entry, EntryError
-from pytest_nnxcheck.core.nesting import Nesting, one_of
+from pytest_nnxcheck.core.expected_failures import EntryError
+from pytest_nnxcheck.core.nesting import Nesting, NestingError, one_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -34,8 +34,31 @@ _SEPARATORS = re.compile(r"[,\s]+")
 _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multiple of the expected peak such as '2x'"
 
 
+class Kind(NamedTuple):
+    """A kind of value: ``parse(name, value)``, its name in the help, and what an ini file may hold natively.
+
+    One without a ``metavar`` is a flag: on the command line it has no value, and means ``on``. One that ``is_repeated`` adds up, and its
+    value is a tuple. Of one that ``is_file``, command line and ini file give the path.
+    """
+
+    parse: Parser
+    metavar: str = ""
+    ini_type: Literal["list", "number", "text"] = "text"
+    is_file: bool = False
+    is_repeated: bool = False
+
+    def read(self, name: str, value: Any) -> Any:
+        """What command line and ini file say, parsed. Raises one of `UNREADABLE`."""
+        parse = file_path if self.is_file else self.parse
+        return tuple(parse(name, part) for part in value) if self.is_repeated else parse(name, value)
+
+
 class SettingError(CheckError, ValueError):
     """A setting that cannot be read; the text names the source, the value and what to write instead."""
+
+
+UNREADABLE = (EntryError, NestingError, SettingError)
+"""What a parser raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +100,8 @@ class Budget:
         return f"{size // UNITS[unit]}{unit}"
 
 
-def budget(_name: str, value: object) -> Budget:
-    return Budget.parse(value)
-
-
-def words(valid: Callable[[], tuple[str, ...]]) -> Parser:
-    """A parser of ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``valid()``, the words at that time."""
+def words(valid: Callable[[], tuple[str, ...]]) -> Kind:
+    """Written as ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``valid()``, the words at that time."""
 
     def parse(name: str, value: object) -> tuple[str, ...]:
         there = valid()
@@ -96,26 +115,27 @@ def words(valid: Callable[[], tuple[str, ...]]) -> Parser:
         # The order of the tuple is the order in which hypothesis shrinks: always the plainest first.
         return tuple(word for word in there if word in chosen)
 
-    return parse
+    return Kind(parse, "LIST", "list")
 
 
 def _split(text: str) -> list[str]:
     return [word for word in _SEPARATORS.split(text) if word]
 
 
-def choice(*valid: str) -> Callable[[str, object], str]:
-    def parse(name: str, value: object) -> str:
-        if not isinstance(value, str):
-            raise SettingError(f"{name}={value!r} is not a word, write one of {', '.join(valid)}")
-        return one_of(name, value.strip(), valid)
+def choice(*valid: str) -> Kind:
+    return Kind(lambda name, value: _choose(name, value, valid), "WHAT")
 
-    return parse
+
+def _choose(name: str, value: object, valid: tuple[str, ...]) -> str:
+    if not isinstance(value, str):
+        raise SettingError(f"{name}={value!r} is not a word, write one of {', '.join(valid)}")
+    return one_of(name, value.strip(), valid)
 
 
 def switch(name: str, value: object) -> str:
     """Read ``on`` or ``off``, as a marker also writes it: `True` or `False`."""
     word = ("on" if value else "off") if isinstance(value, bool) else value
-    return choice("on", "off")(name, word)
+    return _choose(name, word, ("on", "off"))
 
 
 def donated(name: str, value: object) -> str:
@@ -123,7 +143,7 @@ def donated(name: str, value: object) -> str:
     parts = [value] if isinstance(value, str) else value
     names = _split(",".join(map(str, parts))) if isinstance(parts, Iterable) else []
     if len(names) < 2:
-        return choice("state", "all", "none")(name, names[0] if names else value)
+        return _choose(name, names[0] if names else value, ("state", "all", "none"))
     if "state" not in names or not all(map(str.isidentifier, names)) or {"all", "none"} & {*names}:
         raise SettingError(
             f"{name}={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
@@ -132,14 +152,14 @@ def donated(name: str, value: object) -> str:
     return ",".join(["state", *dict.fromkeys(names)])
 
 
-def whole_number(minimum: int) -> Parser:
+def whole_number(minimum: int) -> Kind:
     def parse(name: str, value: object) -> int:
         text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < minimum:
             raise SettingError(f"{name}={value!r} is not a whole number of at least {minimum}")
         return int(text)
 
-    return parse
+    return Kind(parse, "N", "number")
 
 
 def nesting(name: str, value: object) -> Nesting:
@@ -148,14 +168,6 @@ def nesting(name: str, value: object) -> Nesting:
     if not isinstance(value, str):
         raise SettingError(f"{name}={value!r} is not a nesting, write layers such as 'jit > scan[closure]'")
     return Nesting.parse(value)
-
-
-def failures(_name: str, value: object) -> tuple[Entry, ...]:
-    """Read a mapping of invariants or nestings to reasons, or what was read of one."""
-    try:
-        return expected_failures.parse(value)
-    except EntryError as error:
-        raise SettingError(str(error)) from None
 
 
 def percentage(name: str, value: object) -> Fraction:
@@ -184,5 +196,16 @@ def report_path(name: str, value: object) -> str:
     return path
 
 
-def optional(parse: Parser) -> Parser:
-    return lambda name, value: None if value is None else parse(name, value)
+def optional(kind: Kind) -> Kind:
+    return kind._replace(parse=lambda name, value: None if value is None else kind.parse(name, value))
+
+
+SWITCH = Kind(switch, "ON_OR_OFF")
+FLAG = Kind(switch)
+BUDGET = Kind(lambda _, value: Budget.parse(value), "SIZE")
+DONATED = Kind(donated, "WHAT")
+FAILURES = Kind(lambda _, value: expected_failures.parse(value), "PATH", is_file=True)
+NESTING = Kind(nesting, "NESTING")
+PATH = Kind(file_path, "PATH")
+PERCENTAGE = Kind(percentage, "PERCENT")
+REPORT_PATHS = Kind(report_path, "PATH", "list", is_repeated=True)

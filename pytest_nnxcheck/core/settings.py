@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core import setting_values as values
+from pytest_nnxcheck.core import setting_values as kinds
 from pytest_nnxcheck.core.catalogue import FURTHER, INVARIANTS, OPTIONAL_INVARIANTS, STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.expected_failures import Entry
-from pytest_nnxcheck.core.nesting import MODES, Nesting, NestingError, one_of
-from pytest_nnxcheck.core.setting_values import Budget, Parser, SettingError
+from pytest_nnxcheck.core.nesting import MODES, Nesting, one_of
+from pytest_nnxcheck.core.setting_values import UNREADABLE, Budget, Kind, SettingError
 
 MARKER = "nnx_invariants"
 
@@ -36,46 +36,30 @@ EVERYWHERE: tuple[Place, ...] = ("marker", "command line", "ini file")
 
 
 class Row(NamedTuple):
-    """One setting. Its default is anything that ``parse`` takes; ``section`` is a page of the documents, or a heading of one.
+    """One setting. Its default is anything that its kind parses; ``section`` is a page of the documents, or a heading of one.
 
-    One without a ``metavar`` is a flag: on the command line it has no value, and means ``on``. One that ``is_repeated`` adds up, and its
-    value is a tuple. Of one that ``is_file``, command line and ini file give the path. What ``selects_nestings`` says nothing of one that
-    is replayed.
+    What ``selects_nestings`` says nothing of one that is replayed.
     """
 
     default: Any
-    parse: Parser
-    metavar: str
+    kind: Kind
     help: str
     section: str
     scope: Scope = "check"
     places: tuple[Place, ...] = EVERYWHERE
-    ini_type: Literal["list", "number", "text"] = "text"
-    is_file: bool = False
-    is_repeated: bool = False
     selects_nestings: bool = False
 
-    @property
-    def is_flag(self) -> bool:
-        """Whether the command line gives it without a value."""
-        return not self.metavar
 
-    def read(self, name: str, value: Any) -> Any:
-        """What command line and ini file say, parsed. Raises `SettingError` or `NestingError`."""
-        parse = values.file_path if self.is_file else self.parse
-        return tuple(parse(name, part) for part in value) if self.is_repeated else parse(name, value)
+def _check(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
+    return field(default=default, metadata={"row": Row(default, kind, text, section, **more)})
 
 
-def _check(default: Any, parse: Parser, metavar: str, text: str, section: str, **more: Any) -> Any:
-    return field(default=default, metadata={"row": Row(default, parse, metavar, text, section, **more)})
+def _select(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
+    return _check(default, kind, text, section, selects_nestings=True, **more)
 
 
-def _run(default: Any, parse: Parser, metavar: str, text: str, section: str, **more: Any) -> Row:
-    return Row(default, parse, metavar, text, section, scope="run", places=EVERYWHERE[1:], **more)
-
-
-def _run_flag(text: str, section: str) -> Row:
-    return Row("off", values.switch, "", text, section, scope="run", places=EVERYWHERE[1:2])
+def _run(default: Any, kind: Kind, text: str, section: str) -> Row:
+    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,192 +68,154 @@ class Settings:
 
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
-        values.words(lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
-        "LIST",
+        kinds.words(lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
         f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
         "first-test.md#what-is-checked",
-        ini_type="list",
     )
-    transforms: tuple[str, ...] = _check(
+    transforms: tuple[str, ...] = _select(
         TRANSFORMS,
-        values.words(layer_names),
-        "LIST",
+        kinds.words(layer_names),
         f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; only where they are named also"
         f" {', '.join(FURTHER)}, call_first, and those that register_transform was given",
         "nestings.md#further-transforms-and-your-own",
-        ini_type="list",
-        selects_nestings=True,
     )
-    styles: tuple[str, ...] = _check(
-        STYLES,
-        values.words(lambda: STYLES),
-        "LIST",
-        f"how a layer gets the module: {', '.join(STYLES)}",
-        "nestings.md#nestings",
-        ini_type="list",
-        selects_nestings=True,
+    styles: tuple[str, ...] = _select(
+        STYLES, kinds.words(lambda: STYLES), f"how a layer gets the module: {', '.join(STYLES)}", "nestings.md#nestings"
     )
     modes: tuple[str, ...] = _check(
         MODES[:1],
-        values.words(lambda: MODES),
-        "LIST",
+        kinds.words(lambda: MODES),
         "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.7 on"
         f" {', '.join(MODES[1:])}",
         "modes.md",
-        ini_type="list",
     )
-    max_depth: int = _check(
+    max_depth: int = _select(
         3,
-        values.whole_number(1),
-        "N",
+        kinds.whole_number(1),
         "layers of the deepest nesting that is drawn, and of a chain inside its jit; 1 or more",
         "nestings.md#how-much-is-run",
-        ini_type="number",
-        selects_nestings=True,
     )
-    effort: str = _check(
+    effort: str = _select(
         "default",
-        values.choice(*EFFORTS),
-        "HOW_MUCH",
+        kinds.choice(*EFFORTS),
         "how much is run, where sweep and max_examples do not say it: quick (every layer once, every transform under jit), default"
         " (every pair of layers under jit) or thorough (pairs without a jit as well, and 20 draws)",
         "nestings.md#how-much-is-run",
-        selects_nestings=True,
     )
-    max_examples: int = _check(
+    max_examples: int = _select(
         EFFORTS["default"]["max_examples"],
-        values.whole_number(0),
-        "N",
+        kinds.whole_number(0),
         "nestings that hypothesis draws after the sweep; 0 runs the sweep alone",
         "nestings.md#how-much-is-run",
-        ini_type="number",
-        selects_nestings=True,
     )
-    sweep: str = _check(
+    sweep: str = _select(
         EFFORTS["default"]["sweep"],
-        values.choice(*SWEEPS),
-        "HOW_MUCH",
+        kinds.choice(*SWEEPS),
         "what always runs first: pairs (chains, and every ordered pair of argument layers), chains (every single layer, and jits over"
         " chains in which all pairs of argument layers stand side by side), short (every single layer, and jits over chains in which each"
         " argument layer stands once), singles (every single layer) or probes (the un-nested call and one try of each closure style)",
         "nestings.md#how-much-is-run",
-        selects_nestings=True,
     )
-    shortcuts: str = _check(
+    shortcuts: str = _select(
         "on",
-        values.switch,
-        "ON_OR_OFF",
+        kinds.SWITCH,
         "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
         "nestings.md#what-is-run-and-what-is-traced",
-        selects_nestings=True,
     )
-    all: str = _check(
+    all: str = _select(
         "off",
-        values.switch,
-        "",
+        kinds.FLAG,
         "run all of the sweep, also after a nesting broke that the message will name",
         "nestings.md#nestings",
-        selects_nestings=True,
     )
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
-        values.optional(values.budget),
-        "SIZE",
+        kinds.optional(kinds.BUDGET),
         "bound on the peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
         " without one, the default rule",
         "memory.md#a-budget-in-bytes",
     )
     memory_advice: str = _check(
         "note",
-        values.choice("note", "fail"),
-        "WHAT",
+        kinds.choice("note", "fail"),
         "advice on what the un-nested call spends memory on: note (shown with -v and in reports) or fail",
         "memory.md#advice",
     )
     donate: str = _check(
         "state",
-        values.donated,
-        "WHAT",
+        kinds.DONATED,
         "what the outermost jit donates: state, all (the inputs too), none, or state with the names of arguments"
         " (state,opt_state)",
         "subjects.md#training-and-decoding-steps",
     )
     on_rejection: str = _check(
         "report",
-        values.choice("report", "fail"),
-        "WHAT",
+        kinds.choice("report", "fail"),
         "a nesting that flax refuses: report (shown, not failed) or fail",
         "nestings.md#rejected-or-failed",
     )
     devices: int | None = _check(
         None,
-        values.optional(values.whole_number(1)),
-        "N",
+        kinds.optional(kinds.whole_number(1)),
         "devices that a test needs; command line and ini file also simulate so many CPU devices",
         "large-and-sharded.md#several-devices",
-        ini_type="number",
     )
     on_too_few_devices: str = _check(
         "skip",
-        values.choice("skip", "fail"),
-        "WHAT",
+        kinds.choice("skip", "fail"),
         "a test that needs more devices than there are: skip or fail",
         "large-and-sharded.md#several-devices",
     )
     expected_failures: tuple[Entry, ...] = _check(
         (),
-        values.failures,
-        "PATH",
+        kinds.FAILURES,
         "failures that are known and must happen: a mapping of invariants or nestings to reasons; on the command line"
         " and in the ini file, a TOML file of them",
         "ci.md#expected-failures",
-        is_file=True,
     )
-    nesting: Nesting | None = _check(  # noqa: RUF009 - it makes a field
+    nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field
         None,
-        values.optional(values.nesting),
-        "NESTING",
+        kinds.optional(kinds.NESTING),
         "run this nesting and no other: 'jit > scan[closure]'",
         "first-test.md#run-one-nesting-again",
         places=("command line",),
-        selects_nestings=True,
     )
 
 
 TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(Settings)} | {
     "baseline": _run(
         None,
-        values.optional(values.file_path),
-        "PATH",
+        kinds.optional(kinds.PATH),
         "file of the peak memory of every nesting, which this run is compared with",
         "ci.md#memory-baseline",
     ),
     "memory_tolerance": _run(
         "5%",
-        values.percentage,
-        "PERCENT",
+        kinds.PERCENTAGE,
         "how much a peak may grow over the baseline before the test fails; 0% allows nothing",
         "ci.md#memory-baseline",
     ),
-    "baseline_update": _run_flag(
-        "write the baseline anew from this run, if every test of it passed", "ci.md#memory-baseline"
+    "baseline_update": _run(
+        "off", kinds.FLAG, "write the baseline anew from this run, if every test of it passed", "ci.md#memory-baseline"
     ),
-    "baseline_update_new_only": _run_flag(
-        "add to the baseline what is not in it, and compare the rest", "ci.md#memory-baseline"
+    "baseline_update_new_only": _run(
+        "off", kinds.FLAG, "add to the baseline what is not in it, and compare the rest", "ci.md#memory-baseline"
     ),
-    "baseline_any_stamp": _run_flag(
-        "compare with a baseline that other versions, or another device, have left", "ci.md#memory-baseline"
+    "baseline_any_stamp": _run(
+        "off",
+        kinds.FLAG,
+        "compare with a baseline that other versions, or another device, have left",
+        "ci.md#memory-baseline",
     ),
     "report": _run(
         (),
-        values.report_path,
-        "PATH",
+        kinds.REPORT_PATHS,
         "file of the verdict, peak and cause of every nesting: .json, .html (a page to look at) or .md (for a pull request)",
         "ci.md#reports",
-        ini_type="list",
-        is_repeated=True,
     ),
-    "no_cache": _run_flag(
+    "no_cache": _run(
+        "off",
+        kinds.FLAG,
         "compile every program anew, and keep none in the cache of pytest for the next run",
         "speed.md#how-to-make-a-suite-faster",
     ),
@@ -297,8 +243,8 @@ def parse_given(
             places = " or the ".join(TABLE[name].places)
             raise SettingError(f"{origin(name)}: {name}={value!r} is for the {places}, {flag(name)}")
         try:
-            parsed[name] = TABLE[one_of("setting", name, valid)].parse(name, value)
-        except (NestingError, SettingError) as error:
+            parsed[name] = TABLE[one_of("setting", name, valid)].kind.parse(name, value)
+        except UNREADABLE as error:
             raise SettingError(f"{origin(name)}: {error}") from None
     return parsed
 
@@ -345,8 +291,8 @@ def table_markdown(scope: Scope) -> str:
     lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
     for name in names(scope):
         row = TABLE[name]
-        option = f"{flag(name)} {row.metavar}".rstrip()
+        option = f"{flag(name)} {row.kind.metavar}".rstrip()
         ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
-        meaning = row.help + ("; may be repeated" if row.is_repeated else "")
+        meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
         lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")
     return "\n".join(lines) + "\n"

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.nesting import NestingError
-from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.setting_values import UNREADABLE, SettingError
 from pytest_nnxcheck.core.settings import TABLE, flag
 
 
@@ -31,14 +30,14 @@ def register(parser: pytest.Parser) -> None:
     """Add the options and ini names of the table."""
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
     for name, row in TABLE.items():
-        how: dict[str, Any] = {"action": "append" if row.is_repeated else "store", "metavar": row.metavar}
-        if row.is_flag:
+        how: dict[str, Any] = {"action": "append" if row.kind.is_repeated else "store", "metavar": row.kind.metavar}
+        if not row.kind.metavar:
             how = {"action": "store_const", "const": "on"}
         text = row.help.replace("%", "%%")  # argparse formats it
         # The default is None, or an ini value would never be read.
         group.addoption(flag(name), dest=f"nnx_{name}", default=None, help=text, **how)
         if "ini file" in row.places:
-            parser.addini(f"nnx_{name}", row.help, type=_ini_type(row.ini_type), default=None)
+            parser.addini(f"nnx_{name}", row.help, type=_ini_type(row.kind.ini_type), default=None)
 
 
 def _ini_type(kind: str) -> Any:
@@ -60,7 +59,7 @@ def replay_options(options: argparse.Namespace) -> str:
     """The typed options that say how a nesting is judged, as a replay repeats them."""
     names = [name for name in table.names("check") if not TABLE[name].selects_nestings]
     pairs = typed(options, names).items()
-    return shlex.join(part for name, text in pairs for part in (flag(name), *([] if TABLE[name].is_flag else [text])))
+    return shlex.join(part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)])
 
 
 def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
@@ -85,19 +84,19 @@ def in_ini_file(config: pytest.Config, name: str) -> Given | None:
 
 
 def _read(name: str, value: Any, origin: str, folder: Path) -> Given | None:
-    row = TABLE[name]
-    if value is None or (row.is_repeated and not value):
+    kind = TABLE[name].kind
+    if value is None or (kind.is_repeated and not value):
         return None
     try:
-        return Given(row.read(name, value), origin, folder)
-    except (NestingError, SettingError) as error:
+        return Given(kind.read(name, value), origin, folder)
+    except UNREADABLE as error:
         raise SettingError(f"{origin}: {error}") from None
 
 
 def value(config: pytest.Config, name: str) -> Any:
     """What is given, or the default. Raises `SettingError`."""
     read = given(config, name)
-    return TABLE[name].read(name, TABLE[name].default) if read is None else read.value
+    return TABLE[name].kind.read(name, TABLE[name].default) if read is None else read.value
 
 
 def asked(config: pytest.Config, name: str) -> bool:
@@ -107,7 +106,7 @@ def asked(config: pytest.Config, name: str) -> bool:
 
 def of_a_check(config: pytest.Config) -> dict[str, Any]:
     """The settings of a check that ini file and command line give, less what they give as a file. Raises `SettingError`."""
-    names = [name for name in table.names("check") if not TABLE[name].is_file]
+    names = [name for name in table.names("check") if not TABLE[name].kind.is_file]
     sources = [
         {name: read.value for name in names if (read := source(config, name)) is not None}
         for source in (in_ini_file, on_command_line)

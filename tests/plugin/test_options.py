@@ -61,9 +61,11 @@ def test_an_effort_that_is_typed_takes_back_the_sweep_of_the_ini_file(config_of)
 @pytest.mark.parametrize("name", [name for name in table.names(place="ini file") if TABLE[name].default])
 def test_every_default_can_be_typed_and_written(config_of, name):
     row, text = TABLE[name], table.show(TABLE[name].default)
-    typed = [table.flag(name)] if row.is_flag else [f"{table.flag(name)}={text}"]
-    assert options.given(config_of(*typed), name).value == ("on" if row.is_flag else row.read(name, row.default))
-    assert options.given(config_of(ini=f"nnx_{name} = {text}"), name).value == row.read(name, row.default)
+    typed = [table.flag(name)] if not row.kind.metavar else [f"{table.flag(name)}={text}"]
+    assert options.given(config_of(*typed), name).value == (
+        "on" if not row.kind.metavar else row.kind.read(name, row.default)
+    )
+    assert options.given(config_of(ini=f"nnx_{name} = {text}"), name).value == row.kind.read(name, row.default)
 
 
 def test_a_report_may_be_repeated(config_of):

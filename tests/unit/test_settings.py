@@ -11,7 +11,7 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.setting_values import Budget, SettingError, file_path, percentage, report_path
+from pytest_nnxcheck.core.setting_values import PATH, PERCENTAGE, REPORT_PATHS, Budget, SettingError
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, SWEEPS, TABLE, Settings
 
 
@@ -191,7 +191,7 @@ def test_a_setting_that_another_place_gives_names_it():
     [("5%", "1/20"), ("0%", "0"), ("0.5%", "1/200"), (" 12.25 % ", "49/400"), ("250%", "5/2")],
 )
 def test_a_percentage_is_exact(text, part):
-    assert percentage("memory_tolerance", text) == Fraction(part)
+    assert PERCENTAGE.parse("memory_tolerance", text) == Fraction(part)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_percentage_is_exact(text, part):
 )
 def test_what_is_no_percentage(value):
     with pytest.raises(SettingError) as caught:
-        percentage("memory_tolerance", value)
+        PERCENTAGE.parse("memory_tolerance", value)
     assert str(caught.value) == (
         f"memory_tolerance={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing"
     )
@@ -208,13 +208,13 @@ def test_what_is_no_percentage(value):
 @pytest.mark.parametrize("value", ["", "  ", "a\0b", 3, None])
 def test_what_is_no_path(value):
     with pytest.raises(SettingError, match="is not a path, write the name of a file"):
-        file_path("baseline", value)
+        PATH.parse("baseline", value)
 
 
 def test_a_report_says_its_form_in_its_suffix():
-    assert report_path("report", "a b/Peaks.JSON") == "a b/Peaks.JSON"
+    assert REPORT_PATHS.parse("report", "a b/Peaks.JSON") == "a b/Peaks.JSON"
     with pytest.raises(SettingError) as caught:
-        report_path("report", "out.pdf")
+        REPORT_PATHS.parse("report", "out.pdf")
     assert str(caught.value) == (
         "report='out.pdf' ends in none of .json, .html, .md, write 'out.pdf.json', 'out.pdf.html', 'out.pdf.md'"
     )
@@ -303,14 +303,14 @@ def test_where_a_setting_may_be_given():
     assert {*table.names("check")} - {*table.names(place="marker")} == {"nesting"}
     assert {*table.names("run")} & {*table.names(place="marker")} == set()
     assert {*table.names("run")} - {*table.names(place="ini file")} == {
-        name for name in table.names("run") if TABLE[name].is_flag
+        name for name in table.names("run") if not TABLE[name].kind.metavar
     }
 
 
 def test_every_default_can_be_read_back_from_its_text():
     for name, row in TABLE.items():
         if row.default not in (None, ()):
-            assert row.parse(name, table.show(row.default)) == row.parse(name, row.default)
+            assert row.kind.parse(name, table.show(row.default)) == row.kind.parse(name, row.default)
 
 
 @pytest.mark.parametrize("scope", ["check", "run"])
