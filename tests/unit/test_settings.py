@@ -283,11 +283,13 @@ def test_expected_failures_add_up_and_the_later_source_wins():
 
 
 def test_defaults():
-    first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3
-    much = "default", 3, "chains", "on", "off", None, "note", "state", "report"
-    assert (
-        Settings(*first, *much, devices=None, on_too_few_devices="skip", expected_failures=(), nesting=None) == DEFAULTS
-    )
+    check = DEFAULTS.invariants, DEFAULTS.transforms, DEFAULTS.styles, DEFAULTS.modes, DEFAULTS.max_depth
+    assert check == (("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3)
+    assert (DEFAULTS.effort, DEFAULTS.max_examples, DEFAULTS.sweep) == ("default", 3, "chains")
+    assert (DEFAULTS.shortcuts, DEFAULTS.all, DEFAULTS.memory_budget) == ("on", "off", None)
+    assert (DEFAULTS.memory_advice, DEFAULTS.donate, DEFAULTS.on_rejection) == ("note", "state", "report")
+    assert (DEFAULTS.devices, DEFAULTS.on_too_few_devices, DEFAULTS.nesting) == (None, "skip", None)
+    assert Settings() == DEFAULTS
 
 
 def test_the_fields_of_a_check_are_the_rows_of_its_scope():
