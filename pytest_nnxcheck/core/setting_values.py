@@ -1,4 +1,4 @@
-"""What the value of a setting may be, and how each kind is read."""
+"""What the value of a setting may be: its kinds, each with a parser."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.expected_failures import Entry, EntryError
-from pytest_nnxcheck.core.nesting import Nesting, one_of
+from pytest_nnxcheck.core.expected_failures import EntryError
+from pytest_nnxcheck.core.nesting import Nesting, NestingError, one_of
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+Parser = Callable[[str, object], Any]
+
+REPORTS = (".json", ".html", ".md")
+"""The suffixes of a report: each is a form."""
 
 UNITS = {
     "B": 1,
@@ -19,14 +28,37 @@ UNITS = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 
-
 _BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?", re.ASCII)
-
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
+_SEPARATORS = re.compile(r"[,\s]+")
 _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multiple of the expected peak such as '2x'"
+
+
+class Kind(NamedTuple):
+    """A kind of value: ``parse(name, value)``, its name in the help, and what an ini file may hold natively.
+
+    One without a ``metavar`` is a flag: on the command line it has no value, and means ``on``. One that ``is_repeated`` adds up, and its
+    value is a tuple. Of one that ``is_file``, command line and ini file give the path.
+    """
+
+    parse: Parser
+    metavar: str = ""
+    ini_type: Literal["list", "number", "text"] = "text"
+    is_file: bool = False
+    is_repeated: bool = False
+
+    def read(self, name: str, value: Any) -> Any:
+        """What command line and ini file say, parsed. Raises one of `UNREADABLE`."""
+        parse = file_path if self.is_file else self.parse
+        return tuple(parse(name, part) for part in value) if self.is_repeated else parse(name, value)
 
 
 class SettingError(CheckError, ValueError):
     """A setting that cannot be read; the text names the source, the value and what to write instead."""
+
+
+UNREADABLE = (EntryError, NestingError, SettingError)
+"""What a parser raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,82 +100,112 @@ class Budget:
         return f"{size // UNITS[unit]}{unit}"
 
 
-def _words(kind: str, known: Callable[[], tuple[str, ...]]) -> Callable[[object], tuple[str, ...]]:
-    """A parser of ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``known()``, the words at that time."""
+def words(valid: Callable[[], tuple[str, ...]]) -> Kind:
+    """Written as ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``valid()``, the words at that time."""
 
-    def parse(value: object) -> tuple[str, ...]:
-        valid = known()
+    def parse(name: str, value: object) -> tuple[str, ...]:
+        there = valid()
         parts = [value] if isinstance(value, str) else value
         parts = list(parts) if isinstance(parts, Iterable) else [None]
         if not all(isinstance(part, str) for part in parts):
-            raise SettingError(f"{kind}s={value!r} is not a list of words, write some of {', '.join(valid)}")
-        words = [word for part in parts for word in re.split(r"[,\s]+", str(part)) if word]
-        if not words:
-            raise SettingError(f"{kind}s={value!r} is empty, write some of {', '.join(valid)}")
-        chosen = {one_of(kind, word, valid) for word in words}
+            raise SettingError(f"{name}={value!r} is not a list of words, write some of {', '.join(there)}")
+        chosen = {one_of(name.removesuffix("s"), word, there) for part in parts for word in _split(str(part))}
+        if not chosen:
+            raise SettingError(f"{name}={value!r} is empty, write some of {', '.join(there)}")
         # The order of the tuple is the order in which hypothesis shrinks: always the plainest first.
-        return tuple(word for word in valid if word in chosen)
+        return tuple(word for word in there if word in chosen)
 
-    return parse
-
-
-def _choice(name: str, valid: tuple[str, ...]) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        if not isinstance(value, str):
-            raise SettingError(f"{name}={value!r} is not a word, write one of {', '.join(valid)}")
-        return one_of(name, value.strip(), valid)
-
-    return parse
+    return Kind(parse, "LIST", "list")
 
 
-def _donated(value: object) -> str:
-    """``state``, ``all``, ``none``, or ``state`` with names of arguments: ``'state,opt_state'``, ``['state', 'cache']``."""
+def _split(text: str) -> list[str]:
+    return [word for word in _SEPARATORS.split(text) if word]
+
+
+def choice(*valid: str) -> Kind:
+    return Kind(lambda name, value: _choose(name, value, valid), "WHAT")
+
+
+def _choose(name: str, value: object, valid: tuple[str, ...]) -> str:
+    if not isinstance(value, str):
+        raise SettingError(f"{name}={value!r} is not a word, write one of {', '.join(valid)}")
+    return one_of(name, value.strip(), valid)
+
+
+def switch(name: str, value: object) -> str:
+    """Read ``on`` or ``off``, as a marker also writes it: `True` or `False`."""
+    word = ("on" if value else "off") if isinstance(value, bool) else value
+    return _choose(name, word, ("on", "off"))
+
+
+def donated(name: str, value: object) -> str:
+    """Read ``state``, ``all``, ``none``, or ``state`` with names of arguments: ``'state,opt_state'``, ``['state', 'cache']``."""
     parts = [value] if isinstance(value, str) else value
-    words = re.split(r"[,\s]+", ",".join(map(str, parts)).strip(", ")) if isinstance(parts, Iterable) else []
-    if len(words) < 2:
-        return _choice("donate", ("state", "all", "none"))(words[0] if words else value)
-    if "state" not in words or not all(map(str.isidentifier, words)) or {"all", "none"} & {*words}:
+    names = _split(",".join(map(str, parts))) if isinstance(parts, Iterable) else []
+    if len(names) < 2:
+        return _choose(name, names[0] if names else value, ("state", "all", "none"))
+    if "state" not in names or not all(map(str.isidentifier, names)) or {"all", "none"} & {*names}:
         raise SettingError(
-            f"donate={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
+            f"{name}={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"
         )
-    words.remove("state")  # once: an argument may have that name too
-    return ",".join(["state", *dict.fromkeys(words)])
+    names.remove("state")  # once: an argument may have that name too
+    return ",".join(["state", *dict.fromkeys(names)])
 
 
-def _whole(name: str, minimum: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
+def whole_number(minimum: int) -> Kind:
+    def parse(name: str, value: object) -> int:
         text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < minimum:
             raise SettingError(f"{name}={value!r} is not a whole number of at least {minimum}")
         return int(text)
 
-    return parse
+    return Kind(parse, "N", "number")
 
 
-def _switch(name: str) -> Callable[[object], str]:
-    """``on`` or ``off``, as a marker also writes it: `True` or `False`."""
-
-    def parse(value: object) -> str:
-        word = ("on" if value else "off") if isinstance(value, bool) else value
-        return _choice(name, ("on", "off"))(word)
-
-    return parse
-
-
-def _nesting(value: object) -> Nesting:
+def nesting(name: str, value: object) -> Nesting:
     if isinstance(value, Nesting):
         return value
     if not isinstance(value, str):
-        raise SettingError(f"nesting={value!r} is not a nesting, write layers such as 'jit > scan[closure]'")
+        raise SettingError(f"{name}={value!r} is not a nesting, write layers such as 'jit > scan[closure]'")
     return Nesting.parse(value)
 
 
-def _expected(value: object) -> tuple[Entry, ...]:
-    try:
-        return expected_failures.parse(value)
-    except EntryError as error:
-        raise SettingError(str(error)) from None
+def percentage(name: str, value: object) -> Fraction:
+    """Read ``5%`` as the part 1/20."""
+    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise SettingError(f"{name}={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing")
+    from fractions import Fraction  # late: most runs compare nothing
+
+    return Fraction(match[1]) / 100
 
 
-def _optional(parse: Callable[[object], Any]) -> Callable[[object], Any]:
-    return lambda value: None if value is None else parse(value)
+def file_path(name: str, value: object) -> str:
+    """Read the path of a file, as it was typed."""
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise SettingError(f"{name}={value!r} is not a path, write the name of a file")
+    return value
+
+
+def report_path(name: str, value: object) -> str:
+    """Read the path of a report, whose suffix says in which form it is written."""
+    path = file_path(name, value)
+    if Path(path).suffix.lower() not in REPORTS:
+        examples = ", ".join(repr(path + suffix) for suffix in REPORTS)
+        raise SettingError(f"{name}={value!r} ends in none of {', '.join(REPORTS)}, write {examples}")
+    return path
+
+
+def optional(kind: Kind) -> Kind:
+    return kind._replace(parse=lambda name, value: None if value is None else kind.parse(name, value))
+
+
+SWITCH = Kind(switch, "ON_OR_OFF")
+FLAG = Kind(switch)
+BUDGET = Kind(lambda _, value: Budget.parse(value), "SIZE")
+DONATED = Kind(donated, "WHAT")
+FAILURES = Kind(lambda _, value: expected_failures.parse(value), "PATH", is_file=True)
+NESTING = Kind(nesting, "NESTING")
+PATH = Kind(file_path, "PATH")
+PERCENTAGE = Kind(percentage, "PERCENT")
+REPORT_PATHS = Kind(report_path, "PATH", "list", is_repeated=True)

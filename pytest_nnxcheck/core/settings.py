@@ -1,31 +1,22 @@
-"""The one table of settings: names, defaults, help, parsing and precedence.
+"""The one table of settings: what each may be, where it may be given, its default, its help and where the documents explain it.
 
-The marker's signature, the ``--nnx-*`` options, the ``nnx_*`` ini names and the table of docs/settings.md all come from the
-fields of `Settings`. Nothing here imports pytest, hypothesis, jax or flax.
+A row of the scope ``check`` is a field of `Settings`; one of the scope ``run`` is for a run as a whole. The marker's signature, the
+``--nnx-*`` options, the ``nnx_*`` ini names and the tables of docs/settings.md come from `TABLE`. Nothing here imports pytest,
+hypothesis, jax or flax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
+from pytest_nnxcheck.core import setting_values as kinds
 from pytest_nnxcheck.core.catalogue import FURTHER, INVARIANTS, OPTIONAL_INVARIANTS, STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.expected_failures import Entry
-from pytest_nnxcheck.core.nesting import MODES, Nesting, NestingError, one_of
-from pytest_nnxcheck.core.setting_values import (
-    Budget,
-    SettingError,
-    _choice,
-    _donated,
-    _expected,
-    _nesting,
-    _optional,
-    _switch,
-    _whole,
-    _words,
-)
+from pytest_nnxcheck.core.nesting import MODES, Nesting, one_of
+from pytest_nnxcheck.core.setting_values import UNREADABLE, Budget, Kind, SettingError
 
 MARKER = "nnx_invariants"
 
@@ -39,197 +30,221 @@ EFFORTS: dict[str, dict[str, Any]] = {
 }
 """What an effort stands for."""
 
+Scope = Literal["check", "run"]
+Place = Literal["marker", "command line", "ini file"]
+EVERYWHERE: tuple[Place, ...] = ("marker", "command line", "ini file")
 
-class Option(NamedTuple):
-    """How one setting is read and shown; ``kind`` is what an ini file may hold natively.
 
-    Of a ``file``, command line and ini file give the path, and `plugin.known_failures` reads it. A ``flag`` stands on the command line without a value, and
-    means ``on``. What ``selects`` the nestings that are run says nothing of one that is replayed.
+class Row(NamedTuple):
+    """One setting. Its default is anything that its kind parses; ``section`` is a page of the documents, or a heading of one.
+
+    What ``selects_nestings`` says nothing of one that is replayed.
     """
 
-    parse: Callable[[object], Any]
-    metavar: str
+    default: Any
+    kind: Kind
     help: str
-    kind: Literal["list", "number", "text"]
-    everywhere: bool = True
-    file: bool = False
-    flag: bool = False
-    selects: bool = False
+    section: str
+    scope: Scope = "check"
+    places: tuple[Place, ...] = EVERYWHERE
+    selects_nestings: bool = False
 
 
-def _option(default: Any, parse: Callable[[object], Any], metavar: str, text: str, kind: str, **more: Any) -> Any:
-    return field(default=default, metadata={"option": Option(parse, metavar, text, kind, **more)})  # type: ignore[arg-type]
+def _check(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
+    return field(default=default, metadata={"row": Row(default, kind, text, section, **more)})
+
+
+def _select(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
+    return _check(default, kind, text, section, selects_nestings=True, **more)
+
+
+def _run(default: Any, kind: Kind, text: str, section: str) -> Row:
+    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2])
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What to check, under which nestings, and within which bounds."""
 
-    invariants: tuple[str, ...] = _option(
+    invariants: tuple[str, ...] = _check(
         INVARIANTS,
-        _words("invariant", lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
-        "LIST",
+        kinds.words(lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
         f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
-        "list",
+        "first-test.md#what-is-checked",
     )
-    transforms: tuple[str, ...] = _option(
+    transforms: tuple[str, ...] = _select(
         TRANSFORMS,
-        _words("transform", layer_names),
-        "LIST",
+        kinds.words(layer_names),
         f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; only where they are named also"
         f" {', '.join(FURTHER)}, call_first, and those that register_transform was given",
-        "list",
-        selects=True,
+        "nestings.md#further-transforms-and-your-own",
     )
-    styles: tuple[str, ...] = _option(
-        STYLES,
-        _words("style", lambda: STYLES),
-        "LIST",
-        f"how a layer gets the module: {', '.join(STYLES)}",
-        "list",
-        selects=True,
+    styles: tuple[str, ...] = _select(
+        STYLES, kinds.words(lambda: STYLES), f"how a layer gets the module: {', '.join(STYLES)}", "nestings.md#nestings"
     )
-    modes: tuple[str, ...] = _option(
+    modes: tuple[str, ...] = _check(
         MODES[:1],
-        _words("mode", lambda: MODES),
-        "LIST",
+        kinds.words(lambda: MODES),
         "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.7 on"
         f" {', '.join(MODES[1:])}",
-        "list",
+        "modes.md",
     )
-    max_depth: int = _option(
+    max_depth: int = _select(
         3,
-        _whole("max_depth", 1),
-        "N",
+        kinds.whole_number(1),
         "layers of the deepest nesting that is drawn, and of a chain inside its jit; 1 or more",
-        "number",
-        selects=True,
+        "nestings.md#how-much-is-run",
     )
-    effort: str = _option(
+    effort: str = _select(
         "default",
-        _choice("effort", tuple(EFFORTS)),
-        "HOW_MUCH",
+        kinds.choice(*EFFORTS),
         "how much is run, where sweep and max_examples do not say it: quick (every layer once, every transform under jit), default"
         " (every pair of layers under jit) or thorough (pairs without a jit as well, and 20 draws)",
-        "text",
-        selects=True,
+        "nestings.md#how-much-is-run",
     )
-    max_examples: int = _option(
+    max_examples: int = _select(
         EFFORTS["default"]["max_examples"],
-        _whole("max_examples", 0),
-        "N",
+        kinds.whole_number(0),
         "nestings that hypothesis draws after the sweep; 0 runs the sweep alone",
-        "number",
-        selects=True,
+        "nestings.md#how-much-is-run",
     )
-    sweep: str = _option(
+    sweep: str = _select(
         EFFORTS["default"]["sweep"],
-        _choice("sweep", SWEEPS),
-        "HOW_MUCH",
+        kinds.choice(*SWEEPS),
         "what always runs first: pairs (chains, and every ordered pair of argument layers), chains (every single layer, and jits over"
         " chains in which all pairs of argument layers stand side by side), short (every single layer, and jits over chains in which each"
         " argument layer stands once), singles (every single layer) or probes (the un-nested call and one try of each closure style)",
-        "text",
-        selects=True,
+        "nestings.md#how-much-is-run",
     )
-    shortcuts: str = _option(
+    shortcuts: str = _select(
         "on",
-        _switch("shortcuts"),
-        "ON_OR_OFF",
+        kinds.SWITCH,
         "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
-        "text",
-        selects=True,
+        "nestings.md#what-is-run-and-what-is-traced",
     )
-    all: str = _option(
+    all: str = _select(
         "off",
-        _switch("all"),
-        "",
+        kinds.FLAG,
         "run all of the sweep, also after a nesting broke that the message will name",
-        "text",
-        flag=True,
-        selects=True,
+        "nestings.md#nestings",
     )
-    memory_budget: Budget | None = _option(  # noqa: RUF009 - it makes a field
+    memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
-        _optional(Budget.parse),
-        "SIZE",
+        kinds.optional(kinds.BUDGET),
         "bound on the peak: bytes of one call (512MiB, 1.5GB; KB=1000, KiB=1024) or a multiple of the expected peak (2x);"
         " without one, the default rule",
-        "text",
+        "memory.md#a-budget-in-bytes",
     )
-    memory_advice: str = _option(
+    memory_advice: str = _check(
         "note",
-        _choice("memory_advice", ("note", "fail")),
-        "WHAT",
+        kinds.choice("note", "fail"),
         "advice on what the un-nested call spends memory on: note (shown with -v and in reports) or fail",
-        "text",
+        "memory.md#advice",
     )
-    donate: str = _option(
+    donate: str = _check(
         "state",
-        _donated,
-        "WHAT",
+        kinds.DONATED,
         "what the outermost jit donates: state, all (the inputs too), none, or state with the names of arguments"
         " (state,opt_state)",
-        "text",
+        "subjects.md#training-and-decoding-steps",
     )
-    on_rejection: str = _option(
+    on_rejection: str = _check(
         "report",
-        _choice("on_rejection", ("report", "fail")),
-        "WHAT",
+        kinds.choice("report", "fail"),
         "a nesting that flax refuses: report (shown, not failed) or fail",
-        "text",
+        "nestings.md#rejected-or-failed",
     )
-    devices: int | None = _option(
+    devices: int | None = _check(
         None,
-        _optional(_whole("devices", 1)),
-        "N",
+        kinds.optional(kinds.whole_number(1)),
         "devices that a test needs; command line and ini file also simulate so many CPU devices",
-        "number",
+        "large-and-sharded.md#several-devices",
     )
-    on_too_few_devices: str = _option(
+    on_too_few_devices: str = _check(
         "skip",
-        _choice("on_too_few_devices", ("skip", "fail")),
-        "WHAT",
+        kinds.choice("skip", "fail"),
         "a test that needs more devices than there are: skip or fail",
-        "text",
+        "large-and-sharded.md#several-devices",
     )
-    expected_failures: tuple[Entry, ...] = _option(
+    expected_failures: tuple[Entry, ...] = _check(
         (),
-        _expected,
-        "PATH",
+        kinds.FAILURES,
         "failures that are known and must happen: a mapping of invariants or nestings to reasons; on the command line"
         " and in the ini file, a TOML file of them",
-        "text",
-        file=True,
+        "ci.md#expected-failures",
     )
-    nesting: Nesting | None = _option(  # noqa: RUF009 - it makes a field
+    nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field
         None,
-        _optional(_nesting),
-        "NESTING",
+        kinds.optional(kinds.NESTING),
         "run this nesting and no other: 'jit > scan[closure]'",
-        "text",
-        everywhere=False,
-        selects=True,
+        "first-test.md#run-one-nesting-again",
+        places=("command line",),
     )
 
 
-OPTIONS: dict[str, Option] = {entry.name: entry.metadata["option"] for entry in fields(Settings)}
+TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(Settings)} | {
+    "baseline": _run(
+        None,
+        kinds.optional(kinds.PATH),
+        "file of the peak memory of every nesting, which this run is compared with",
+        "ci.md#memory-baseline",
+    ),
+    "memory_tolerance": _run(
+        "5%",
+        kinds.PERCENTAGE,
+        "how much a peak may grow over the baseline before the test fails; 0% allows nothing",
+        "ci.md#memory-baseline",
+    ),
+    "baseline_update": _run(
+        "off", kinds.FLAG, "write the baseline anew from this run, if every test of it passed", "ci.md#memory-baseline"
+    ),
+    "baseline_update_new_only": _run(
+        "off", kinds.FLAG, "add to the baseline what is not in it, and compare the rest", "ci.md#memory-baseline"
+    ),
+    "baseline_any_stamp": _run(
+        "off",
+        kinds.FLAG,
+        "compare with a baseline that other versions, or another device, have left",
+        "ci.md#memory-baseline",
+    ),
+    "report": _run(
+        (),
+        kinds.REPORT_PATHS,
+        "file of the verdict, peak and cause of every nesting: .json, .html (a page to look at) or .md (for a pull request)",
+        "ci.md#reports",
+    ),
+    "no_cache": _run(
+        "off",
+        kinds.FLAG,
+        "compile every program anew, and keep none in the cache of pytest for the next run",
+        "speed.md#how-to-make-a-suite-faster",
+    ),
+}
 DEFAULTS = Settings()
 
 
+def names(scope: Scope | None = None, place: Place | None = None) -> tuple[str, ...]:
+    """The settings of a scope, or of both, that may be given in a place, or in any."""
+    rows = TABLE.items()
+    return tuple(name for name, row in rows if scope in (None, row.scope) and {place} <= {None, *row.places})
+
+
 def parse_given(
-    values: Mapping[str, object], origin: Callable[[str], str], valid: Iterable[str] = OPTIONS
+    given: Mapping[str, object], origin: Callable[[str], str], place: Place | None = None
 ) -> dict[str, Any]:
-    """Read the settings that one source gives; ``origin(name)`` words the source for an error.
+    """Read the settings of a check that one source gives; ``origin(name)`` words the source for an error.
 
     Raises `SettingError` that starts with the origin.
     """
+    valid = names("check", place)
     parsed = {}
-    for name, value in values.items():
+    for name, value in given.items():
+        if name in TABLE and name not in valid:
+            places = " or the ".join(TABLE[name].places)
+            raise SettingError(f"{origin(name)}: {name}={value!r} is for the {places}, {flag(name)}")
         try:
-            one_of("setting", name, valid)
-            parsed[name] = OPTIONS[name].parse(value)
-        except (NestingError, SettingError) as error:
+            parsed[name] = TABLE[one_of("setting", name, valid)].kind.parse(name, value)
+        except UNREADABLE as error:
             raise SettingError(f"{origin(name)}: {error}") from None
     return parsed
 
@@ -249,11 +264,6 @@ def merge(*sources: Mapping[str, Any]) -> Settings:
     return Settings(**(merged | ({"expected_failures": expected_failures.add_up(*entries)} if entries else {})))
 
 
-def marker_names() -> tuple[str, ...]:
-    """The settings that a marker and an ini file may give."""
-    return tuple(name for name, option in OPTIONS.items() if option.everywhere)
-
-
 def show(value: object) -> str:
     """A setting's value as one writes it on the command line."""
     if value is None or value == ():
@@ -261,9 +271,14 @@ def show(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
+def flag(name: str) -> str:
+    """The command line option of a setting."""
+    return f"--nnx-{name.replace('_', '-')}"
+
+
 def marker_line() -> str:
     """The line of ``pytest --markers``."""
-    arguments = ", ".join(f"{name}={getattr(DEFAULTS, name)!r}" for name in marker_names())
+    arguments = ", ".join(f"{name}={TABLE[name].default!r}" for name in names(place="marker"))
     return (
         f"{MARKER}(*, {arguments}): run the test under generated nestings of jax transforms and assert, for every"
         " module wrapped by the nnx_wrap fixture, that no tracer remains, that the peak of memory stays within its"
@@ -271,16 +286,13 @@ def marker_line() -> str:
     )
 
 
-def settings_table_markdown() -> str:
-    """The table of docs/settings.md."""
-    rows = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
-    for name, option in OPTIONS.items():
-        ini = f"`nnx_{name}`" if option.everywhere else "-"
-        line = f"`{flag(name)} {option.metavar}".rstrip() + "`"
-        rows.append(f"| `{name}` | `{show(getattr(DEFAULTS, name))}` | {line} | {ini} | {option.help} |")
-    return "\n".join(rows) + "\n"
-
-
-def flag(name: str) -> str:
-    """The command line option of a setting."""
-    return f"--nnx-{name.replace('_', '-')}"
+def table_markdown(scope: Scope) -> str:
+    """The table of a scope in docs/settings.md."""
+    lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
+    for name in names(scope):
+        row = TABLE[name]
+        option = f"{flag(name)} {row.kind.metavar}".rstrip()
+        ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
+        meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
+        lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")
+    return "\n".join(lines) + "\n"

@@ -20,8 +20,8 @@ from pytest_nnxcheck.core.evidence import Stamp
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER, flag
-from pytest_nnxcheck.plugin import options, run_options, selection
-from pytest_nnxcheck.plugin.run_options import Given
+from pytest_nnxcheck.plugin import options, selection
+from pytest_nnxcheck.plugin.options import Given
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
 from pytest_nnxcheck.reporting.baseline_comparison import Comparison, Measured
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Key
@@ -47,9 +47,9 @@ _wire = pytest.StashKey[dict[str, Any]]()
 
 def start(config: pytest.Config) -> Keeper | None:
     """Register the keeper, if the run has a baseline. Raises `SettingError` that says which option or file is wrong."""
-    tolerance = run_options.value(config, "memory_tolerance")
-    given = run_options.given(config, "baseline")
-    asked = [flag(name) for name in _FLAGS if run_options.asked(config, name)]
+    tolerance = options.value(config, "memory_tolerance")
+    given = options.given(config, "baseline")
+    asked = [flag(name) for name in _FLAGS if options.asked(config, name)]
     if given is None:
         if asked:
             raise SettingError(

@@ -10,7 +10,6 @@ import argparse
 import inspect
 import os
 import re
-import shlex
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.core.settings import MARKER, OPTIONS
-from pytest_nnxcheck.plugin import compiled_programs, options, progress, run_options
+from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.plugin import compiled_programs, options, progress
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
     GIVEN,
@@ -48,15 +47,8 @@ _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the tables."""
-    group = parser.getgroup("nnxcheck", "NNX invariant checks")
-    for name, option in OPTIONS.items():
-        # The default is None, or an ini value would never be read.
-        how: dict[str, Any] = {"action": "store_const", "const": "on"} if option.flag else {"metavar": option.metavar}
-        group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, help=option.help, **how)
-        if option.everywhere:
-            parser.addini(f"nnx_{name}", option.help, type=options.ini_type(option.kind), default=None)
-    run_options.add_options(parser, group)
+    """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the table."""
+    options.register(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,8 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _simulate_devices(config, config.option)
     try:
-        typed = options.from_command_line(options.typed(config.option, options.VALUES))
-        config.stash[GIVEN] = table.lay_over(options.from_ini(config), typed)
+        config.stash[GIVEN] = options.of_a_check(config)
         _publish(config)
         config.stash[SUITE] = _expected_failures(config)
         config.stash[_keeper] = _baseline(config)
@@ -83,25 +74,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _expected_failures(config: pytest.Config) -> Suite | None:
     """The file of expected failures, if there is one. Raises `SettingError` that names option and file."""
-    name = "expected_failures"
-    typed, folder, origin = config.getoption(f"nnx_{name}"), config.invocation_params.dir, options.option_origin(name)
-    if typed is None:
-        typed, folder, origin = options.ini(config, name), config.rootpath, options.ini_origin(config, name)
-    if typed is None:
+    file = options.given(config, "expected_failures")
+    if file is None:
         return None
     from pytest_nnxcheck.plugin import known_failures
 
     try:
-        found = known_failures.Suite(folder / str(typed), str(typed))
+        suite = known_failures.Suite(file.folder / file.value, file.value)
     except SettingError as error:
-        raise SettingError(f"{origin}: {error}") from None
-    config.pluginmanager.register(found, known_failures.NAME)
-    return found
+        raise SettingError(f"{file.origin}: {error}") from None
+    config.pluginmanager.register(suite, known_failures.NAME)
+    return suite
 
 
 def _baseline(config: pytest.Config) -> Keeper | None:
     """The keeper of the baseline, if the run has one. Raises `SettingError` that names its source."""
-    if not run_options.read(config):
+    if not options.of_a_run(config):
         return None
     from pytest_nnxcheck.plugin import baseline
 
@@ -110,22 +98,21 @@ def _baseline(config: pytest.Config) -> Keeper | None:
 
 def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
     """Ask jax for as many CPU devices as command line or ini file say, until the end of the run."""
-    name = "devices"
-    typed = options.typed(parsed, [name])
-    origin = options.option_origin(name) if typed else options.ini_origin(config, name)
     try:
-        count = {**options.from_ini(config, [name]), **options.from_command_line(typed)}.get(name)
-        if count is not None:
-            config.add_cleanup(devices.simulate(os.environ, count))
+        count = options.given(config, "devices", parsed)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
+    if count is None:
+        return
+    try:
+        config.add_cleanup(devices.simulate(os.environ, count.value))
     except CheckError as error:
-        raise pytest.UsageError(f"{origin}: {error}") from None
+        raise pytest.UsageError(f"{count.origin}: {error}") from None
 
 
 def _publish(config: pytest.Config) -> None:
     """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
-    if run_options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
+    if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
         from pytest_nnxcheck.plugin import reports
 
         reports.register(config, config.stash[_unreported])
@@ -241,12 +228,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         compat.require_modes(modes.chosen(settings))
     except SettingError as error:
         pytest.fail(f"{modes_origin(item, settings)}: {error}", pytrace=False)
-    written = shlex.join(
-        part
-        for name, value in options.typed(item.config.option).items()
-        if not OPTIONS[name].selects
-        for part in (table.flag(name), *([] if OPTIONS[name].flag else [value]))
-    )
+    written = options.replay_options(item.config.option)
 
     def run_of(remember: bool) -> Run:
         programs = of_item(item, written, settings)

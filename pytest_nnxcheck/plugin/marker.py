@@ -51,13 +51,9 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
     for node, mark in item.iter_markers_with_node(MARKER):
         origin = f"{MARKER} marker at {where(node)}"
         if mark.args:
-            shown = ", ".join(map(repr, mark.args))
-            raise SettingError(f"{origin}: {shown} has no name, write keyword arguments such as memory_budget='2x'")
-        if "nesting" in mark.kwargs:
-            raise SettingError(
-                f"{origin}: nesting={mark.kwargs['nesting']!r} is for the command line, {table.flag('nesting')}"
-            )
-        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), table.marker_names())
+            arguments = ", ".join(map(repr, mark.args))
+            raise SettingError(f"{origin}: {arguments} has no name, write keyword arguments such as memory_budget='2x'")
+        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), "marker")
         if "expected_failures" in given:
             place = f"the marker at {where(node)}"
             given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
@@ -71,11 +67,8 @@ def modes_origin(item: pytest.Function, settings: Settings) -> str:
     marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]
     if marked:
         return f"{MARKER} marker at {where(marked[0])}"
-    return (
-        f"option {table.flag('modes')}"
-        if "modes" in options.typed(item.config.option)
-        else options.ini_origin(item.config, "modes")
-    )
+    given = options.given(item.config, "modes")
+    return "" if given is None else given.origin
 
 
 def _same(origin: str, _name: str) -> str:

@@ -1,22 +1,46 @@
-"""What command line and ini file say: as it was typed, where it came from, and read into settings. Pytest alone is imported."""
+"""What command line and ini file say: the options of the table, as they were typed, and read with where they came from.
+
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
-from typing import Any
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.core.settings import OPTIONS
-
-VALUES = tuple(name for name, option in OPTIONS.items() if not option.file)
-INI_VALUES = tuple(name for name in VALUES if OPTIONS[name].everywhere)
+from pytest_nnxcheck.core.setting_values import UNREADABLE, SettingError
+from pytest_nnxcheck.core.settings import TABLE, flag
 
 
-def ini_type(kind: str) -> Any:
+class Given(NamedTuple):
+    """A setting that command line or ini file give: its value, where it came from, and the folder that a path in it starts from."""
+
+    value: Any
+    origin: str
+    folder: Path
+
+
+def register(parser: pytest.Parser) -> None:
+    """Add the options and ini names of the table."""
+    group = parser.getgroup("nnxcheck", "NNX invariant checks")
+    for name, row in TABLE.items():
+        how: dict[str, Any] = {"action": "append" if row.kind.is_repeated else "store", "metavar": row.kind.metavar}
+        if not row.kind.metavar:
+            how = {"action": "store_const", "const": "on"}
+        text = row.help.replace("%", "%%")  # argparse formats it
+        # The default is None, or an ini value would never be read.
+        group.addoption(flag(name), dest=f"nnx_{name}", default=None, help=text, **how)
+        if "ini file" in row.places:
+            parser.addini(f"nnx_{name}", row.help, type=_ini_type(row.kind.ini_type), default=None)
+
+
+def _ini_type(kind: str) -> Any:
     """The ini type that also takes the native value of a TOML file, where this pytest has one."""
     if kind == "list":
         return "args"
@@ -25,31 +49,71 @@ def ini_type(kind: str) -> Any:
     return "int" if kind == "number" and pytest.version_tuple >= (8, 4) else "string"
 
 
-def from_command_line(typed: Mapping[str, str]) -> dict[str, Any]:
-    return table.parse_given(typed, option_origin)
-
-
-def option_origin(name: str) -> str:
-    return f"option {table.flag(name)}"
-
-
-def typed(options: argparse.Namespace, names: Iterable[str] = OPTIONS) -> dict[str, str]:
+def typed(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """The options as they were typed."""
     values = {name: getattr(options, f"nnx_{name}", None) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def from_ini(config: pytest.Config, names: Iterable[str] = INI_VALUES) -> dict[str, Any]:
-    values = {name: ini(config, name) for name in names}
-    return table.parse_given({n: v for n, v in values.items() if v is not None}, lambda name: ini_origin(config, name))
+def replay_options(options: argparse.Namespace) -> str:
+    """The typed options that say how a nesting is judged, as a replay repeats them."""
+    names = [name for name in table.names("check") if not TABLE[name].selects_nestings]
+    pairs = typed(options, names).items()
+    return shlex.join(part for name, text in pairs for part in (flag(name), text)[: 1 + bool(TABLE[name].kind.metavar)])
 
 
-def ini(config: pytest.Config, name: str) -> Any:
+def given(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
+    """What the command line says, or else the ini file; None where neither does. Raises `SettingError` that names the source."""
+    return on_command_line(config, name, options) or in_ini_file(config, name)
+
+
+def on_command_line(config: pytest.Config, name: str, options: argparse.Namespace | None = None) -> Given | None:
+    value = getattr(options or config.option, f"nnx_{name}", None)
+    return _read(name, value, f"option {flag(name)}", config.invocation_params.dir)
+
+
+def in_ini_file(config: pytest.Config, name: str) -> Given | None:
+    if "ini file" not in TABLE[name].places:
+        return None
+    origin = f"ini option nnx_{name}" + (f" ({config.inipath.name})" if config.inipath else "")
     try:
-        return config.getini(f"nnx_{name}")
+        value = config.getini(f"nnx_{name}")
     except (ValueError, TypeError, pytest.UsageError) as error:
-        raise SettingError(f"{ini_origin(config, name)}: {error}") from None
+        raise SettingError(f"{origin}: {error}") from None
+    return _read(name, value, origin, config.rootpath)
 
 
-def ini_origin(config: pytest.Config, name: str) -> str:
-    return f"ini option nnx_{name}" + (f" ({config.inipath.name})" if config.inipath else "")
+def _read(name: str, value: Any, origin: str, folder: Path) -> Given | None:
+    kind = TABLE[name].kind
+    if value is None or (kind.is_repeated and not value):
+        return None
+    try:
+        return Given(kind.read(name, value), origin, folder)
+    except UNREADABLE as error:
+        raise SettingError(f"{origin}: {error}") from None
+
+
+def value(config: pytest.Config, name: str) -> Any:
+    """What is given, or the default. Raises `SettingError`."""
+    read = given(config, name)
+    return TABLE[name].kind.read(name, TABLE[name].default) if read is None else read.value
+
+
+def asked(config: pytest.Config, name: str) -> bool:
+    """Whether a flag is on."""
+    return bool(value(config, name) == "on")
+
+
+def of_a_check(config: pytest.Config) -> dict[str, Any]:
+    """The settings of a check that ini file and command line give, less what they give as a file. Raises `SettingError`."""
+    names = [name for name in table.names("check") if not TABLE[name].kind.is_file]
+    sources = [
+        {name: read.value for name in names if (read := source(config, name)) is not None}
+        for source in (in_ini_file, on_command_line)
+    ]
+    return table.lay_over(*sources)
+
+
+def of_a_run(config: pytest.Config) -> dict[str, Any]:
+    """The options of a whole run that ini file and command line give. Raises `SettingError`."""
+    return {name: read.value for name in table.names("run") if (read := given(config, name)) is not None}

@@ -22,7 +22,7 @@ import pytest
 
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import run_options
+from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.reporting import html_page, markdown, records, step_summary
 from pytest_nnxcheck.reporting.records import Place, Records
 
@@ -84,7 +84,7 @@ def _reason(error: Exception) -> str:
 
 def targets(config: pytest.Config) -> tuple[Target, ...]:
     """The files that command line or ini file ask for. Raises `SettingError` that names the source."""
-    given = run_options.given(config, "report")
+    given = options.given(config, "report")
     if given is None:
         return ()
     # Through links: what is replaced is the file, not the link to it.

@@ -13,9 +13,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.core.settings import OPTIONS, show
 from pytest_nnxcheck.reporting import memory_breakdown, tally
 from pytest_nnxcheck.reporting.report import Report, replay, summary
 
@@ -110,7 +110,7 @@ def of_report(found: Report, folder: Path | None = None) -> Records:
         "modes": dict(found.modes),
         "shown": str(min(bad, key=lambda outcome: outcome.nesting.plainness).nesting) if bad else "",
         "message": "" if found.ok else plain(str(found)),
-        "settings": {name: _shown(getattr(found.settings, name)) for name in OPTIONS},
+        "settings": {name: _shown(getattr(found.settings, name)) for name in table.names("check")},
         "options": plain(found.options),
         "notes": plain(found.notes),
         "advice": plain(found.advice),
@@ -186,7 +186,7 @@ def _program(shown: str, folder: Path | None) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, tuple) and not all(isinstance(word, str) for word in value):
         return str(plain(", ".join(map(str, value))))
-    return str(plain(show(value)))
+    return str(plain(table.show(value)))
 
 
 def plain(value: Any) -> Any:

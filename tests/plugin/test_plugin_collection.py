@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nnxcheck.core import settings as table
-
 BAD_MARKERS = {
     "@marked(memory_buget='2x')": "unknown setting 'memory_buget', did you mean 'memory_budget'?",
     "@marked(transforms='jit,scna')": "unknown transform 'scna', did you mean 'scan'?",
@@ -116,56 +114,24 @@ def test_an_unmarked_test_case_is_left_alone(run_inner):
     run_inner("import unittest\nclass X(unittest.TestCase):\n    def test_x(self): pass\n").assert_outcomes(passed=1)
 
 
-SHOW = """
-@marked{marker}
-def test_x(nnx_wrap, request):
-    from pytest_nnxcheck.plugin.marker import SETTINGS
-    print("SETTINGS", request.node.stash[SETTINGS])
+def test_marker_over_command_line_over_ini(run_inner, pytester):
+    source = """
+from pytest_nnxcheck.plugin.marker import SETTINGS
+@marked(transforms="jit", memory_budget="2x", max_depth=1)
+def test_marker(nnx_wrap, request):
+    s = request.node.stash[SETTINGS]
+    assert (s.transforms, s.max_depth, s.shortcuts, str(s.memory_budget)) == (("jit",), 1, "off", "2x")
+    nnx_wrap(Model())(1)
+@marked
+def test_options(nnx_wrap, request):
+    s = request.node.stash[SETTINGS]
+    assert (s.transforms, s.max_depth, s.shortcuts, str(s.memory_budget)) == (("scan", "vmap"), 2, "off", "3x")
     nnx_wrap(Model())(1)
 """
-VALUES = {  # setting: (marker, command line, ini, how each reads)
-    "invariants": ("'tracers'", "memory", "donation", ["('tracers',)", "('memory',)", "('donation',)"]),
-    "transforms": ("'jit'", "scan,vmap", "remat scan", ["('jit',)", "('scan', 'vmap')", "('remat', 'scan')"]),
-    "styles": (
-        "'argument'",
-        "functional",
-        "argument,functional",
-        ["('argument',)", "('functional',)", "('argument', 'functional')"],
-    ),
-    "modes": ("'graph'", "graph,current", "current", ["('graph',)", "('current', 'graph')", "('current',)"]),
-    "max_depth": ("1", "2", "4", ["1", "2", "4"]),
-    "effort": ("'quick'", "thorough", "default", ["'quick'", "'thorough'", "'default'"]),
-    "max_examples": ("0", "1", "2", ["0", "1", "2"]),
-    "sweep": ("'pairs'", "singles", "probes", ["'pairs'", "'singles'", "'probes'"]),
-    "shortcuts": ("False", "on", "off", ["'off'", "'on'", "'off'"]),
-    "memory_budget": ("'2x'", "1KiB", "3x", ["factor=2.0", "bytes=1024", "factor=3.0"]),
-    "memory_advice": ("'fail'", "note", "fail", ["'fail'", "'note'", "'fail'"]),
-    "donate": ("'state'", "all", "none", ["'state'", "'all'", "'none'"]),
-    "on_rejection": ("'report'", "fail", "report", ["'report'", "'fail'", "'report'"]),
-    "on_too_few_devices": ("'skip'", "fail", "skip", ["'skip'", "'fail'", "'skip'"]),
-}
-# Skipped where there are too few; a file; an option without a value: test_devices.py, test_suite.py, test_sweep.py.
-ELSEWHERE = {"devices", "expected_failures", "all"}
-
-
-def test_every_setting_has_a_row_here():
-    assert {*VALUES, *ELSEWHERE} == {*table.marker_names()}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_marker_over_command_line_over_ini(run_inner, pytester, name):
-    marker, option, ini, shown = VALUES[name]
-    args = (f"{table.flag(name)}={option}", "-s")
-    pytester.makeini(f"[pytest]\nnnx_{name} = {ini}\n")
-    for source, given, value in (
-        (SHOW.format(marker=f"({name}={marker})"), args, shown[0]),
-        (SHOW.format(marker=""), args, shown[1]),
-        (SHOW.format(marker=""), args[1:], shown[2]),
-    ):
-        result = run_inner(source, *given)
-        result.assert_outcomes(passed=1)
-        line = next(line for line in result.outlines if "SETTINGS" in line)
-        assert f"{name}={value}" in line.replace("Budget(bytes=None, ", "").replace("Budget(", "")
+    pytester.makeini(
+        "[pytest]\nnnx_transforms = remat\nnnx_max_depth = 4\nnnx_shortcuts = off\nnnx_memory_budget = 3x\n"
+    )
+    run_inner(source, "--nnx-transforms=scan,vmap", "--nnx-max-depth=2").assert_outcomes(passed=2)
 
 
 def test_the_nearest_marker_wins_field_by_field(run_inner):
@@ -201,34 +167,6 @@ def test_a_bad_option_stops_the_run_before_it_starts(run_inner, option, message,
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message}"])
     assert "Traceback" not in result.stderr.str()
-
-
-TOML = '[tool.pytest.ini_options]\nnnx_max_depth = 2\nnnx_transforms = ["jit", "scan"]\nnnx_memory_budget = "2x"\n'
-NATIVE = '[tool.pytest]\nnnx_max_depth = 2\nnnx_transforms = ["jit", "scan"]\nnnx_memory_budget = "2x"\n'
-NUMBER = "[tool.pytest]\nnnx_max_depth = 2\nnnx_transforms = ['jit', 'scan']\nnnx_memory_budget = 1024\n"
-SINCE = [(TOML, (8, 0)), (NATIVE, (9, 0)), (NUMBER, (9, 2))]
-
-
-@pytest.mark.parametrize("text, since", SINCE, ids=["ini_options", "native", "number"])
-def test_values_of_a_toml_file(run_inner, pytester, text, since):
-    if pytest.version_tuple < since:
-        pytest.skip(f"pytest {since} reads this")
-    pytester.makepyprojecttoml(text)
-    result = run_inner(SHOW.format(marker=""), "-s")
-    result.stdout.fnmatch_lines(["*SETTINGS*transforms=('jit', 'scan')*max_depth=2*"])
-    result.stdout.fnmatch_lines(
-        ["*memory_budget=Budget(bytes=1024*" if "1024" in text else "*memory_budget=Budget(*factor=2.0*"]
-    )
-
-
-def test_help_and_markers_come_from_the_table(run_inner):
-    shown = run_inner("", "--help").stdout.str()
-    for name in table.OPTIONS:
-        assert table.flag(name) in shown
-    for name in table.marker_names():
-        assert f"nnx_{name} (" in shown
-    result = run_inner("", "--markers")
-    assert f"@pytest.mark.{table.marker_line()}" in result.stdout.str()
 
 
 LOAD = (

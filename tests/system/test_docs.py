@@ -12,8 +12,7 @@ import pytest
 from healthy import FLAX
 
 from pytest_nnxcheck.core.catalogue import REGISTERED
-from pytest_nnxcheck.core.settings import settings_table_markdown
-from pytest_nnxcheck.plugin.run_options import outlets_table_markdown
+from pytest_nnxcheck.core.settings import table_markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -104,17 +103,11 @@ def test_every_python_block_is_found():
     assert len(SNIPPETS) == fences >= 3
 
 
-def test_the_table_of_settings_is_that_of_the_code():
-    (table,) = re.findall(r"<!-- settings -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
-    assert table == settings_table_markdown(), (
-        "paste pytest_nnxcheck.core.settings.settings_table_markdown() into docs/settings.md"
-    )
-
-
-def test_the_table_of_outlets_is_that_of_the_code():
-    (table,) = re.findall(r"<!-- outlets -->\n(.*?)<!-- /outlets -->", SETTINGS, re.DOTALL)
-    assert table == outlets_table_markdown(), (
-        "paste pytest_nnxcheck.plugin.run_options.outlets_table_markdown() into docs/settings.md"
+@pytest.mark.parametrize("scope", ["check", "run"])
+def test_the_tables_of_settings_are_those_of_the_code(scope):
+    (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
+    assert table == table_markdown(scope), (
+        f"paste pytest_nnxcheck.core.settings.table_markdown({scope!r}) into docs/settings.md"
     )
 
 

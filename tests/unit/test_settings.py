@@ -1,5 +1,8 @@
 """The table of settings: parsing, precedence between parsed sources, the texts made from it."""
 
+from dataclasses import fields
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +11,8 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.setting_values import Budget, SettingError
-from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, OPTIONS, SWEEPS, Settings
+from pytest_nnxcheck.core.setting_values import PATH, PERCENTAGE, REPORT_PATHS, Budget, SettingError
+from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, SWEEPS, TABLE, Settings
 
 
 def parse(name, value):
@@ -176,6 +179,47 @@ def test_unknown_setting_names_the_nearest():
     assert text_of("memory_buget", 1) == "here: unknown setting 'memory_buget', did you mean 'memory_budget'?"
 
 
+def test_a_setting_that_another_place_gives_names_it():
+    with pytest.raises(SettingError) as caught:
+        table.parse_given({"nesting": "jit"}, lambda name: "here", "marker")
+    assert str(caught.value) == "here: nesting='jit' is for the command line, --nnx-nesting"
+    assert text_of("baseline", "x") == "here: baseline='x' is for the command line or the ini file, --nnx-baseline"
+
+
+@pytest.mark.parametrize(
+    "text, part",
+    [("5%", "1/20"), ("0%", "0"), ("0.5%", "1/200"), (" 12.25 % ", "49/400"), ("250%", "5/2")],
+)
+def test_a_percentage_is_exact(text, part):
+    assert PERCENTAGE.parse("memory_tolerance", text) == Fraction(part)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "5", "0.05", "-5%", "5%%", "%", "1e3%", "nan%", "inf%", "٣%", "5 percent", 5, None]
+)
+def test_what_is_no_percentage(value):
+    with pytest.raises(SettingError) as caught:
+        PERCENTAGE.parse("memory_tolerance", value)
+    assert str(caught.value) == (
+        f"memory_tolerance={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing"
+    )
+
+
+@pytest.mark.parametrize("value", ["", "  ", "a\0b", 3, None])
+def test_what_is_no_path(value):
+    with pytest.raises(SettingError, match="is not a path, write the name of a file"):
+        PATH.parse("baseline", value)
+
+
+def test_a_report_says_its_form_in_its_suffix():
+    assert REPORT_PATHS.parse("report", "a b/Peaks.JSON") == "a b/Peaks.JSON"
+    with pytest.raises(SettingError) as caught:
+        REPORT_PATHS.parse("report", "out.pdf")
+    assert str(caught.value) == (
+        "report='out.pdf' ends in none of .json, .html, .md, write 'out.pdf.json', 'out.pdf.html', 'out.pdf.md'"
+    )
+
+
 def test_setting_errors_are_check_errors():
     assert issubclass(SettingError, CheckError)
 
@@ -193,7 +237,7 @@ def test_each_field_comes_from_the_last_source_that_gives_it(data):
     )
     sources = data.draw(st.lists(fields, max_size=4))
     merged = table.merge(*sources)
-    for name in OPTIONS:
+    for name in table.names("check"):
         given_by = [source[name] for source in sources if name in source]
         assert getattr(merged, name) == (given_by or [getattr(DEFAULTS, name)])[-1]
 
@@ -239,34 +283,60 @@ def test_expected_failures_add_up_and_the_later_source_wins():
 
 
 def test_defaults():
-    first = ("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3
-    much = "default", 3, "chains", "on", "off", None, "note", "state", "report"
-    assert (
-        Settings(*first, *much, devices=None, on_too_few_devices="skip", expected_failures=(), nesting=None) == DEFAULTS
-    )
+    check = DEFAULTS.invariants, DEFAULTS.transforms, DEFAULTS.styles, DEFAULTS.modes, DEFAULTS.max_depth
+    assert check == (("tracers", "memory", "donation"), TRANSFORMS, STYLES, ("current",), 3)
+    assert (DEFAULTS.effort, DEFAULTS.max_examples, DEFAULTS.sweep) == ("default", 3, "chains")
+    assert (DEFAULTS.shortcuts, DEFAULTS.all, DEFAULTS.memory_budget) == ("on", "off", None)
+    assert (DEFAULTS.memory_advice, DEFAULTS.donate, DEFAULTS.on_rejection) == ("note", "state", "report")
+    assert (DEFAULTS.devices, DEFAULTS.on_too_few_devices, DEFAULTS.nesting) == (None, "skip", None)
+    assert Settings() == DEFAULTS
+
+
+def test_the_fields_of_a_check_are_the_rows_of_its_scope():
+    assert table.names("check") == tuple(entry.name for entry in fields(Settings))
+    assert {name: TABLE[name].default for name in table.names("check")} == {
+        name: getattr(DEFAULTS, name) for name in table.names("check")
+    }
+    assert {*table.names()} == {*table.names("check"), *table.names("run")}
+
+
+def test_where_a_setting_may_be_given():
+    assert table.names(place="command line") == table.names()
+    assert {*table.names("check")} - {*table.names(place="marker")} == {"nesting"}
+    assert {*table.names("run")} & {*table.names(place="marker")} == set()
+    assert {*table.names("run")} - {*table.names(place="ini file")} == {
+        name for name in table.names("run") if not TABLE[name].kind.metavar
+    }
 
 
 def test_every_default_can_be_read_back_from_its_text():
-    for name in OPTIONS:
-        value = getattr(DEFAULTS, name)
-        if value is not None and not OPTIONS[name].file:
-            assert parse(name, table.show(value)) == value
+    for name, row in TABLE.items():
+        if row.default not in (None, ()):
+            assert row.kind.parse(name, table.show(row.default)) == row.kind.parse(name, row.default)
 
 
-def test_the_table_has_a_row_a_setting():
-    lines = table.settings_table_markdown().splitlines()
-    assert len(lines) == len(OPTIONS) + 2
+@pytest.mark.parametrize("scope", ["check", "run"])
+def test_a_table_of_the_documents_has_a_row_a_setting(scope):
+    lines = table.table_markdown(scope).splitlines()
+    assert len(lines) == len(table.names(scope)) + 2
     assert all(line.count(" | ") == 4 for line in lines[2:])
-    assert (
-        "| `max_depth` | `3` | `--nnx-max-depth N` | `nnx_max_depth` | layers of the deepest nesting that is drawn,"
-        " and of a chain inside its jit; 1 or more |" in lines
+
+
+def test_a_row_of_the_documents():
+    lines = [*table.table_markdown("check").splitlines(), *table.table_markdown("run").splitlines()]
+    starts = (
+        "| [`max_depth`](nestings.md#how-much-is-run) | `3` | `--nnx-max-depth N` | `nnx_max_depth` | layers of the deepest",
+        "| [`all`](nestings.md#nestings) | `off` | `--nnx-all` | `nnx_all` | ",
+        "| [`nesting`](first-test.md#run-one-nesting-again) | `none` | `--nnx-nesting NESTING` | - | ",
+        "| [`memory_tolerance`](ci.md#memory-baseline) | `5%` | `--nnx-memory-tolerance PERCENT` | `nnx_memory_tolerance` | ",
+        "| [`baseline_update`](ci.md#memory-baseline) | `off` | `--nnx-baseline-update` | - | ",
     )
-    assert any(line.startswith("| `all` | `off` | `--nnx-all` | `nnx_all` | ") for line in lines)
-    assert "`--nnx-nesting NESTING` | - |" in lines[-1]
+    assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []
+    assert lines[-2].endswith("(for a pull request); may be repeated |")
 
 
 def test_the_marker_line_has_every_setting_but_the_replay():
     line = table.marker_line()
     assert line.startswith("nnx_invariants(*, invariants=('tracers', 'memory', 'donation'), ")
-    assert all(f" {name}=" in line for name in table.marker_names())
+    assert all(f" {name}=" in line for name in table.names(place="marker"))
     assert "nesting=" not in line
