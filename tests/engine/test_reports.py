@@ -243,9 +243,9 @@ def test_926_against_a_budget_of_three_inputs(donate, verdict):
     ],
 )
 def test_926_modifiable_buffers_hold_and_keep_their_pointers(name):
-    report = check(reports.buffers_926()[name], jnp.ones((4, 8)), styles="argument", max_examples=3)
+    report = check(reports.buffers_926()[name], jnp.ones((4, 8)), styles="argument", effort="quick")
     assert report.ok, report
-    assert sum(outcome.verdict == "held" for outcome in report.outcomes) > 20
+    assert sum(outcome.verdict == "held" for outcome in report.outcomes) > 5
 
 
 def test_the_healthy_corpus_is_whole():
