@@ -184,14 +184,14 @@ def test_4819_the_model_itself_under_while_loop(remat, scan):
 # Donated pointers
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
 def test_a_step_in_place_keeps_its_pointers(n, nesting):
     found = call(reports.step_in_place, reports.Pair(n), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 def test_a_step_to_another_dtype_loses_the_buffer(n):
     found = call(reports.step_other_dtype, reports.Pair(n), nesting="jit")
     assert broken(found) == ["donation"]
@@ -199,14 +199,14 @@ def test_a_step_to_another_dtype_loses_the_buffer(n):
     assert "pair.a" not in text(found)
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 def test_a_step_that_drops_an_array_loses_the_buffer(n):
     found = call(reports.step_drops_one, reports.Pair(n), nesting="jit")
     assert broken(found) == ["donation"]
     assert f"pair.b   float32[{n}]   not returned" in text(found)
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 def test_plain_arrays_are_donated_where_asked(n):
     arrays = (jnp.arange(n, dtype=jnp.float32), jnp.ones(n))
     assert call(reports.arrays_step, *arrays, nesting="jit", donate="all").outcome.verdict == "held"
