@@ -7,14 +7,13 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import LONG, LOOPS, broken, call, models, text
+from checking import broken, call, text
 from flax import nnx
-from healthy import FLAX, HEALTHY, WIDTH, Case, assign, node_dict, numbers
+from healthy import FLAX, HEALTHY, WIDTH, assign, node_dict, numbers
 
 from pytest_nnxcheck import ParityLost, assert_invariants, check
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.reference import References, evaluate, identity
-from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.state_facts import read
@@ -611,21 +610,3 @@ def test_on_the_command_line(pytester, inner_args):
             "E * hint * carry it: in_axes=(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None}), 0)*",
         ]
     )
-
-
-# --- healthy models
-
-FEW = ["un-nested", "jit", "scan[functional]", "vmap", "jit > while_loop", "vmap > scan"]
-
-
-@pytest.mark.parametrize("name", models(without=[*LONG, *LOOPS]))
-def test_a_healthy_model_holds(name):
-    case: Case = HEALTHY[name]()
-    session = Session()
-    for nesting in FEW:
-        session.begin_example()
-        found = call(case.subject, *case.args, nesting=nesting, session=session, invariants="parity")
-        session.end_example()
-        assert found.outcome.verdict == "held", f"{nesting}: {text(found)}"
-        # jax 0.4 and 0.5 cannot scan over an empty carry without jit, which LSTM cells do.
-        assert not found.outcome.notes or (nesting == "un-nested" and FLAX < (0, 12)), found.outcome.notes
