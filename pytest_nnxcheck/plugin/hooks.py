@@ -181,7 +181,7 @@ def _too_few_devices(item: pytest.Function) -> str:
         return ""  # the call says what is wrong
     if needed is None:
         return ""
-    return devices.too_few(needed, devices.found(), item.config.stash[GIVEN].get("devices"))
+    return devices.too_few(needed, devices.available(), item.config.stash[GIVEN].get("devices"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
