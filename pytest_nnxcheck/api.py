@@ -144,7 +144,7 @@ def _run(
     wrapped = wrapped_for(subject, frame)
     chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
     if chosen.devices is not None:
-        devices.require(chosen.devices, devices.found())
+        devices.require(chosen.devices, devices.available())
     try:
         compat.require_modes(modes.chosen(chosen))
     except SettingError as lacking:

@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant("reproducer/short_form.py", "if len(lost) < len(violation.findings) or", "if", "test_reproducer.py"),
     Mutant("reproducer/compose.py", 'finding.kind != "state copied"', 'finding.kind != "peak over budget"', "test_reproducer.py"),
     # runner
-    Mutant("runner/exclusions.py", "known = replace(known, refused=known.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
-    Mutant("runner/sweep.py", 'if known and case.settings.all == "off":', "if False:", "test_sweep.py"),
+    Mutant("runner/exclusions.py", "exclusions = replace(exclusions, refused=exclusions.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
+    Mutant("runner/sweep.py", 'if is_named and case.settings.all == "off":', "if False:", "test_sweep.py"),
     Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_errors.py"),
     # plugin
     Mutant("plugin/marker.py", "*reversed([*_from_markers(item)])", "*_from_markers(item)", "test_plugin_collection.py"),

@@ -62,7 +62,7 @@ def simulate(environment: MutableMapping[str, str], count: int) -> Callable[[], 
     return restore
 
 
-def found() -> Devices:
+def available() -> Devices:
     """The devices of this process. Starts jax."""
     jax: Any = importlib.import_module("jax")
     return Devices(jax.device_count(), jax.default_backend())

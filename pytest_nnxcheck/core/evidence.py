@@ -164,5 +164,5 @@ class Stamp:
 
     def differences(self, other: Stamp) -> str:
         """``jax 0.5.3 -> 0.6.2, flax 0.10.2 -> 0.10.7``; empty where nothing differs."""
-        pairs = [(each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
+        pairs = [(field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
         return ", ".join(f"{name} {before} -> {after}" for name, before, after in pairs if before != after)

@@ -45,7 +45,7 @@ class Entry:
         if not isinstance(reason, str) or not reason.strip():
             raise EntryError(f"expected failure {key!r} has the reason {reason!r}, write why it fails")
         try:
-            return cls(_normal(key), reason.strip())
+            return cls(_normalize(key), reason.strip())
         except NestingError as error:
             raise EntryError(f"expected failure {key!r} names no known invariant or nesting: {error}") from None
 
@@ -81,11 +81,11 @@ class Entry:
         if self.invariant:
             compiled = bool(nesting.layers) and nesting.layers[0].row.compiles
             return compiled or self.invariant not in COMPILED_INVARIANTS
-        wanted = self._layers()
-        if not wanted:
+        words = self._layers()
+        if not words:
             return not nesting.layers
-        runs = range(len(nesting) - len(wanted) + 1)
-        return any(all(map(_fits, wanted, nesting.layers[start:])) for start in runs)
+        runs = range(len(nesting) - len(words) + 1)
+        return any(all(map(_fits, words, nesting.layers[start:])) for start in runs)
 
     def is_exactly(self, nesting: Nesting) -> bool:
         """Whether the entry names this nesting and none around it."""
@@ -102,17 +102,17 @@ def _layer(word: str, style: str) -> Layer:
     return Layer.parse(word if "[" in word or word == CALL_FIRST else f"{word}[{style}]")
 
 
-def _fits(wanted: str, layer: Layer) -> bool:
-    return layer == Layer.parse(wanted) if "[" in wanted else layer.transform == wanted
+def _fits(word: str, layer: Layer) -> bool:
+    return layer == Layer.parse(word) if "[" in word else layer.transform == word
 
 
-def _normal(key: str) -> str:
+def _normalize(key: str) -> str:
     """The key in one spelling. Raises `NestingError`."""
     mode, colon, rest = key.partition(":")
     if colon and ":" in rest:
         raise NestingError(f"{key.strip()!r} names two modes")
     if colon:
-        return f"{one_of('mode', mode.strip(), MODES)}: {_normal(rest)}"
+        return f"{one_of('mode', mode.strip(), MODES)}: {_normalize(rest)}"
     word = key.strip()
     if word in ALL_INVARIANTS:
         return word
@@ -141,21 +141,21 @@ def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
 
     What an invariant excuses is not counted for a nesting: an entry of it that nothing else breaks is one too many.
     """
-    known = tuple(entries)
+    entries = tuple(entries)
     broken = {violation.invariant for violation in outcome.violations}
-    by_invariant = [entry for entry in known if entry.invariant in broken and entry.in_mode(outcome.nesting)]
-    left = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in by_invariant})
-    over = bool(outcome.violations) and not left
-    by_nesting = [entry for entry in known if not (over or entry.invariant) and entry.covers(outcome.nesting)]
+    by_invariant = [entry for entry in entries if entry.invariant in broken and entry.in_mode(outcome.nesting)]
+    others = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in by_invariant})
+    is_excused = bool(outcome.violations) and not others
+    by_nesting = [entry for entry in entries if not (is_excused or entry.invariant) and entry.covers(outcome.nesting)]
     used = [*by_invariant, *by_nesting]
     if not used:
         return outcome
     keys = tuple(dict.fromkeys([*outcome.expected, *(entry.key for entry in used)]))
-    told = "; ".join(f"{entry.reason} ({entry.key})" for entry in used)
-    if over or by_nesting:
+    reasons = "; ".join(f"{entry.reason} ({entry.key})" for entry in used)
+    if is_excused or by_nesting:
         notes = (*outcome.notes, *([outcome.reason] if outcome.reason else []))
-        return replace(outcome, verdict="expected", reason=told, notes=notes, expected=keys)
-    return replace(outcome, violations=left, notes=(*outcome.notes, f"expected to fail: {told}"), expected=keys)
+        return replace(outcome, verdict="expected", reason=reasons, notes=notes, expected=keys)
+    return replace(outcome, violations=others, notes=(*outcome.notes, f"expected to fail: {reasons}"), expected=keys)
 
 
 class Tally(NamedTuple):
@@ -179,14 +179,14 @@ class Tally(NamedTuple):
 
 def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> Tally:
     """Count what the covered nestings did; none is covered by an invariant that is not asked for."""
-    off = bool(entry.invariant) and entry.invariant not in invariants
-    covered = [outcome for outcome in outcomes if not off and entry.covers(outcome.nesting)]
+    is_asserted = not entry.invariant or entry.invariant in invariants
+    covered = [outcome for outcome in outcomes if is_asserted and entry.covers(outcome.nesting)]
     failed = sum(entry.key in outcome.expected for outcome in covered)
     held = sum(outcome.verdict == "held" for outcome in covered)
     return Tally(entry, failed, held, len(covered) - failed - held)
 
 
-def unexpected(
+def unexpected_passes(
     entries: Iterable[Entry], outcomes: Iterable[Outcome], invariants: Iterable[str], replayed: Nesting | None = None
 ) -> tuple[str, ...]:
     """A line for each entry that did not come true.
@@ -194,15 +194,15 @@ def unexpected(
     One nesting alone says nothing of an entry that names others as well. An entry of a file may be for other tests: where it
     matches nothing in this one, that is not this test's fault.
     """
-    known = tuple(outcomes)
-    asked = [entry for entry in entries if replayed is None or entry.is_exactly(replayed)]
-    counted = [tally(entry, known, invariants) for entry in asked]
-    return tuple(_told(each) for each in counted if each.passed or not (each.matched or each.entry.table))
+    outcomes = tuple(outcomes)
+    judged = [entry for entry in entries if replayed is None or entry.is_exactly(replayed)]
+    tallies = [tally(entry, outcomes, invariants) for entry in judged]
+    return tuple(_line(count) for count in tallies if count.passed or not (count.matched or count.entry.table))
 
 
-def _told(counted: Tally) -> str:
-    entry, held = counted.entry, counted.held
-    if not counted.passed:
+def _line(count: Tally) -> str:
+    entry, held = count.entry, count.held
+    if not count.passed:
         return f"expected failure {entry} matches no nesting that ran, take the entry out of {entry.origin}"
     nestings = f"{held} nesting{'s' * (held != 1)}"
     return f"expected failure {entry} did not happen: {nestings} held, take the entry out of {entry.origin}"

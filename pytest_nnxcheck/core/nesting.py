@@ -110,11 +110,11 @@ def impossible(nesting: Nesting) -> str:
     """Why jax cannot run the nesting, whatever the subject; empty if it can."""
     outer: list[Transform] = []
     for row in (layer.row for layer in nesting.layers):
-        if row.loop == "uncounted" and any(each.pair == "gradients" for each in outer):
+        if row.loop == "uncounted" and any(outer_row.pair == "gradients" for outer_row in outer):
             return "grad cannot go backwards through a while_loop: its number of steps is not known beforehand"
         if row.excludes_itself and row in outer:
             return row.excludes_itself
-        iterating = min((each.name for each in outer if each.iterates), default="")
+        iterating = min((outer_row.name for outer_row in outer if outer_row.iterates), default="")
         if iterating and (row.pair or row.iterates):
             return f"{iterating} feeds back what the call returns, and {row.name} inside it returns more"
         outer.append(row)

@@ -22,8 +22,8 @@ def format_bytes(size: int) -> str:
 
 def some(names: Iterable[str], most: int = 3) -> str:
     """``a, b, c, ...``: the first of the names, each once."""
-    each = list(dict.fromkeys(names))
-    return ", ".join([*each[:most], *(["..."] if len(each) > most else [])])
+    unique = list(dict.fromkeys(names))
+    return ", ".join([*unique[:most], *(["..."] if len(unique) > most else [])])
 
 
 _LINK = re.compile(r"\s*\(https?://[^\s()]+\)")

@@ -65,15 +65,15 @@ def pytest_configure(config: pytest.Config) -> None:
     _simulate_devices(config, config.option)
     try:
         config.stash[GIVEN] = options.of_a_check(config)
-        _publish(config)
-        config.stash[SUITE] = _expected_failures(config)
-        config.stash[_keeper] = _baseline(config)
+        _register_reports(config)
+        config.stash[SUITE] = _register_known_failures(config)
+        config.stash[_keeper] = _start_baseline(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
 
-def _expected_failures(config: pytest.Config) -> Suite | None:
-    """The file of expected failures, if there is one. Raises `SettingError` that names option and file."""
+def _register_known_failures(config: pytest.Config) -> Suite | None:
+    """Register what reads the file of expected failures, if there is one. Raises `SettingError` that names option and file."""
     file = options.given(config, "expected_failures")
     if file is None:
         return None
@@ -87,7 +87,7 @@ def _expected_failures(config: pytest.Config) -> Suite | None:
     return suite
 
 
-def _baseline(config: pytest.Config) -> Keeper | None:
+def _start_baseline(config: pytest.Config) -> Keeper | None:
     """The keeper of the baseline, if the run has one. Raises `SettingError` that names its source."""
     if not options.of_a_run(config):
         return None
@@ -110,7 +110,7 @@ def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None
         raise pytest.UsageError(f"{count.origin}: {error}") from None
 
 
-def _publish(config: pytest.Config) -> None:
+def _register_reports(config: pytest.Config) -> None:
     """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
     if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
         from pytest_nnxcheck.plugin import reports
@@ -124,24 +124,24 @@ def _publish(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, obj: object) -> Generator[None, Any, Any]:
     """Resolve the settings of marked tests, and refuse what cannot work, as a collection error."""
-    made = yield
-    for node in made if isinstance(made, list) else [made]:
+    nodes = yield
+    for node in nodes if isinstance(nodes, list) else [nodes]:
         if isinstance(node, pytest.Function):
-            _prepare(node, collector.CollectError)
+            _resolve_settings(node, collector.CollectError)
         elif isinstance(node, pytest.Class) and is_test_case(obj):
             refuse_test_case(node, collector.CollectError)
-    return made
+    return nodes
 
 
-def _prepare(item: pytest.Function, error: type[Exception]) -> None:
+def _resolve_settings(item: pytest.Function, error: type[Exception]) -> None:
     if item.get_closest_marker(MARKER) is None:
         if FIXTURE in item.fixturenames and FIXTURE in inspect.signature(item.function).parameters:
             raise error(f"{where(item)}: {item.name} uses {FIXTURE} but is not marked, add @pytest.mark.{MARKER}")
         return
     try:
         settings_of(item)
-    except SettingError as bad:
-        raise error(str(bad)) from None
+    except SettingError as unreadable:
+        raise error(str(unreadable)) from None
     # The test becomes one of hypothesis, so it must be selected by ``-m hypothesis`` too.
     if item.config.pluginmanager.hasplugin("hypothesispytest"):
         item.add_marker("hypothesis")
@@ -176,7 +176,7 @@ def _too_few_devices(item: pytest.Function) -> str:
         return ""  # the call says what is wrong
     if needed is None:
         return ""
-    return devices.too_few(needed, devices.found(), item.config.stash[GIVEN].get("devices"))
+    return devices.too_few(needed, devices.available(), item.config.stash[GIVEN].get("devices"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -185,10 +185,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     __tracebackhide__ = True
     if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is None:
         return (yield)
-    return (yield from _checked(item))
+    return (yield from _run_under_nestings(item))
 
 
-def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
+def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
     __tracebackhide__ = True
     original = item.obj
     run, item.obj = _build(item)
@@ -201,7 +201,7 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
         raised = error
     finally:
         item.obj = original
-        _keep_properties(item, run)
+        _replace_properties(item, run)
     final = _conclude(item, run, raised)
     if final is not None:
         raise final.with_traceback(final.__traceback__)
@@ -252,17 +252,17 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     run.forget()
     if raised is not None:
         return final
-    suite, found = item.config.stash[SUITE], run.report()
+    suite, checked = item.config.stash[SUITE], run.report()
     if suite is not None:
-        suite.finished(item, found)
-    problem = run.finish() or report.rejected_modes(found) or "\n".join(found.unexpected)
+        suite.finished(item, checked)
+    problem = run.finish() or report.rejected_modes(checked) or "\n".join(checked.unexpected)
     if not problem and (baseline := item.config.stash[_keeper]) is not None:
         problem = baseline.finished(item, run)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 
-def _keep_properties(item: pytest.Item, run: Run) -> None:
-    """Ours are taken off first: a rerun would carry them twice."""
+def _replace_properties(item: pytest.Item, run: Run) -> None:
+    """Put the report's figures on the item, in place of those of an earlier run."""
     from pytest_nnxcheck.reporting import report
 
     others = [pair for pair in item.user_properties if not str(pair[0]).startswith("nnx_")]
@@ -275,11 +275,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.when == "call" and item.get_closest_marker(MARKER) is not None:
         item.config.stash[_unreported].pop(item.nodeid, None)
-        _strip(report.longrepr)
+        _shorten_summary(report.longrepr)
     return report
 
 
-def _strip(longrepr: Any) -> None:
+def _shorten_summary(longrepr: Any) -> None:
     crash = getattr(longrepr, "reprcrash", None)
     match = re.match(r"pytest_nnxcheck\.\w+: (?=nnx )", crash.message if crash else "")
     if crash is None or match is None:
@@ -308,9 +308,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[str, str]]:
     for reports in terminalreporter.stats.values():
         for test in reports:
-            found = dict(getattr(test, "user_properties", ()))
-            if getattr(test, "when", "") == "call" and "nnx_nestings" in found:
-                yield test.nodeid, _line(test.nodeid, found, config)
+            properties = dict(getattr(test, "user_properties", ()))
+            if getattr(test, "when", "") == "call" and "nnx_nestings" in properties:
+                yield test.nodeid, _line(test.nodeid, properties, config)
     if unreported := config.stash[_unreported]:
         from pytest_nnxcheck.reporting import report
 
@@ -318,18 +318,18 @@ def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[s
             yield nodeid, _line(nodeid, dict(report.properties(run.report())), config)
 
 
-def _line(nodeid: str, found: Mapping[str, Any], config: pytest.Config) -> str:
+def _line(nodeid: str, properties: Mapping[str, Any], config: pytest.Config) -> str:
     from pytest_nnxcheck.reporting import report
 
-    text = f"{nodeid}  {report.summary_of(found)}"
-    if (known := found.get("nnx_expected_failures")) and config.get_verbosity() > 0:
-        text += f"\n    expected to fail: {known}"
-    notes = [
-        (found.get("nnx_notes"), "what was left out", ""),
-        (found.get("nnx_advice"), "advice on memory", "advice: "),
+    text = f"{nodeid}  {report.summary_of(properties)}"
+    if (expected := properties.get("nnx_expected_failures")) and config.get_verbosity() > 0:
+        text += f"\n    expected to fail: {expected}"
+    rows = [
+        (properties.get("nnx_notes"), "what was left out", ""),
+        (properties.get("nnx_advice"), "advice on memory", "advice: "),
     ]
-    told = [(lines, what, label) for lines, what, label in notes if lines]
-    if told and config.get_verbosity() > 0:
+    notes = [(lines, what, label) for lines, what, label in rows if lines]
+    if notes and config.get_verbosity() > 0:
         width = config.get_terminal_writer().fullwidth
-        return text + "".join(report.wrapped(lines, width, label) for lines, _, label in told)
-    return text + (f"; see -v for {' and '.join(what for _, what, _ in told)}" if told else "")
+        return text + "".join(report.wrapped(lines, width, label) for lines, _, label in notes)
+    return text + (f"; see -v for {' and '.join(what for _, what, _ in notes)}" if notes else "")

@@ -5,7 +5,6 @@ PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -40,10 +39,10 @@ def is_test_case(obj: object) -> bool:
 
 def _resolve(item: pytest.Function) -> Settings:
     """The settings of a marked test: marker over command line over ini file. Raises `SettingError`."""
-    _refuse_unworkable(item)
+    _refuse_test(item)
     suite = item.config.stash[SUITE]
-    of_suite = {} if suite is None else {"expected_failures": suite.entries(item)}
-    return table.merge(item.config.stash[GIVEN], of_suite, *reversed([*_from_markers(item)]))
+    from_file = {} if suite is None else {"expected_failures": suite.entries(item)}
+    return table.merge(item.config.stash[GIVEN], from_file, *reversed([*_from_markers(item)]))
 
 
 def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
@@ -53,7 +52,8 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
         if mark.args:
             arguments = ", ".join(map(repr, mark.args))
             raise SettingError(f"{origin}: {arguments} has no name, write keyword arguments such as memory_budget='2x'")
-        given = table.parse_given(mark.kwargs, functools.partial(_same, origin), "marker")
+        origins = dict.fromkeys(mark.kwargs, origin)
+        given = table.parse_given(mark.kwargs, origins.__getitem__, "marker")
         if "expected_failures" in given:
             place = f"the marker at {where(node)}"
             given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
@@ -61,7 +61,7 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
 
 
 def modes_origin(item: pytest.Function, settings: Settings) -> str:
-    """Where the modes of a test come from: of all settings, only these are refused after their source has been read."""
+    """Where the modes of a test come from: they alone are refused late, once flax is imported."""
     if settings.nesting is not None and settings.nesting.mode not in settings.modes:
         return f"option {table.flag('nesting')}"
     marked = [node for node, mark in item.iter_markers_with_node(MARKER) if "modes" in mark.kwargs]
@@ -71,10 +71,6 @@ def modes_origin(item: pytest.Function, settings: Settings) -> str:
     return "" if given is None else given.origin
 
 
-def _same(origin: str, _name: str) -> str:
-    return origin
-
-
 def where(node: Any) -> str:
     """``file:line`` of a test or class, the file of a module."""
     path, line, _ = node.reportinfo() if isinstance(node, pytest.Function | pytest.Class) else (node.path, None, "")
@@ -82,7 +78,7 @@ def where(node: Any) -> str:
     return file if line is None else f"{file}:{line + 1}"
 
 
-def _refuse_unworkable(item: pytest.Function) -> None:
+def _refuse_test(item: pytest.Function) -> None:
     body = getattr(getattr(item.function, "hypothesis", None), "inner_test", item.function)
     if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
         raise SettingError(
@@ -112,7 +108,7 @@ def _own_marks(attribute: object) -> list[Any]:
 
 
 def settings_of(item: pytest.Function) -> Settings:
-    """A marker that was added after the collection of the item has not been read yet. Raises `SettingError`."""
+    """The settings of a marked test, read at its collection, or now where the marker was added later. Raises `SettingError`."""
     if SETTINGS not in item.stash:
         item.stash[SETTINGS] = _resolve(item)
     return item.stash[SETTINGS]

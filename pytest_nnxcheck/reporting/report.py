@@ -85,7 +85,7 @@ class Report:
     def unexpected(self) -> tuple[str, ...]:
         """A line for each expected failure that did not happen."""
         settings = self.settings
-        lines = expected_failures.unexpected(
+        lines = expected_failures.unexpected_passes(
             settings.expected_failures, self.outcomes, settings.invariants, replayed=settings.nesting
         )
         return tuple(f"nnx {line}" for line in lines)

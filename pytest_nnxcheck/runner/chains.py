@@ -16,33 +16,33 @@ def pairs(layers: Sequence[Layer]) -> Iterator[Pair]:
     yield from ((outer, inner) for outer in layers for inner in layers if not impossible(Nesting((outer, inner))))
 
 
-def covering(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
+def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     """Chains of at most ``longest`` layers, two or more, in which every pair of `pairs` stands side by side once.
 
     An Eulerian walk over the pairs, cut where a chain is full and where jax cannot run it: each chain goes on where the one before
     ended, and always to the layer that has most pairs left, so that none is left over. The same layers give the same chains.
     """
-    left = dict.fromkeys(pairs(layers))
+    unused = dict.fromkeys(pairs(layers))
     rank = {layer: number for number, layer in enumerate(layers)}
     end: Layer | None = None
-    while left and longest > 1:
-        open_pairs = Counter(outer for outer, _ in left)
+    while unused and longest > 1:
+        open_pairs = Counter(outer for outer, _ in unused)
         fullest = min(open_pairs, key=lambda layer: (-open_pairs[layer], rank[layer]))
         chain: Chain = (end if end in open_pairs else fullest,)  # type: ignore[assignment]
-        while len(chain) < longest and (step := _next(chain, left, rank)) is not None:
-            del left[chain[-1], step]
+        while len(chain) < longest and (step := _next(chain, unused, rank)) is not None:
+            del unused[chain[-1], step]
             chain = (*chain, step)
         end = chain[-1]
         yield chain
 
 
-def _next(chain: Chain, left: dict[Pair, None], rank: dict[Layer, int]) -> Layer | None:
-    open_pairs = Counter(outer for outer, _ in left)
-    steps = [inner for outer, inner in left if outer == chain[-1] and not impossible(Nesting((*chain, inner)))]
+def _next(chain: Chain, unused: dict[Pair, None], rank: dict[Layer, int]) -> Layer | None:
+    open_pairs = Counter(outer for outer, _ in unused)
+    steps = [inner for outer, inner in unused if outer == chain[-1] and not impossible(Nesting((*chain, inner)))]
     return min(steps, key=lambda layer: (-open_pairs[layer], rank[layer]), default=None)
 
 
-def short(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
+def cover_layers(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     """Chains of at most ``longest`` layers in which every layer stands once."""
     chain: Chain = ()
     for layer in layers:
@@ -55,10 +55,10 @@ def short(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
 
 
 def parts(nesting: Nesting) -> Iterator[Nesting]:
-    """What is left of a nesting where layers are taken away, the plainest first; itself comes last."""
+    """The nestings that taking layers away from a nesting gives, the plainest first; the nesting itself comes last."""
     layers = nesting.layers
-    chosen = {
-        tuple(layer for number, layer in enumerate(layers) if kept >> number & 1) for kept in range(1, 2 ** len(layers))
+    subsets = {
+        tuple(layer for number, layer in enumerate(layers) if mask >> number & 1) for mask in range(1, 2 ** len(layers))
     }
-    made = (Nesting(part, nesting.mode) for part in chosen)
-    yield from sorted((part for part in made if not impossible(part)), key=lambda part: part.plainness)
+    nestings = (Nesting(subset, nesting.mode) for subset in subsets)
+    yield from sorted((part for part in nestings if not impossible(part)), key=lambda part: part.plainness)

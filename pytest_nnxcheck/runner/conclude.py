@@ -10,7 +10,7 @@ import hypothesis
 from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.text import one_line
 from pytest_nnxcheck.reporting import report
-from pytest_nnxcheck.runner.errors import flat, passes_through, plainest
+from pytest_nnxcheck.runner.errors import flatten, passes_through, plainest
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
@@ -28,34 +28,34 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
     if isinstance(error, hypothesis.errors.Flaky):
         error.add_note(_FLAKY)
         return error
-    errors = list(flat(error))
+    errors = list(flatten(error))
     if any(passes_through(member) for member in errors):
         return error
-    shown = plainest(errors, run.nesting_of)
+    chosen = plainest(errors, run.nesting_of)
     if not own_given:
-        _drop_notes(shown)
-    nesting = shown.outcome.nesting if isinstance(shown, InvariantViolation) else run.nesting_of(shown)
+        _drop_notes(chosen)
+    nesting = chosen.outcome.nesting if isinstance(chosen, InvariantViolation) else run.nesting_of(chosen)
     run.explain(nesting)
-    if isinstance(shown, InvariantViolation):
-        outcome = run.outcomes.get(shown.outcome.nesting, shown.outcome)
-        shown.args = (report.message(run.report(), outcome),)
+    if isinstance(chosen, InvariantViolation):
+        outcome = run.outcomes.get(chosen.outcome.nesting, chosen.outcome)
+        chosen.args = (report.message(run.report(), outcome),)
     else:
         for note in (report.explained_note(run.outcomes.get(nesting)), report.modes_note(run.report())):
             if note:
-                shown.add_note(note)
-    for other in _further(errors, shown):
-        if not isinstance(shown, InvariantViolation):
-            shown.add_note(f"  also failed  {run.nesting_of(other)}: {one_line(other)}")
-    return shown
+                chosen.add_note(note)
+    for other in _one_of_each_type(errors, chosen):
+        if not isinstance(chosen, InvariantViolation):
+            chosen.add_note(f"  also failed  {run.nesting_of(other)}: {one_line(other)}")
+    return chosen
 
 
-def _further(errors: Iterable[BaseException], shown: BaseException) -> list[BaseException]:
-    """One exception of each further type."""
-    return list({type(error): error for error in errors if type(error) is not type(shown)}.values())
+def _one_of_each_type(errors: Iterable[BaseException], chosen: BaseException) -> list[BaseException]:
+    """One exception of each type that the chosen one is not of."""
+    return list({type(error): error for error in errors if type(error) is not type(chosen)}.values())
 
 
 def _drop_notes(error: BaseException) -> None:
-    """Without the user's own ``@given``, the example of hypothesis is the nesting, which the message names better."""
+    """Drop the example that hypothesis notes: without a ``@given`` of the user it is the nesting, which the message names better."""
     notes = getattr(error, "__notes__", None)
     if notes is not None:
         notes[:] = [note for note in notes if not note.startswith(_NOTES)]

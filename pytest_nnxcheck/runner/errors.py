@@ -12,11 +12,11 @@ from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
 
 
-def flat(error: BaseException) -> Iterator[BaseException]:
+def flatten(error: BaseException) -> Iterator[BaseException]:
     """The members of a group, and of the groups in it."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            yield from flat(member)
+            yield from flatten(member)
     else:
         yield error
 

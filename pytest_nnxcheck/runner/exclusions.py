@@ -14,19 +14,19 @@ from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 
 
-def after(outcome: Outcome, known: Exclusions, settings: Settings) -> Exclusions:
-    """What is left out once a nesting has been tried.
+def after(outcome: Outcome, exclusions: Exclusions, settings: Settings) -> Exclusions:
+    """The exclusions once a nesting has been tried.
 
     A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit; a layer that alone
     cannot take the call is in no other nesting.
     """
     if outcome.verdict == "rejected" and modes.ends(outcome):
-        known = replace(known, closed=True)
+        exclusions = replace(exclusions, closed=True)
     if outcome.verdict == "rejected" and (style := refused_style(outcome.nesting, settings)):
-        known = replace(known, refused=known.refused | {style})
+        exclusions = replace(exclusions, refused=exclusions.refused | {style})
     if outcome.unfit and len(outcome.nesting) == 1:
-        known = replace(known, unfit=known.unfit | {*outcome.nesting.layers})
-    return known
+        exclusions = replace(exclusions, unfit=exclusions.unfit | {*outcome.nesting.layers})
+    return exclusions
 
 
 def refused_style(nesting: Nesting, settings: Settings) -> str:
@@ -38,20 +38,17 @@ def refused_style(nesting: Nesting, settings: Settings) -> str:
 
 
 def closed_note(outcome: Outcome) -> str:
-    """Of a mode in which flax does not take the call itself."""
+    """The note on a mode in which flax does not take the call itself."""
     nesting = outcome.nesting
     return f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
 
 
 def added_state_note(added: Sequence[str], settings: Settings) -> str:
-    """Of the argument layers that cannot take a call which adds state; empty where none of them is asked for, or each is named."""
-    named = set(strategies.named(settings))
-    bound = [name for name in STATE_BOUND if Nesting((Layer(name),)) not in named]
-    stuck = [name for name in bound if name in settings.transforms]
-    if not stuck or "argument" not in settings.styles:
+    """The note on argument layers that cannot take a call which adds state; empty where none is asked for, or each is named."""
+    expected = set(strategies.expected_to_fail(settings))
+    left_out = [name for name in STATE_BOUND if name in settings.transforms and Nesting((Layer(name),)) not in expected]
+    if not left_out or "argument" not in settings.styles:
         return ""
-    loops = all(row_of(name).loop or row_of(name).axis for name in stuck)
-    who = "loop" if loops else "loop, branch or custom rule"
-    return (
-        f"the call adds {', '.join(added) or 'state'}, which no {who} can carry: argument {', '.join(stuck)} left out"
-    )
+    loops = all(row_of(name).loop or row_of(name).axis for name in left_out)
+    kinds = "loop" if loops else "loop, branch or custom rule"
+    return f"the call adds {', '.join(added) or 'state'}, which no {kinds} can carry: argument {', '.join(left_out)} left out"

@@ -1,4 +1,4 @@
-"""Turns a test into a hypothesis test over nestings: the sweep as explicit examples, then the drawn nestings. No pytest in it."""
+"""A test becomes a hypothesis test over nestings: the sweep as explicit examples, then the drawn nestings. No pytest in it."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bo
     functools.update_wrapper(inner, parts.body, updated=())
     vars(inner).update(parts.attributes)
     own = list(inspect.signature(parts.body).parameters.values())
-    kept = [p.replace(default=p.empty) for p in own[bound:] if p.name in names and p.default is p.empty]
+    passed = [p.replace(default=p.empty) for p in own[bound:] if p.name in names and p.default is p.empty]
     nesting = inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
-    inner.__signature__ = inspect.Signature([*own[:bound], *kept, nesting])  # type: ignore[attr-defined]
+    inner.__signature__ = inspect.Signature([*own[:bound], *passed, nesting])  # type: ignore[attr-defined]
     return inner
 
 
@@ -98,25 +98,25 @@ def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.set
 
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
-    chosen = modes.chosen(settings)
-    full = Sweep(settings, chosen)
-    again = Sweep(replace(settings, sweep="probes", expected_failures=()), chosen)
+    in_modes = modes.chosen(settings)
+    full = Sweep(settings, in_modes)
+    probes = Sweep(replace(settings, sweep="probes", expected_failures=()), in_modes)
     if settings.nesting is not None:
-        full = again = Sweep(settings, chosen, (settings.nesting,))
+        full = probes = Sweep(settings, in_modes, (settings.nesting,))
     if not parts.drawn:
         return [hypothesis.example(**{ARGUMENT: full})]
     if not parts.examples:
         values = _simplest(parts.drawn)
         return [] if values is None else [hypothesis.example(**values, **{ARGUMENT: full})]
-    cases = [full] + [again] * (len(parts.examples) - 1)
+    cases = [full] + [probes] * (len(parts.examples) - 1)
     return [_with_nesting(example, case, parts) for example, case in zip(parts.examples, cases, strict=True)]
 
 
 def _with_nesting(example: Any, case: Sweep, parts: HypothesisTest) -> hypothesis.example:
     names = [p.name for p in inspect.signature(parts.body).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     values = dict(zip(names[-len(example.args) :], example.args, strict=True)) if example.args else example.kwargs
-    made = hypothesis.example(**values, **{ARGUMENT: case})
-    return made if example.raises is None else made.xfail(reason=example.reason or "", raises=example.raises)
+    explicit = hypothesis.example(**values, **{ARGUMENT: case})
+    return explicit if example.raises is None else explicit.xfail(reason=example.reason or "", raises=example.raises)
 
 
 def _simplest(drawn: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Around a nesting that did not hold: the nearest that hold, and the first that fails on the way from the un-nested call.
+"""What lies around a nesting that did not hold: the nearest that hold, and the first that fails on the way from the un-nested call.
 
 Neighbours are run after hypothesis is done, with the same test body, and count as tried nowhere else.
 """
@@ -29,12 +29,12 @@ TryOut = Callable[[Nesting, Settings], Outcome | None]
 """Runs a nesting, or looks its outcome up; None where the test body raised before the call, or ran no call."""
 
 
-def neighbours(nesting: Nesting, settings: Settings, known: Exclusions) -> tuple[Nesting, ...]:
+def neighbours(nesting: Nesting, settings: Settings, exclusions: Exclusions) -> tuple[Nesting, ...]:
     """Each layer in another style, each layer taken away; the plainest first, without those that cannot run."""
-    found = [near for near in _every(nesting, settings) if near.layers and not impossible(near)]
-    able = [near for near in found if strategies.workable(near, settings, known) == near]
-    able = [near for near in able if all(known.allows(layer) for layer in near.layers)]
-    return tuple(sorted(dict.fromkeys(able), key=lambda near: near.plainness))
+    possible = [near for near in _every(nesting, settings) if near.layers and not impossible(near)]
+    allowed = [near for near in possible if all(exclusions.allows(layer) for layer in near.layers)]
+    workable = [near for near in allowed if strategies.workable(near, settings, exclusions) == near]
+    return tuple(sorted(dict.fromkeys(workable), key=lambda near: near.plainness))
 
 
 def _every(nesting: Nesting, settings: Settings) -> Iterator[Nesting]:
@@ -67,11 +67,11 @@ class Around:
     donated: tuple[str, int] | None = None
 
 
-def look_around(outcome: Outcome, settings: Settings, known: Exclusions, try_out: TryOut) -> Around:
+def look_around(outcome: Outcome, settings: Settings, exclusions: Exclusions, try_out: TryOut) -> Around:
     """Try the neighbours of a nesting that did not hold, and walk the way to it up to the first that fails."""
-    every = [(near, try_out(near, settings)) for near in neighbours(outcome.nesting, settings, known)[:MOST]]
-    tried = [(near, found) for near, found in every if found is None or measured(outcome, found)]
-    holds = tuple(near for near, found in tried if found is not None and found.verdict == "held")
+    every = [(near, try_out(near, settings)) for near in neighbours(outcome.nesting, settings, exclusions)[:MOST]]
+    tried = [(near, result) for near, result in every if result is None or measures_the_same(outcome, result)]
+    holds = tuple(near for near, result in tried if result is not None and result.verdict == "held")
     handed = [near in holds for near, _ in tried if hands_on(outcome.nesting, near)]
     return Around(
         holds=holds,
@@ -84,8 +84,8 @@ def look_around(outcome: Outcome, settings: Settings, known: Exclusions, try_out
 
 def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[Nesting, str]]:
     for step in way(outcome.nesting):
-        found = outcome if step == outcome.nesting else try_out(step, settings)
-        verdict = found.verdict if found is not None else "failed"
+        result = outcome if step == outcome.nesting else try_out(step, settings)
+        verdict = result.verdict if result is not None else "failed"
         yield step, verdict
         if verdict in ("violated", "failed", "expected"):
             return
@@ -107,37 +107,37 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
     roots = dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names)
     more = [",".join(["state", *roots])] if roots and settings.donate == "state" else []
     for donate in ["state", *more] if settings.donate == "none" else more:
-        found = try_out(outcome.nesting, replace(settings, donate=donate))
-        if found is not None and found.verdict == "held" and found.peak is not None:
-            yield donate, found.peak
+        result = try_out(outcome.nesting, replace(settings, donate=donate))
+        if result is not None and result.verdict == "held" and result.peak is not None:
+            yield donate, result.peak
 
 
-def measured(broken: Outcome, near: Outcome) -> bool:
-    """Whether a neighbour that held shows a way out: what broke must have been measured there as well."""
+def measures_the_same(broken: Outcome, near: Outcome) -> bool:
+    """Whether a neighbour that held is a way out: what broke was measured in it as well. One that did not hold is none anyway."""
     compiled = {violation.invariant for violation in broken.violations} & COMPILED_INVARIANTS
     return near.verdict != "held" or not compiled or near.peak is not None
 
 
-def told(outcome: Outcome, found: Around) -> Outcome:
-    """The outcome with what was found around it; a hint that was tried and did not help is taken back."""
+def told(outcome: Outcome, around: Around) -> Outcome:
+    """Copy of the outcome with the rows of ``around``; drops a hint that was tried and failed."""
     handing = {hints.hand_on(layer) for layer in outcome.nesting.layers if layer.captures}
-    kept = tuple(
-        replace(each, hint="") if each.hint in handing and found.handed is False else each
-        for each in outcome.violations
+    violations = tuple(
+        replace(violation, hint="") if violation.hint in handing and around.handed is False else violation
+        for violation in outcome.violations
     )
-    return replace(outcome, violations=kept, explained=(*outcome.explained, *rows(found)))
+    return replace(outcome, violations=violations, explained=(*outcome.explained, *rows(around)))
 
 
-def rows(found: Around) -> Iterator[tuple[str, str]]:
+def rows(around: Around) -> Iterator[tuple[str, str]]:
     """The rows of the message."""
-    if found.donated is not None:
-        donate, peak = found.donated
+    if around.donated is not None:
+        donate, peak = around.donated
         names = ", ".join(donate.split(",")[1:]) or "the state"
         yield "hint", hints.hint("not donated", names=names, donate=donate, peak=format_bytes(peak))
-    if found.holds:
-        more = f", and {len(found.holds) - SHOWN} more" if found.holds[SHOWN:] else ""
-        yield "holds", f"{', '.join(map(str, found.holds[:SHOWN]))}{more}   (nearest, of {found.tried} tried)"
-    elif found.tried:
-        yield "holds", f"none of the {found.tried} nearest: a layer in another style, or taken away"
-    if len(found.way) > 1:
-        yield "way", ", ".join(f"{step} {verdict}" for step, verdict in found.way)
+    if around.holds:
+        more = f", and {len(around.holds) - SHOWN} more" if around.holds[SHOWN:] else ""
+        yield "holds", f"{', '.join(map(str, around.holds[:SHOWN]))}{more}   (nearest, of {around.tried} tried)"
+    elif around.tried:
+        yield "holds", f"none of the {around.tried} nearest: a layer in another style, or taken away"
+    if len(around.way) > 1:
+        yield "way", ", ".join(f"{step} {verdict}" for step, verdict in around.way)

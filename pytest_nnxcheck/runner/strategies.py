@@ -47,9 +47,9 @@ def probes(settings: Settings) -> Iterator[Nesting]:
     """One nesting a closure style: where flax refuses it, the style is drawn no more."""
     plain = [transform for transform in settings.transforms if transform != CALL_FIRST]
     for style in settings.styles:
-        able = [transform for transform in plain if style in styles_of(transform)]
-        if able and style.endswith("closure"):
-            cheapest = next((transform for transform in able if row_of(transform).runs_nothing), able[0])
+        with_style = [transform for transform in plain if style in styles_of(transform)]
+        if with_style and style.endswith("closure"):
+            cheapest = next((transform for transform in with_style if row_of(transform).runs_nothing), with_style[0])
             yield Nesting((Layer(cheapest, style),))
 
 
@@ -64,34 +64,34 @@ def singles(settings: Settings) -> Iterator[Nesting]:
     yield from sorted((Nesting((layer,)) for layer in every), key=lambda nesting: nesting.plainness)
 
 
-def plainest(settings: Settings, known: Exclusions) -> list[Layer]:
+def plainest(settings: Settings, exclusions: Exclusions) -> list[Layer]:
     """Each transform in its plainest style, where that style is on and the transform can work."""
     layers = [Layer(transform, styles_of(transform)[0]) for transform in settings.transforms]
-    return [layer for layer in layers if layer.style in settings.styles and known.allows(layer)]
+    return [layer for layer in layers if layer.style in settings.styles and exclusions.allows(layer)]
 
 
-def jitted(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
     """Jits over several layers, whose programs are judged for memory and donation: ``jit > call_first``, and the chains of the sweep.
 
     Random draws do not find pairs: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
     """
     root = Layer(JIT, settings.styles[0])
-    if JIT not in settings.transforms or root.captures or settings.max_depth < 2 or not known.allows(root):
+    if JIT not in settings.transforms or root.captures or settings.max_depth < 2 or not exclusions.allows(root):
         return
     yield Nesting((root, Layer(CALL_FIRST)))
-    inner = [layer for layer in plainest(settings, known) if layer.transform != JIT]
-    made = chains.short if settings.sweep == "short" else chains.covering
-    yield from (Nesting((root, *chain)) for chain in made(inner, settings.max_depth))
-    yield from rematerialized(settings)
+    inner = [layer for layer in plainest(settings, exclusions) if layer.transform != JIT]
+    cover = chains.cover_layers if settings.sweep == "short" else chains.cover_pairs
+    yield from (Nesting((root, *chain)) for chain in cover(inner, settings.max_depth))
+    yield from remat_under_gradient(settings)
 
 
-def pairs(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
+def pairs(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
     """Every ordered pair of the plainest layers."""
     if settings.max_depth > 1:
-        yield from (Nesting(pair) for pair in chains.pairs(plainest(settings, known)))
+        yield from (Nesting(pair) for pair in chains.pairs(plainest(settings, exclusions)))
 
 
-def rematerialized(settings: Settings) -> Iterator[Nesting]:
+def remat_under_gradient(settings: Settings) -> Iterator[Nesting]:
     """``jit > grad`` without a remat inside and with one: only under a gradient can a remat lower the peak."""
     style = settings.styles[0]
     if {JIT, GRAD, REMAT} <= {*settings.transforms} and not style.endswith("closure"):
@@ -99,7 +99,7 @@ def rematerialized(settings: Settings) -> Iterator[Nesting]:
         yield from (Nesting(layers[:2]), Nesting(layers))
 
 
-def named(settings: Settings) -> Iterator[Nesting]:
+def expected_to_fail(settings: Settings) -> Iterator[Nesting]:
     """The nestings that expected failures name, as far as the settings allow them: no draw decides whether they run."""
     for entry in settings.expected_failures:
         nesting = entry.nesting("argument" if "argument" in settings.styles else settings.styles[0])
@@ -113,23 +113,25 @@ def named(settings: Settings) -> Iterator[Nesting]:
 
 
 def first_stage(settings: Settings) -> Iterator[Nesting]:
-    """What follows the un-nested call: it tells which layers fit."""
+    """The nestings that follow the un-nested call: they show which layers fit."""
     yield from probes(settings)
     if settings.sweep != "probes":
         yield from singles(settings)
 
 
-def second_stage(settings: Settings, known: Exclusions) -> Iterator[Nesting]:
-    """Nestings of several layers, made of those that fit."""
+def second_stage(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
+    """Nestings of several layers, made of the layers that fit."""
     if settings.sweep in ("short", "chains", "pairs"):
-        yield from jitted(settings, known)
+        yield from several_in_jit(settings, exclusions)
     if settings.sweep == "pairs":
-        yield from pairs(settings, known)
+        yield from pairs(settings, exclusions)
 
 
 def sweep(settings: Settings) -> Iterator[Nesting]:
     """All that follows the un-nested call where every layer fits, each nesting once."""
-    yield from dict.fromkeys((*first_stage(settings), *second_stage(settings, Exclusions()), *named(settings)))
+    yield from dict.fromkeys(
+        (*first_stage(settings), *second_stage(settings, Exclusions()), *expected_to_fail(settings))
+    )
 
 
 def swept_layers(settings: Settings) -> int:
@@ -144,26 +146,26 @@ def draws_any(settings: Settings) -> bool:
 
 @st.composite
 def nestings(
-    draw: st.DrawFn, settings: Settings, exclusions: Callable[[str], Exclusions] = lambda _: Exclusions()
+    draw: st.DrawFn, settings: Settings, exclusions_in: Callable[[str], Exclusions] = lambda _: Exclusions()
 ) -> Nesting:
     """Nestings of up to ``max_depth`` layers, shrinking to fewer layers, earlier modes and transforms, and plainer styles.
 
-    Two draws a layer: a flat list of layers, or an index, does not shrink to the smallest. ``exclusions`` is asked
-    when a nesting is drawn, since the sweep runs first.
+    Two draws a layer: a flat list of layers, or an index, does not shrink to the smallest. ``exclusions_in`` a mode
+    is asked when a nesting is drawn, since the sweep runs first.
     """
-    open_modes = [mode for mode in settings.modes if not exclusions(mode).closed] or [settings.modes[0]]
+    open_modes = [mode for mode in settings.modes if not exclusions_in(mode).closed] or [settings.modes[0]]
     mode = draw(st.sampled_from(open_modes)) if open_modes[1:] else open_modes[0]
-    known = exclusions(mode)
-    one = _layers(settings, known)
-    if known.closed or one is None or known.refused.issuperset(settings.styles):
+    exclusions = exclusions_in(mode)
+    layer = _layers(settings, exclusions)
+    if exclusions.closed or layer is None or exclusions.refused.issuperset(settings.styles):
         return Nesting(mode=mode)
-    smallest = min(known.min_layers, settings.max_depth)
-    layers = draw(st.lists(one, min_size=smallest, max_size=settings.max_depth))
-    return workable(Nesting(tuple(layers), mode), settings, known)
+    smallest = min(exclusions.min_layers, settings.max_depth)
+    layers = draw(st.lists(layer, min_size=smallest, max_size=settings.max_depth))
+    return workable(Nesting(tuple(layers), mode), settings, exclusions)
 
 
-def _layers(settings: Settings, known: Exclusions) -> st.SearchStrategy[Layer] | None:
-    styles = {transform: _styles(transform, settings, known) for transform in settings.transforms}
+def _layers(settings: Settings, exclusions: Exclusions) -> st.SearchStrategy[Layer] | None:
+    styles = {transform: _styles(transform, settings, exclusions) for transform in settings.transforms}
     transforms = [transform for transform in settings.transforms if transform != CALL_FIRST and styles[transform]]
 
     @st.composite
@@ -175,31 +177,31 @@ def _layers(settings: Settings, known: Exclusions) -> st.SearchStrategy[Layer] |
     return st.one_of(kinds) if kinds else None
 
 
-def _styles(transform: str, settings: Settings, known: Exclusions) -> list[str]:
+def _styles(transform: str, settings: Settings, exclusions: Exclusions) -> list[str]:
     """The styles in which a transform can be drawn."""
     styles = [style for style in settings.styles if style in styles_of(transform)]
-    return [style for style in styles if not known.rejects(Layer(transform, style))]
+    return [style for style in styles if not exclusions.rejects(Layer(transform, style))]
 
 
-def workable(nesting: Nesting, settings: Settings, known: Exclusions) -> Nesting:
-    """The nesting with the layers that cannot work made to, or left out.
+def workable(nesting: Nesting, settings: Settings, exclusions: Exclusions) -> Nesting:
+    """The nesting in which layers that cannot work have another style, or are left out.
 
     An argument layer inside a closure layer would be handed a module that the closure captured; a call that adds state
     cannot be carried by argument scan, vmap and while_loop. Both become functional, where that style is on. What jax cannot
     run whatever the style, a while_loop inside a grad, is left out.
     """
-    made: list[Layer] = []
+    layers: list[Layer] = []
     for layer in nesting.layers:
-        capturing = [outer.style for outer in reversed(made) if outer.captures][:1]
+        capturing = [outer.style for outer in reversed(layers) if outer.captures][:1]
         styles = [layer.style, *(["functional"] if "functional" in settings.styles else capturing)]
-        able = (replace(layer, style=style) for style in styles if style in styles_of(layer.transform))
-        fits = (each for each in able if _fits(each, made, known))
-        made += [each for each in [next(fits, None)] if each is not None]
-    return replace(nesting, layers=tuple(made))
+        candidates = (replace(layer, style=style) for style in styles if style in styles_of(layer.transform))
+        first = next((candidate for candidate in candidates if _fits(candidate, layers, exclusions)), None)
+        layers += [] if first is None else [first]
+    return replace(nesting, layers=tuple(layers))
 
 
-def _fits(layer: Layer, outer: list[Layer], known: Exclusions) -> bool:
+def _fits(layer: Layer, outer: list[Layer], exclusions: Exclusions) -> bool:
     if impossible(Nesting((*outer, layer))):
         return False
-    captured = any(each.captures for each in outer) and layer.style == "argument"
-    return layer.transform == CALL_FIRST or (known.allows(layer) and not captured)
+    captured = any(outer_layer.captures for outer_layer in outer) and layer.style == "argument"
+    return layer.transform == CALL_FIRST or (exclusions.allows(layer) and not captured)

@@ -29,12 +29,12 @@ class Sweep:
     def __repr__(self) -> str:
         return f"<the {'replay' if self.replayed else self.settings.sweep} sweep>"
 
-    def nestings(self, mode: str, known: strategies.Exclusions) -> tuple[Nesting, ...]:
-        """All that follows the un-nested call, of the layers that fit, and what is named."""
-        asked = tuple(strategies.named(self.settings))
-        every = (*strategies.first_stage(self.settings), *strategies.second_stage(self.settings, known))
-        able = [nesting for nesting in every if all(map(known.allows, nesting.layers))]
-        return tuple(modes.in_mode(self.replayed or (*able, *asked), mode))
+    def nestings(self, mode: str, exclusions: strategies.Exclusions) -> tuple[Nesting, ...]:
+        """The nestings that follow the un-nested call: those whose layers all fit, and those that are expected to fail."""
+        expected = tuple(strategies.expected_to_fail(self.settings))
+        every = (*strategies.first_stage(self.settings), *strategies.second_stage(self.settings, exclusions))
+        allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
+        return tuple(modes.in_mode(self.replayed or (*allowed, *expected), mode))
 
 
 class Executor(Protocol):
@@ -75,46 +75,48 @@ def _sweep(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
     # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
     if run.problem or (error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)):
         return
-    going_on = case.settings.all == "on"
+    runs_all = case.settings.all == "on"
     broke = error is not None
     # What is expected to fail is not ruled out: it must be seen to fail.
-    asked = tuple(modes.in_mode(strategies.named(case.settings), mode))
+    expected = tuple(modes.in_mode(strategies.expected_to_fail(case.settings), mode))
     for stage in (_singles, _several):
-        if broke and not going_on:
+        if broke and not runs_all:
             run.stop(case, mode)
             return
-        for error in stage(run, case, mode, body, asked):
+        for error in stage(run, case, mode, body, expected):
             broke = broke or error is not None
             yield error
-    if broke and not going_on:
+    if broke and not runs_all:
         run.stop(case, mode)
         return
-    yield from (run.try_nesting(nesting, body) for nesting in asked if nesting not in run.outcomes)
+    yield from (run.try_nesting(nesting, body) for nesting in expected if nesting not in run.outcomes)
 
 
-def _able(run: Executor, nestings: Iterator[Nesting], mode: str, asked: tuple[Nesting, ...]) -> Iterator[Nesting]:
-    return (nesting for nesting in modes.in_mode(nestings, mode) if nesting in asked or not run.rules_out(nesting))
+def _workable(
+    run: Executor, nestings: Iterator[Nesting], mode: str, expected: tuple[Nesting, ...]
+) -> Iterator[Nesting]:
+    return (nesting for nesting in modes.in_mode(nestings, mode) if nesting in expected or not run.rules_out(nesting))
 
 
-def _singles(run: Executor, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
+def _singles(run: Executor, case: Sweep, mode: str, body: Body, expected: tuple[Nesting, ...]) -> Errors:
     """The probes, and every layer alone; up to the plainest that breaks an invariant, or to a plain jit that raises."""
     probed: dict[Nesting, BaseException | None] = {}
-    for nesting in _able(run, strategies.probes(case.settings), mode, asked):
+    for nesting in _workable(run, strategies.probes(case.settings), mode, expected):
         probed[nesting] = run.try_nesting(nesting, body)
         yield probed[nesting]
     if case.settings.sweep == "probes":
         return
-    for nesting in _able(run, strategies.singles(case.settings), mode, asked):
+    for nesting in _workable(run, strategies.singles(case.settings), mode, expected):
         error = probed[nesting] if nesting in probed else run.try_nesting(nesting, body)
         yield error
-        known = isinstance(error, InvariantViolation) or (error is not None and nesting.layers == (Layer(JIT),))
-        if known and case.settings.all == "off":
+        is_named = isinstance(error, InvariantViolation) or (error is not None and nesting.layers == (Layer(JIT),))
+        if is_named and case.settings.all == "off":
             return
 
 
-def _several(run: Executor, case: Sweep, mode: str, body: Body, asked: tuple[Nesting, ...]) -> Errors:
+def _several(run: Executor, case: Sweep, mode: str, body: Body, expected: tuple[Nesting, ...]) -> Errors:
     """Nestings of several layers; where one breaks, the smallest that does is looked for, and the rest is left."""
-    for nesting in _able(run, strategies.second_stage(case.settings, run.exclusions[mode]), mode, asked):
+    for nesting in _workable(run, strategies.second_stage(case.settings, run.exclusions[mode]), mode, expected):
         error = run.try_nesting(nesting, body)
         yield error
         if error is not None:

@@ -11,7 +11,7 @@ from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import INVARIANTS, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.errors import InvariantViolation, NestingExcused
-from pytest_nnxcheck.core.expected_failures import Entry, EntryError, add_up, excuse, tally, unexpected
+from pytest_nnxcheck.core.expected_failures import Entry, EntryError, add_up, excuse, tally, unexpected_passes
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.setting_values import SettingError
@@ -156,8 +156,8 @@ def test_what_an_invariant_excuses_is_not_counted_for_a_nesting():
     entries = [entry("jit > scan"), entry("memory")]
     excused = excuse(broken("jit > scan", "memory"), entries)
     assert (excused.verdict, excused.expected) == ("expected", ("memory",))
-    assert unexpected(entries, [excused], INVARIANTS) == ()
-    (line,) = unexpected(entries[:1], [excused, Outcome(Nesting.parse("vmap > jit > scan"), "held")], INVARIANTS)
+    assert unexpected_passes(entries, [excused], INVARIANTS) == ()
+    (line,) = unexpected_passes(entries[:1], [excused, Outcome(Nesting.parse("vmap > jit > scan"), "held")], INVARIANTS)
     assert line.startswith("expected failure 'jit > scan' (why) did not happen: 1 nesting held")
 
 
@@ -180,7 +180,9 @@ def test_what_did_not_happen():
     held, rejected = (
         Outcome(Nesting.parse(text), verdict) for text, verdict in (("scan", "held"), ("jit", "rejected"))
     )
-    lines = unexpected([entry("scan"), entry("jit"), entry("vmap"), entry("tracers")], [held, rejected], INVARIANTS)
+    lines = unexpected_passes(
+        [entry("scan"), entry("jit"), entry("vmap"), entry("tracers")], [held, rejected], INVARIANTS
+    )
     assert lines == (
         "expected failure 'scan' (why) did not happen: 1 nesting held, take the entry out of expected_failures",
         "expected failure 'vmap' (why) matches no nesting that ran, take the entry out of expected_failures",
@@ -197,7 +199,7 @@ def test_an_invariant_that_is_not_asked_for_matches_nothing():
 def test_one_nesting_alone_says_nothing_of_the_others():
     outcomes = [Outcome(Nesting.parse("jit > scan"), "held")]
     entries = [entry("memory"), entry("scan"), entry("vmap"), entry("jit > scan")]
-    (line,) = unexpected(entries, outcomes, INVARIANTS, replayed=Nesting.parse("jit > scan"))
+    (line,) = unexpected_passes(entries, outcomes, INVARIANTS, replayed=Nesting.parse("jit > scan"))
     assert line.startswith("expected failure 'jit > scan' (why) did not happen: 1 nesting held")
 
 

@@ -1,47 +1,50 @@
 """The forms of a test: functions, methods, classes, fixtures, parametrize, and the user's own hypothesis decorators."""
 
-import pytest
-
 HYPOTHESIS = "from hypothesis import HealthCheck, example, given, note, seed, settings, strategies as st\n"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "class TestX:\n    @marked\n    def test_x(self, nnx_wrap):\n        assert isinstance(self, TestX)\n        nnx_wrap(Model())(1)\n",
-        "@marked\nclass TestX:\n    def test_x(self, nnx_wrap): nnx_wrap(Model())(1)\n",
-        "@marked\nclass TestX:\n    @staticmethod\n    def test_x(nnx_wrap): nnx_wrap(Model())(1)\n",
-        "@marked\nclass TestX:\n    @classmethod\n    def test_x(cls, nnx_wrap):\n        assert cls is TestX\n        nnx_wrap(Model())(1)\n",
-        "pytestmark = marked\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n",
-        "@marked\ndef test_x(nnx_wrap, tmp_path, capsys, monkeypatch): nnx_wrap(Model())(1)\n",
-        "@marked\ndef test_x(nnx_wrap, n=3):\n    assert n == 3\n    nnx_wrap(Model())(1)\n",
-        "@marked\ndef test_x(*, nnx_wrap): nnx_wrap(Model())(1)\n",
-        "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model())(1)\n    pytest.skip('x') if False else None\n",
-        "from unittest import mock\n@marked\n@mock.patch('os.getcwd')\ndef test_x(getcwd, nnx_wrap):\n    assert getcwd is __import__('os').getcwd\n    nnx_wrap(Model())(1)\n",
-        "@pytest.fixture(autouse=True)\ndef auto(nnx_wrap, request):\n    if request.cls: request.cls.wrap = staticmethod(nnx_wrap)\n@marked\nclass TestX:\n    def test_x(self): self.wrap(Model())(1)\n",
-    ],
-)
-def test_forms_of_a_test(run_inner, source):
-    result = run_inner(source)
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines_random([r"test_inner.py::\S+  \d\d nestings: \d\d held; .*"])
+FORMS = [
+    "class TestX:\n    @marked\n    def test_x(self, nnx_wrap):\n        assert isinstance(self, TestX)\n        nnx_wrap(Model())(1)\n",
+    "@marked\nclass TestX:\n    def test_x(self, nnx_wrap): nnx_wrap(Model())(1)\n",
+    "@marked\nclass TestX:\n    @staticmethod\n    def test_x(nnx_wrap): nnx_wrap(Model())(1)\n",
+    "@marked\nclass TestX:\n    @classmethod\n    def test_x(cls, nnx_wrap):\n        assert cls is TestX\n        nnx_wrap(Model())(1)\n",
+    "pytestmark = marked\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n",
+    "@marked\ndef test_x(nnx_wrap, tmp_path, capsys, monkeypatch): nnx_wrap(Model())(1)\n",
+    "@marked\ndef test_x(nnx_wrap, n=3):\n    assert n == 3\n    nnx_wrap(Model())(1)\n",
+    "@marked\ndef test_x(*, nnx_wrap): nnx_wrap(Model())(1)\n",
+    "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model())(1)\n    pytest.skip('x') if False else None\n",
+    "from unittest import mock\n@marked\n@mock.patch('os.getcwd')\ndef test_x(getcwd, nnx_wrap):\n    assert getcwd is __import__('os').getcwd\n    nnx_wrap(Model())(1)\n",
+    "@pytest.fixture(autouse=True)\ndef auto(nnx_wrap, request):\n    if request.cls: request.cls.wrap = staticmethod(nnx_wrap)\n@marked\nclass TestX:\n    def test_x(self): self.wrap(Model())(1)\n",
+]
 
 
-@pytest.mark.parametrize("scope", ["function", "class", "module", "session"])
-def test_fixtures_of_every_scope(run_inner, scope):
-    source = f"""
-@pytest.fixture(scope={scope!r}, params=[1, 2])
-def model(nnx_wrap, request):
+def test_forms_of_a_test(run_inner, pytester):
+    head = "import pytest\nfrom fake_engine import Model\nmarked = pytest.mark.nnx_invariants\n"
+    files = {f"test_{number:02}": head + source for number, source in enumerate(FORMS)}
+    pytester.makepyfile(**files)
+    result = run_inner("")
+    result.assert_outcomes(passed=len(FORMS))
+    result.stdout.re_match_lines([rf"{name}.py::\S+  \d\d nestings: \d\d held; .*" for name in files])
+
+
+def test_fixtures_of_every_scope(run_inner):
+    source = """
+@pytest.fixture(scope="{0}", params=[1, 2])
+def model_{0}(nnx_wrap, request):
     return nnx_wrap(Model()), request.param
 @marked
 @pytest.mark.parametrize("x", [3, 4])
-def test_x(model, x):
-    assert model[0](x) == x
-    assert model[1] in (1, 2)
+def test_{0}(model_{0}, x):
+    assert model_{0}[0](x) == x
+    assert model_{0}[1] in (1, 2)
 """
-    result = run_inner(source)
-    result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["test_inner.py::test_x[[]1-3]  *", "test_inner.py::test_x[[]2-4]  *"])
+    scopes = ("function", "class", "module", "session")
+    result = run_inner("".join(source.format(scope) for scope in scopes))
+    result.assert_outcomes(passed=16)
+    for scope in scopes:
+        result.stdout.fnmatch_lines(
+            [f"test_inner.py::test_{scope}[[]1-3]  *", f"test_inner.py::test_{scope}[[]2-4]  *"]
+        )
 
 
 def test_parametrized_ids_survive_in_the_replay_line(run_inner):
@@ -51,9 +54,7 @@ def test_parametrized_ids_survive_in_the_replay_line(run_inner):
 
 
 def test_the_users_given(run_inner):
-    source = (
-        HYPOTHESIS
-        + """
+    source = """
 SEEN = []
 @marked(max_examples=30)
 @given(x=st.integers(), flag=st.booleans())
@@ -67,22 +68,18 @@ def test_ran():
     assert len({x for _, x in SEEN[39:]}) > 5 and len(set(RUNS[39:])) > 5
     assert len(RUNS) == 69
 """
-    )
-    run_inner(source).assert_outcomes(passed=2)
+    run_inner(HYPOTHESIS + source).assert_outcomes(passed=2)
 
 
 def test_data_and_nesting_shrink_together(run_inner):
-    source = (
-        HYPOTHESIS
-        + """
+    source = """
 @marked(sweep="singles", max_examples=200)
 @given(x=st.integers())
 def test_x(nnx_wrap, x):
     note(f"x is {x}")
     nnx_wrap(Model(tracers=lambda n: x > 16 and "vmap" in str(n)))(x)
 """
-    )
-    result = run_inner(source)
+    result = run_inner(HYPOTHESIS + source)
     result.stdout.fnmatch_lines(
         ["E * nnx invariant broken: tracers*", "E * nesting     vmap  *", "E *x=17*", "E *x is 17*"]
     )
@@ -90,9 +87,7 @@ def test_x(nnx_wrap, x):
 
 
 def test_the_users_examples_are_swept(run_inner):
-    source = (
-        HYPOTHESIS
-        + """
+    source = """
 SEEN = []
 @marked(max_examples=0)
 @example(11, "a")
@@ -105,14 +100,11 @@ def test_x(nnx_wrap, x, y):
 def test_ran():
     assert SEEN == [(11, "a")] * 39 + [(22, "b")] * 3
 """
-    )
-    run_inner(source).assert_outcomes(passed=2)
+    run_inner(HYPOTHESIS + source).assert_outcomes(passed=2)
 
 
 def test_an_example_that_is_expected_to_fail(run_inner):
-    source = (
-        HYPOTHESIS
-        + """
+    source = """
 @marked(max_examples=0)
 @example(x=1).xfail(raises=ZeroDivisionError)
 @given(x=st.just(2))
@@ -120,56 +112,47 @@ def test_x(nnx_wrap, x):
     nnx_wrap(Model())(x)
     1 / (x - 1)
 """
-    )
-    run_inner(source).assert_outcomes(passed=1)
+    run_inner(HYPOTHESIS + source).assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize("decorator", ["@given(data=st.data())", "@given(st.data())"])
-def test_data_strategies(run_inner, decorator):
-    source = (
-        HYPOTHESIS
-        + f"""
+def test_data_strategies(run_inner):
+    source = """
 @marked(max_examples=30)
-{decorator}
-def test_x(nnx_wrap, data):
+@given({})
+def test_{}(nnx_wrap, data):
     nnx_wrap(Model())(data.draw(st.integers()))
-
-def test_ran():
-    assert len(RUNS) == 30 and len(set(RUNS)) > 5
 """
-    )
-    run_inner(source).assert_outcomes(passed=2)
+    ran = "def test_ran():\n    assert len(RUNS) == 60 and len(set(RUNS[:30])) > 5 and len(set(RUNS[30:])) > 5\n"
+    source = source.format("data=st.data()", "named") + source.format("st.data()", "positional")
+    run_inner(HYPOTHESIS + source + ran).assert_outcomes(passed=3)
 
 
-def test_given_inferred_from_types(run_inner):
-    source = (
-        HYPOTHESIS
-        + "@marked(max_examples=5)\n@given(x=...)\ndef test_x(nnx_wrap, x: int): assert nnx_wrap(Model())(x) == x\n"
-    )
-    run_inner(source).assert_outcomes(passed=1)
-
-
-def test_assume_in_the_body(run_inner):
-    source = (
-        HYPOTHESIS
-        + """
+def test_further_forms_with_the_users_given(run_inner):
+    source = """
 from hypothesis import assume
+@marked(max_examples=5)
+@given(x=...)
+def test_inferred_from_types(nnx_wrap, x: int):
+    assert nnx_wrap(Model())(x) == x
+@marked(max_examples=5)
+class TestX:
+    @given(x=st.integers())
+    def test_method(self, nnx_wrap, x):
+        assert nnx_wrap(Model())(x) == x
+MODEL = Model()
 @marked(max_examples=20)
 @given(x=st.integers())
-def test_x(nnx_wrap, x):
+def test_assume(nnx_wrap, x):
     assume(x != 0)
-    assert nnx_wrap(Model())(x) == x
+    assert nnx_wrap(MODEL)(x) == x
 def test_ran():
-    assert any("un-nested" == run for run in RUNS) and any(">" in run for run in RUNS)
+    assert {"un-nested", ">"} <= {word for nesting in MODEL.calls for word in str(nesting).split()}
 """
-    )
-    run_inner(source).assert_outcomes(passed=2)
+    run_inner(HYPOTHESIS + source).assert_outcomes(passed=4)
 
 
 def test_the_users_settings_and_seed(run_inner):
-    source = (
-        HYPOTHESIS
-        + """
+    source = """
 from hypothesis import Phase, Verbosity
 @marked(max_examples=5)
 @seed(1)
@@ -182,60 +165,30 @@ def test_x(nnx_wrap, x):
 def test_without_given(nnx_wrap):
     nnx_wrap(Model())(1)
 """
-    )
-    result = run_inner(source, "-s")
+    result = run_inner(HYPOTHESIS + source, "-s")
     result.assert_outcomes(passed=2)
     assert "test_x(" in result.stdout.str()
 
 
-def test_a_class_with_given_and_a_method(run_inner):
-    source = (
-        HYPOTHESIS
-        + """
-@marked
-class TestX:
-    @given(x=st.integers())
-    def test_x(self, nnx_wrap, x):
-        assert nnx_wrap(Model())(x) == x
-"""
-    )
-    run_inner(source).assert_outcomes(passed=1)
-
-
 def test_a_function_scoped_fixture_is_refused_only_with_the_users_given(run_inner):
-    plain = "@marked\ndef test_x(nnx_wrap, tmp_path): nnx_wrap(Model())(1)\n"
-    own = HYPOTHESIS + "@marked\n@given(x=st.integers())\ndef test_x(nnx_wrap, tmp_path, x): nnx_wrap(Model())(1)\n"
-    run_inner(plain).assert_outcomes(passed=1)
-    result = run_inner(own)
+    result = run_inner(
+        HYPOTHESIS + "@marked\n@given(x=st.integers())\ndef test_x(nnx_wrap, tmp_path, x): nnx_wrap(Model())(1)\n"
+    )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*FailedHealthCheck*tmp_path*"])
 
 
-@pytest.mark.parametrize(
-    "mark, outcome",
-    [
-        ("@pytest.mark.xfail(raises=AssertionError, strict=True)", "xfailed"),
-        ("@pytest.mark.skip", "skipped"),
-    ],
-)
-def test_xfail_and_skip_marks(run_inner, mark, outcome):
-    source = f"{mark}\n@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(tracers=has('jit')))(1)\n"
-    run_inner(source).assert_outcomes(**{outcome: 1})
-
-
-@pytest.mark.parametrize(
-    "call, outcome",
-    [("pytest.skip('no')", "skipped"), ("pytest.fail('no')", "failed"), ("pytest.xfail('no')", "xfailed")],
-)
-def test_outcomes_inside_the_body(run_inner, call, outcome):
-    source = f"@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model())(1)\n    {call}\ndef test_ran():\n    assert RUNS == ['un-nested']\n"
-    run_inner(source).assert_outcomes(**{outcome: 1, "passed": 1})
-
-
-def test_raises_around_the_users_own_exception(run_inner):
-    source = "def subject(x): raise ValueError('mine')\n@marked\ndef test_x(nnx_wrap):\n    with pytest.raises(ValueError, match='mine'):\n        nnx_wrap(subject)(1)\n"
-    result = run_inner(source)
-    result.assert_outcomes(passed=1)
+def test_marks_and_outcomes_inside_the_body(run_inner):
+    marks = ("@pytest.mark.xfail(raises=AssertionError, strict=True)", "@pytest.mark.skip")
+    source = "MODELS = []\n" + "".join(
+        f"{mark}\n@marked\ndef test_mark_{number}(nnx_wrap): nnx_wrap(Model(tracers=has('jit')))(1)\n"
+        for number, mark in enumerate(marks)
+    )
+    for word in ("skip", "fail", "xfail"):
+        source += f"@marked\ndef test_{word}(nnx_wrap):\n    MODELS.append(Model())\n    nnx_wrap(MODELS[-1])(1)\n    pytest.{word}('no')\n"
+    source += "def raising(x): raise ValueError('mine')\n@marked\ndef test_raises(nnx_wrap):\n    with pytest.raises(ValueError, match='mine'): nnx_wrap(raising)(1)\n"
+    source += "def test_ran(): assert [[str(n) for n in model.calls] for model in MODELS] == [['un-nested']] * 3\n"
+    run_inner(source).assert_outcomes(xfailed=2, skipped=2, failed=1, passed=2)
 
 
 def test_last_failed_and_exit_first(run_inner):

@@ -29,30 +29,30 @@ def possible(layers):
 
 @given(SUBSETS, LONGEST)
 def test_every_pair_stands_side_by_side_once(layers, longest):
-    made = list(chains.covering(layers, longest))
+    made = list(chains.cover_pairs(layers, longest))
     assert side_by_side(made) == dict.fromkeys(possible(layers), 1)
     assert all(2 <= len(chain) <= longest for chain in made)
     assert not any(impossible(Nesting(chain)) for chain in made)
-    assert made == list(chains.covering(list(layers), longest))
+    assert made == list(chains.cover_pairs(list(layers), longest))
 
 
 @given(SUBSETS.filter(bool), LONGEST)
 def test_not_many_more_chains_than_pairs_need(layers, longest):
-    made = list(chains.covering(layers, longest))
+    made = list(chains.cover_pairs(layers, longest))
     # A chain is cut short only where the walk ends: where jax runs everything, once for each layer at most.
     if len(possible(layers)) == len(layers) ** 2:
         assert len(made) <= -(-(len(layers) ** 2) // (longest - 1)) + len(layers)
 
 
 def test_thirteen_chains_cover_the_default_layers():
-    made = list(chains.covering(INNER, 3))
+    made = list(chains.cover_pairs(INNER, 3))
     assert len(made) == 13  # 25 pairs, at most 2 in a chain
     assert sum(side_by_side(made).values()) == 25
 
 
 def test_what_jax_refuses_is_in_no_chain():
     loop, grad, remat = map(Layer, ("while_loop", "grad", "remat"))
-    made = list(chains.covering([loop, grad, remat], 4))
+    made = list(chains.cover_pairs([loop, grad, remat], 4))
     assert {*side_by_side(made)} == {*product([loop, grad, remat], repeat=2)} - {(grad, loop), (grad, grad)}
     # Side by side each of two steps may be fine, and the whole may not.
     assert not any(grad in chain[: chain.index(loop)] for chain in made if loop in chain)
@@ -60,16 +60,16 @@ def test_what_jax_refuses_is_in_no_chain():
 
 @pytest.mark.parametrize("longest", [0, 1])
 def test_one_layer_is_no_chain(longest):
-    assert list(chains.covering(INNER, longest)) == []
+    assert list(chains.cover_pairs(INNER, longest)) == []
 
 
 def test_no_layers_make_no_chain():
-    assert list(chains.covering([], 3)) == list(chains.short([], 3)) == list(chains.pairs([])) == []
+    assert list(chains.cover_pairs([], 3)) == list(chains.cover_layers([], 3)) == list(chains.pairs([])) == []
 
 
 @given(SUBSETS, st.integers(1, 4))
 def test_short_chains_hold_each_layer_once(layers, longest):
-    made = list(chains.short(layers, longest))
+    made = list(chains.cover_layers(layers, longest))
     assert [layer for chain in made for layer in chain] == layers
     assert all(0 < len(chain) <= longest for chain in made)
     assert not any(impossible(Nesting(chain)) for chain in made)
