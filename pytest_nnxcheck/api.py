@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.reproducer import files
 from pytest_nnxcheck.runner import conclude, errors, hypothesis_test
-from pytest_nnxcheck.runner.execution import active
+from pytest_nnxcheck.runner.execution import running
 from pytest_nnxcheck.runner.run import Run
 
 P = ParamSpec("P")
@@ -43,15 +43,15 @@ class Wrapped(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the subject under the nesting. Raises a violation, or the subject's own exception."""
         __tracebackhide__ = True
-        running = active()
-        if running is None:
+        execution = running()
+        if execution is None:
             raise CheckError(
                 f"{self!r} was called outside of a test with @pytest.mark.nnx_invariants: mark the test, or use"
                 " pytest_nnxcheck.check(subject, *args)"
             )
         arguments = tuple(unwrap(value) for value in args)
         named = {name: unwrap(value) for name, value in kwargs.items()}
-        output: R = running.call(self.__wrapped__, arguments, named, self.__owner__)
+        output: R = execution.call(self.__wrapped__, arguments, named, self.__owner__)
         return output
 
     def __getattr__(self, name: str) -> Any:

@@ -21,7 +21,6 @@ from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.reporting import memory_breakdown
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
-WITHOUT_CLOSURES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES[:2]]
 
 NO_SHARD_MAP = () if hasattr(nnx, "shard_map") else ("argument", "closure")
 """The styles of shard_map that the installed flax has no `nnx.shard_map` for."""
@@ -67,26 +66,10 @@ def text(found: Checked) -> str:
     return "\n".join([*heads, *rows, *found.outcome.notes, found.outcome.reason])
 
 
-OF_EACH_KIND = (
-    "attention_decoding",
-    "batch_norm_train",
-    "dropout",
-    "gru_rnn",
-    "linear",
-    "remat_inside",
-    "scan_over_layers",
-    "shared_weights",
-)
-"""One model of each kind: a cache, statistics, random numbers, a loop, no state that changes, a remat, stacked layers, aliases."""
+OF_EACH_KIND = ("batch_norm_train", "dropout", "linear", "remat_inside", "scan_over_layers", "shared_weights")
+"""One model of each kind: statistics, random numbers, no state that changes, a remat, stacked layers, aliases."""
 
 
-LONG = ("attention_decoding", "gru_rnn")
-"""The dearest of them, which test_healthy.py runs."""
-LOOPS = ("remat_inside", "scan_over_layers")
-"""Those that are long to compile as well."""
-
-
-def models(*, without: Iterable[str] = LONG) -> list[Any]:
-    """Names for ``parametrize``: one model of each kind in every run, the others in that of ``full`` alone, and those ``without`` as well."""
-    every_run = {*OF_EACH_KIND}.difference(without)
-    return [name if name in every_run else pytest.param(name, marks=pytest.mark.full) for name in sorted(HEALTHY)]
+def models(names: Iterable[str] = OF_EACH_KIND) -> list[Any]:
+    """Healthy models for ``parametrize``: those that are named in every run, the others in that of ``full`` alone."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.full) for name in sorted(HEALTHY)]

@@ -63,6 +63,8 @@ MUTANTS = (
     # reporting
     Mutant("reporting/tally.py", "key=lambda outcome: _RANK.index(outcome.verdict)", "key=lambda outcome: -_RANK.index(outcome.verdict)", "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("reporting/report.py", "if outcome.unfit and not outcome.excluded:", "if outcome.unfit:", "test_further.py test_wild.py test_corpus.py"),
+    Mutant("reporting/html_tags.py", 'f\'="{html.escape(str(value))}"\'', 'f\'="{value}"\'', "test_page.py"),
+    Mutant("reporting/html_page.py", "return max(highest, min(budget, _HEADROOM * highest), 1)", "return max(highest, budget, 1)", "test_page.py"),
     # reproducer
     Mutant("reproducer/runtime/short_form.py", "if key not in before}", "if key in before}", "test_short_form_checks.py"),
     Mutant("reproducer/short_form.py", "if len(lost) < len(violation.findings) or", "if", "test_reproducer.py"),

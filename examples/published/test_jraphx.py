@@ -26,7 +26,8 @@ def test_forward(nnx_wrap: Wrap) -> None:
     assert nnx_wrap(network())(X, EDGES).shape == (6, 3)
 
 
-@pytest.mark.nnx_invariants(**STEP)
+@pytest.mark.nnx_invariants(**STEP, invariants="tracers,memory,donation,parity")
 def test_training_step(nnx_wrap: Wrap) -> None:
+    """A third of what reaches the relu is zero but for rounding: fused operations put some of it on the other side."""
     model = network()
     assert nnx_wrap(step_of(square))(model, adam(model), X, EDGES).shape == ()

@@ -21,6 +21,7 @@ from pytest_nnxcheck.compat.compilation import (
     serialized_hlo_module,
     shard_map,
     staged,
+    unfused_options,
     whole_stacks,
 )
 from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, judged_compiles, no_compile_cache
@@ -132,6 +133,7 @@ __all__ = [
     "trace_key",
     "tracer_kind",
     "tracer_line",
+    "unfused_options",
     "variable_kind",
     "variable_metadata",
     "variable_name",

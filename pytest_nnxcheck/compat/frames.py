@@ -5,6 +5,10 @@ No public way to ask what a frame is: names of functions, many of them private, 
 
 from __future__ import annotations
 
+from types import FrameType
+
+from pytest_nnxcheck.compat.variables import is_library_file
+
 LAX = ("scan", "while_loop", "fori_loop", "cond", "switch")
 """The transforms of `jax.lax`, which `nnx` has too."""
 
@@ -13,7 +17,11 @@ GRADIENTS = ("grad", "value_and_grad")
 CALLED = ("jit", "remat", "checkpoint", "vmap", "eval_shape", *LAX, *GRADIENTS)
 """The transforms that a user's code calls by these names; flax' functions have ``_wrapper`` behind them."""
 
-NNX_TWINS = {"checkpoint": "remat", **{name: name for name in (*LAX, *GRADIENTS)}}
+NNX_TWINS = {
+    "jax.checkpoint": "remat",
+    **{f"jax.{name}": name for name in GRADIENTS},
+    **{f"jax.lax.{name}": name for name in LAX},
+}
 """What nnx has in place of a transform of jax."""
 
 TRANSFORM_FRAMES = {
@@ -28,11 +36,35 @@ TRANSFORM_FRAMES = {
 """The functions of jax and flax that carry a transform out; those that only ask for shapes are not among them."""
 
 _JITS = ("JitWrapped.__call__", "SimpleJitWrapped.__call__")
-
-BODIES = "flax.nnx.nn"
+_LIBRARIES = ("jax", "jaxlib", "flax")
+_LAYERS = "flax.nnx.nn"
 """The layers of flax: code of a library, but a body like the user's."""
 
 
-def transform_of(name: str, qualified: str) -> str | None:
-    """The transform that a function of jax or flax carries out, by its name and its qualified name."""
-    return TRANSFORM_FRAMES.get(name) or ("jit" if qualified in _JITS else None)
+def transform_of(frame: FrameType) -> str:
+    """The transform that a function of jax or flax carries out, as one writes it: ``nnx.scan``; empty for every other function."""
+    code, library = frame.f_code, _package(frame)
+    name = TRANSFORM_FRAMES.get(code.co_name) or ("jit" if code.co_qualname in _JITS else "")
+    if not name or library not in _LIBRARIES:
+        return ""
+    return f"nnx.{name}" if library == "flax" else f"jax.lax.{name}" if name in LAX else f"jax.{name}"
+
+
+def is_machinery(frame: FrameType) -> bool:
+    """Whether the code is that of jax, flax, or the standard library, and no layer."""
+    if str(frame.f_globals.get("__name__", "")).startswith(_LAYERS):
+        return False
+    file = frame.f_code.co_filename
+    return _package(frame) in _LIBRARIES or (is_library_file(file) and not file.startswith("<"))
+
+
+def caller_line(frame: FrameType) -> str:
+    """The user's line, ``path:line``, that a function of a library was called from."""
+    above = frame.f_back
+    while above is not None and is_machinery(above):
+        above = above.f_back
+    return f"{above.f_code.co_filename}:{above.f_lineno}" if above else "an unknown line"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

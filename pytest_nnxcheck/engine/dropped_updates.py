@@ -8,37 +8,29 @@ nodes among its arguments must have changed, when the transform returns, in one 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import frames
 from pytest_nnxcheck.engine.causes import profiled
 from pytest_nnxcheck.engine.reference import effect
-from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, frozen, is_array
+from pytest_nnxcheck.invariants.parity import bits
+from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Leaf, frozen, is_array
 from pytest_nnxcheck.subject.subject import Subject
 
 Path = tuple[Any, ...]
-LIBRARIES = ("jax", "jaxlib", "flax")
+Nodes = list[tuple[Any, dict[Path, Leaf]]]
+"""Graph nodes, with what they held when they were looked at."""
+
+ABSENT = Leaf((), "")
 
 MOST_EVENTS = 2_000_000
 """The fuse: a loop of many steps takes minutes without jit. The attention layers of flax make 20 000."""
-
-ABSENT: Any = type("Absent", (), {"__slots__": ()})()
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """What a Variable or an attribute held: an array, a tracer, or a frozen Python value."""
-
-    value: Any = ABSENT
-    kind: str = ""
 
 
 class TooLong(Exception):
@@ -47,90 +39,29 @@ class TooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """An update that was lost: of what, in the body of which transform."""
+    """An update that was lost: of what, in the body of which transform, which was called where."""
 
     path: str
-    new: Value
+    new: Leaf
     transform: str
-    library: str
     place: str
 
     @property
     def where(self) -> str:
-        """The transform as one writes it, and where it was called."""
-        home = "nnx" if self.library == "flax" else "jax.lax" if self.transform in frames.LAX else "jax"
-        return f"{home}.{self.transform} at {self.place}"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A graph node, and what it held when it was looked at, by path."""
-
-    node: Any
-    values: dict[Path, Value]
-
-    @classmethod
-    def of(cls, node: Any) -> Self:
-        return cls(node, values_of(node))
-
-    def moved(self) -> dict[Path, tuple[bool | None, Value]]:
-        """Whether each value changed since, and what it is now; none where tracers hide it."""
-        now = values_of(self.node)
-        pairs = {path: (self.values.get(path, Value()), now.get(path, Value())) for path in {**self.values, **now}}
-        return {
-            path: (differ(old.value, new.value), Value(new.value, new.kind or old.kind))
-            for path, (old, new) in pairs.items()
-        }
-
-
-def values_of(node: Any) -> dict[Path, Value]:
-    if isinstance(node, nnx.Variable):
-        return {(): Value(compat.variable_value(node), compat.variable_kind(node))}
-    values = {
-        path: Value(compat.variable_value(each), compat.variable_kind(each)) for path, each in compat.variables(node)
-    }
-    for path, value in compat.attributes(node):
-        values[path] = Value(value if is_array(value) else frozen(value), "attribute")
-    return values
-
-
-def differ(a: Any, b: Any) -> bool | None:
-    """Whether two values differ; none where a tracer hides that."""
-    if a is b:
-        return False
-    if a is ABSENT or b is ABSENT:
-        return True
-    if isinstance(a, tuple) or isinstance(b, tuple):
-        return not (isinstance(a, tuple) and isinstance(b, tuple) and a == b)
-    a, b = compat.concrete(a), compat.concrete(b)
-    if not (is_array(a) and is_array(b)):
-        return None
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return True
-    if compat.is_key(a):
-        a, b = jax.random.key_data(a), jax.random.key_data(b)
-    first, second = np.asarray(a), np.asarray(b)
-    return not np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
+        return f"{self.transform} at {self.place}"
 
 
 @dataclass(slots=True)
-class Transform:
-    """A transform at work: the nodes that it was given, and what its bodies changed in their copies."""
+class Running:
+    """A function at work, a ``transform`` or the body of one, with the graph nodes that it was given and what they held.
+
+    ``changes`` is what the bodies of a transform changed in their copies, by the type of the node.
+    """
 
     frame: FrameType
-    name: str
-    library: str
-    place: str
-    given: list[Held]
-    changes: dict[tuple[type, Path], Value] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Body:
-    """A function that a transform called, with the copies that it got."""
-
-    frame: FrameType
-    copies: list[Held]
+    nodes: Nodes
+    transform: str = ""
+    changes: dict[tuple[type, Path], Leaf] = field(default_factory=dict)
 
 
 class Watch:
@@ -139,92 +70,93 @@ class Watch:
     def __init__(self, subject: Subject, state: Any) -> None:
         self.drops: dict[tuple[str, str], Drop] = {}
         self._subject = subject
-        self._nodes = [(tuple(path), node) for path, node in compat.iter_graph(state) if compat.is_graph_node(node)]
-        self._roots = {id(node): path for path, node in self._nodes}
+        found = [(tuple(path), node) for path, node in compat.iter_graph(state) if compat.is_graph_node(node)]
+        self._state = {id(node): (path, node) for path, node in reversed(found)}
         self._events = 0
-        self._active: list[Transform | Body] = []
+        self._running: list[Running] = []
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         self._events += 1
         if self._events > MOST_EVENTS:
             raise TooLong(f"more than {MOST_EVENTS} Python calls without jit")
-        if event == "return":
-            if self._active and self._active[-1].frame is frame:
-                self._leave(self._active.pop())
-        elif event == "call":
-            top = self._active[-1] if self._active else None
-            if isinstance(top, Transform):
-                if not machinery(frame):
-                    known = {id(held.node) for held in top.given}
-                    self._active.append(Body(frame, [Held.of(node) for node in nodes(frame) if id(node) not in known]))
-            elif (name := transform_of(frame)) is not None and (given := nodes(frame)):
-                library = str(frame.f_globals["__name__"]).partition(".")[0]
-                self._active.append(Transform(frame, name, library, place_of(frame), [Held.of(node) for node in given]))
+        innermost = self._running[-1] if self._running else None
+        if event == "return" and innermost is not None and innermost.frame is frame:
+            self._running.pop()
+            if innermost.transform:
+                self._find_drops(innermost)
+            else:
+                self._running[-1].changes |= changes_of(innermost)
+        elif event == "call" and innermost is not None and innermost.transform:
+            if not frames.is_machinery(frame):
+                self._running.append(Running(frame, nodes_of(frame)))
+        elif event == "call" and (transform := frames.transform_of(frame)) and (given := nodes_of(frame)):
+            self._running.append(Running(frame, given, transform))
 
-    def _leave(self, left: Transform | Body) -> None:
-        if isinstance(left, Transform):
-            for drop in self._dropped(left):
-                self.drops.setdefault((drop.path, drop.place), drop)
-            return
-        above = self._active[-1] if self._active else None
-        if isinstance(above, Transform):
-            for held in left.copies:
-                above.changes.update(
-                    {(type(held.node), path): new for path, (moved, new) in held.moved().items() if moved}
-                )
-
-    def _dropped(self, transform: Transform) -> Iterator[Drop]:
+    def _find_drops(self, left: Running) -> None:
         """The changes of bodies that no given node of the same type shows: of several such nodes, one that may have changed is enough."""
-        if not transform.changes:
-            return
-        moves = [(held.node, held.moved()) for held in transform.given]
-        for (cls, path), new in transform.changes.items():
-            given = [(node, moved[path][0] if path in moved else False) for node, moved in moves if type(node) is cls]
-            name = self._name(given[0][0], path) if given else None
-            if name is not None and all(moved is False for _, moved in given):
-                yield Drop(name, new, transform.name, transform.library, transform.place)
+        given = [(node, old, values_of(node)) for node, old in left.nodes] if left.changes else []
+        for (kind, path), new in left.changes.items():
+            alike = [each for each in given if type(each[0]) is kind]
+            name = self._name(alike[0][0], path) if alike else ""
+            kept = [differ(old.get(path, ABSENT).value, now.get(path, ABSENT).value) is False for _, old, now in alike]
+            if name and all(kept):
+                place = frames.caller_line(left.frame)
+                self.drops.setdefault((name, place), Drop(name, new, left.transform, place))
 
-    def _name(self, node: Any, path: Path) -> str | None:
+    def _name(self, node: Any, path: Path) -> str:
         """The name of a value of the state; a copy that an outer transform made goes by its type, where only one node has it."""
-        root = self._roots.get(id(node))
-        if root is None:
-            alike = [path for path, known in self._nodes if type(known) is type(node)]
-            root = alike[0] if len(alike) == 1 else None
-        return None if root is None else self._subject.path((*root, *path))
+        alike = [root for root, known in self._state.values() if type(known) is type(node)]
+        roots = [self._state[id(node)][0]] if id(node) in self._state else alike
+        return self._subject.path((*roots[0], *path)) if len(roots) == 1 else ""
 
 
-def machinery(frame: FrameType) -> bool:
-    """Whether the code is that of jax, flax, or the standard library, and no layer."""
-    name = str(frame.f_globals.get("__name__", ""))
-    if name.startswith(frames.BODIES):
-        return False
-    file = frame.f_code.co_filename
-    return name.partition(".")[0] in LIBRARIES or (compat.is_library_file(file) and not file.startswith("<"))
-
-
-def transform_of(frame: FrameType) -> str | None:
-    """The name of the transform that a function of jax or flax carries out."""
-    library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return frames.transform_of(frame.f_code.co_name, frame.f_code.co_qualname) if library in LIBRARIES else None
-
-
-def nodes(frame: FrameType) -> list[Any]:
-    """The graph nodes among the arguments of a function that was just called."""
+def nodes_of(frame: FrameType) -> Nodes:
+    """The graph nodes among the arguments of a function that was just called, each once."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
     values = [frame.f_locals[name] for name in code.co_varnames[:count] if name in frame.f_locals]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jax warns of generators among them
         leaves = jax.tree.leaves(values, is_leaf=compat.is_graph_node)
-    found = [leaf for leaf in leaves if compat.is_graph_node(leaf)]
-    return list({id(node): node for node in found}.values())
+    nodes = {id(leaf): leaf for leaf in leaves if compat.is_graph_node(leaf)}
+    return [(node, values_of(node)) for node in nodes.values()]
 
 
-def place_of(frame: FrameType) -> str:
-    above = frame.f_back
-    while above is not None and machinery(above):
-        above = above.f_back
-    return f"{above.f_code.co_filename}:{above.f_lineno}" if above else "an unknown line"
+def values_of(node: Any) -> dict[Path, Leaf]:
+    """What the Variables and attributes of a node hold: arrays, tracers, frozen Python values."""
+    values = {
+        path: Leaf(compat.variable_value(variable), compat.variable_kind(variable))
+        for path, variable in compat.variables(node)
+    }
+    for path, value in compat.attributes(node):
+        values[path] = Leaf(value if is_array(value) else frozen(value), "attribute")
+    return values
+
+
+def changes_of(body: Running) -> dict[tuple[type, Path], Leaf]:
+    """What a body changed in the nodes that it was given."""
+    changes = {}
+    for node, old in body.nodes:
+        new = values_of(node)
+        for path, leaf in {**old, **new}.items():
+            if differ(old.get(path, ABSENT).value, new.get(path, ABSENT).value):
+                changes[type(node), path] = leaf
+    return changes
+
+
+def differ(a: Any, b: Any) -> bool | None:
+    """Whether two values differ; none where a tracer hides that."""
+    if a is b:
+        return False
+    if isinstance(a, tuple) or isinstance(b, tuple):
+        return type(a) is not type(b) or a != b
+    a, b = compat.concrete(a), compat.concrete(b)
+    if not (is_array(a) and is_array(b)):
+        return None
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return True
+    first, second = bits(a), bits(b)
+    return not np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
 
 
 def transparent(subject: Subject) -> tuple[Effect, tuple[Drop, ...]]:

@@ -14,6 +14,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import Finding, Violation
 from pytest_nnxcheck.core.text import first_line, some
+from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.dropped_updates import Drop, transparent
 from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, names_of
 from pytest_nnxcheck.invariants import Judgement, hints
@@ -48,6 +49,9 @@ def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect 
     if any(each.rounding for each in different):
         told, different = different, beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn))
         notes += decided_by_rounding(told, different)
+    if any(is_rounding(each) for each in different):
+        told, different = different, beyond_fusion(subject, facts, nesting, wanted, different, drawn=bool(drawn))
+        notes += decided_by_fusion(told, different)
     notes += scalars(got.after, before)
     return Judgement((violation(different, advice(different, nesting)),) if different else (), notes)
 
@@ -65,6 +69,10 @@ def beyond_rounding(
 ) -> Differences:
     """The differences that a start which is a few roundings away does not explain: of the values' own types first, then of the lowest precision inside."""
     before = read(subject, subject.state)
+    again = evaluate(subject, meaning)
+    if again.error is not None or differences(wanted, again, before, drawn=drawn, inside=inside):
+        # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
+        return different
     for precision in (0.0, facts.precision):
         nudged = evaluate(subject, meaning, nudged=True, precision=precision)
         if nudged.error is None:
@@ -81,6 +89,35 @@ def decided_by_rounding(told: Differences, left: Differences) -> tuple[str, ...]
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: inputs a few roundings away move the un-nested result as far",)
+
+
+def is_rounding(difference: Difference) -> bool:
+    """Whether another order of the same operations may be all of a difference; an update that was dropped is none."""
+    return difference.rounding and difference.label != "dropped"
+
+
+def beyond_fusion(
+    subject: Subject, facts: Profile, nesting: Nesting, wanted: Effect, different: Differences, *, drawn: bool
+) -> Differences:
+    """The differences that are left where XLA fuses no operations of the same program."""
+    unfused = traced.unfused(subject, facts, nesting)
+    if unfused is None:
+        return different
+    meaning, before = meaning_of(nesting), read(subject, subject.state)
+    got = effect_of(subject, unfused, names_of(meaning, wanted.structure.names))
+    left = differences(wanted, got, before, drawn=drawn)
+    if any(map(is_rounding, left)):
+        left = beyond_rounding(subject, facts, meaning, wanted, got, left, drawn=drawn)
+    paths = {each.path for each in left}
+    return tuple(each for each in different if each.path in paths or not is_rounding(each))
+
+
+def decided_by_fusion(told: Differences, left: Differences) -> tuple[str, ...]:
+    """A note on what the compiler alone makes differ: a value at a kink, which a fused operation rounds to its other side."""
+    decided = [each.path for each in told if each not in left]
+    if not decided:
+        return ()
+    return (f"rounding decides {some(decided)}: where XLA fuses no operations, the nesting gives the un-nested values",)
 
 
 def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
@@ -164,7 +201,7 @@ def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
     attribute = first.new.kind == "attribute"
     if attribute:
         reason, hint = "which carries no Python attribute out", hints.attribute(type_of(first.new.value), first.path)
-    elif first.library == "flax":
+    elif first.transform.startswith("nnx."):
         reason, hint = "which broadcasts it (in_axes None)", hints.broadcast(first.new.kind)
     else:
         reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -30,6 +31,12 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 class Announced(Protocol):
     """Who is told of a nesting of a call right before it runs."""
+
+    def begin(self, body: Any) -> None:
+        """A test body is about to run, once more where values were needed."""
+
+    def end(self, outcomes: Mapping[Nesting, Outcome]) -> None:
+        """It has ended, and its nestings came to this."""
 
     def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
         """The nesting is about to run, or without a profile the call to be traced for it: that may take the process with it."""

@@ -1,4 +1,4 @@
-"""A nesting without a jit outside, traced as a whole in place of being run: what leaves tracers or raises shows in a trace as well.
+"""A nesting traced as a whole. One without a jit outside, in place of being run: what leaves tracers or raises shows in a trace as well.
 
 Only a clean trace counts, as ``held``; whatever else a trace shows, the nesting is run, and the run is judged. Outputs and the state that
 the call changes are then stand-ins, or, where the test reads values, what the traced program itself computes.
@@ -102,6 +102,46 @@ def observe(
         state,
         output=tuple(results[: trace.outputs]),
         still=still,
+        output_names=subject.output_tree.names,
+        rebuild=subject.output_tree.rebuild,
+    )
+
+
+def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation | None:
+    """What a nesting computes as one program in which XLA fuses no operations; `None` where it cannot be told.
+
+    The trace is that of the nesting: only the order in which floats are rounded is another.
+    """
+    options = compat.unfused_options()
+    if options is None or facts.devices > 1 or any(layer.row.on_mesh for layer in nesting.layers):
+        return None
+    subject = subject.for_run()
+    graphdef, leaves = compat.split(subject.state)
+    program = compose(subject, facts, nesting, Guards(subject), plain_jit)
+    graphs: list[Any] = []
+
+    def whole(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        returned = program(module, *stack_inputs(nesting, inputs))
+        graph, after = compat.split(module)
+        graphs.append(graph)
+        return returned, after
+
+    places = walk(subject.roots(subject.state)).places
+    try:
+        compiled = jax.jit(whole).lower(leaves, *subject.inputs).compile(compiler_options=options)
+        returned, after = compiled(leaves, *subject.inputs)
+    except Exception:  # noqa: BLE001 - what cannot be told so is told by the run
+        return None
+    finally:
+        if walk(subject.roots(subject.state)).tracers:
+            places.restore()
+            jax.clear_caches()
+    return Observation(
+        nesting,
+        nnx.merge(graphs[-1], after),
+        output=un_nest(nesting, returned),
+        returned=returned,
         output_names=subject.output_tree.names,
         rebuild=subject.output_tree.rebuild,
     )

@@ -158,11 +158,6 @@ def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
     return wrap
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Look for a terminal to show progress on."""
-    progress.find_terminal(session.config)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Skip or fail a test that needs more devices than there are, before its fixtures ask for them."""
@@ -200,8 +195,8 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
     item.config.stash[_unreported][item.nodeid] = run
     result, raised = None, None
     try:
-        with progress.shown(item, run):
-            result = yield
+        progress.attach(item, run)
+        result = yield
     except BaseException as error:  # noqa: BLE001 - raised again below, after its message is complete
         raised = error
     finally:

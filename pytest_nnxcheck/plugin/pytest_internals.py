@@ -1,9 +1,13 @@
-"""What pytest knows of a test's arguments: every touch of a name of pytest that is not public."""
+"""What pytest knows of a test's arguments, and its terminal: every touch of a name of pytest that is not public."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def fixture_functions(item: Any) -> Mapping[str, Callable[..., Any]]:
@@ -25,3 +29,18 @@ def parameters(item: Any) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     """
     found = getattr(item, "callspec", None)
     return dict(getattr(found, "params", {})), dict(getattr(found, "indices", {}))
+
+
+def write_uncaptured(config: pytest.Config, line: str) -> None:
+    """A line of the terminal in the middle of a test, below what pytest has written. A stream that is gone does not take the run with it.
+
+    No public way: the plugins of pytest write there past the capture of output like this, of which ``capsys.disabled()`` is the
+    public half. Tried on pytest 8.0 and 9.2.
+    """
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    past_capture = capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
+    with contextlib.suppress(OSError, ValueError), past_capture:
+        reporter.ensure_newline()
+        reporter.write_line(line)
+        reporter.flush()

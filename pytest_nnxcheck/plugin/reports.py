@@ -1,6 +1,6 @@
 """The reports of a run: gathered from tests, and from workers of xdist, and written once, at the end, by one process.
 
-Registered as a plugin of pytest where a run is asked for a report, or runs in GitHub Actions. Like `hooks`, this imports
+Registered as a plugin of pytest where a run is asked for a report, or is a step of GitHub Actions. Like `hooks`, this imports
 pytest and light rooms only. PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
@@ -23,7 +23,7 @@ import pytest
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options
-from pytest_nnxcheck.reporting import github, html_page, markdown, records
+from pytest_nnxcheck.reporting import html_page, markdown, records, step_summary
 from pytest_nnxcheck.reporting.records import Place, Records
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ def targets(config: pytest.Config) -> tuple[Target, ...]:
 
 def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
     """Register a publisher where there is something to publish. Raises `SettingError`."""
-    asked, actions = targets(config), github.Actions.of(os.environ)
-    if not asked and actions is None:
+    asked, summary = targets(config), step_summary.file_of(os.environ)
+    if not asked and summary is None:
         return
     is_worker = hasattr(config, "workerinput")
     for target in asked if not is_worker else ():
         target.prepare()
-    config.pluginmanager.register(Publisher(config, asked, actions, unreported, is_worker=is_worker), NAME)
+    config.pluginmanager.register(Publisher(config, asked, summary, unreported, is_worker=is_worker), NAME)
 
 
 class Publisher:
@@ -109,7 +109,7 @@ class Publisher:
         self,
         config: pytest.Config,
         asked: tuple[Target, ...],
-        actions: github.Actions | None,
+        summary: Path | None,
         unreported: dict[str, Run],
         *,
         is_worker: bool,
@@ -117,14 +117,13 @@ class Publisher:
         self.root = config.rootpath
         self.folder = config.invocation_params.dir
         self.targets = asked
-        self.actions = actions
+        self.summary = summary
         self.unreported = unreported
         self.is_worker = is_worker
         self.started = datetime.now(UTC)
         self.tests: dict[str, Records] = {}
         self.written: list[str] = []
         self.problems: list[str] = []
-        self.told: list[str] = []
 
     # Innermost: the plugin's own hook forgets the run.
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -239,8 +238,15 @@ class Publisher:
                 self.problems.append(f"{target.origin}: cannot make {target.shown}: {type(error).__name__}: {error}")
         if self.problems and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self.actions is not None and document["tests"]:
-            self.told = self.actions.tell(document, self.root)
+        if self.summary is not None and document["tests"]:
+            self._fill_summary(self.summary, document)
+
+    def _fill_summary(self, summary: Path, document: Mapping[str, Any]) -> None:
+        """Nobody asked for it: where it cannot be written, that is said, and the run does not fail."""
+        try:
+            step_summary.append(summary, document)
+        except OSError as error:
+            self.problems.append(f"cannot write the summary of the step: {_reason(error)}")
 
     def _head(self, session: pytest.Session) -> dict[str, Any]:
         now = datetime.now(UTC)
@@ -255,15 +261,13 @@ class Publisher:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say where the reports are, and which could not be written; commands for GitHub stand alone on their lines."""
+        """Say where the reports are, and which could not be written."""
         for shown in self.written:
             terminalreporter.write_sep("-", f"{TITLE}: {records.plain(shown)}")
         if self.problems:
             terminalreporter.section(TITLE, red=True)
         for line in self.problems:
             terminalreporter.write_line(f"ERROR {records.plain(line)}", red=True)
-        for line in self.told:
-            terminalreporter.write_line(line)
 
 
 def _told(error: BaseException) -> str:

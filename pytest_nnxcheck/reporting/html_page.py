@@ -1,7 +1,7 @@
 """A run as one page of HTML: a matrix of tests against nestings, and for each its memory, cause and program.
 
 The page holds everything it shows, and its content security policy keeps it from loading anything else. It is readable
-without scripts. Nothing here imports pytest, hypothesis, jax or flax.
+without scripts.
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
+from string import Template
 from typing import Any
 from urllib.parse import quote
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.nesting import MODES, UN_NESTED
+from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reporting import records
-from pytest_nnxcheck.reporting.html_nesting import SYMBOLS, Scale, bar, cause, cell, esc, kind, row
+from pytest_nnxcheck.reporting.html_tags import Html, joined, tag
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records
-from pytest_nnxcheck.reporting.tally import VERDICTS
+from pytest_nnxcheck.reporting.tally import VERDICTS, counts
 
-_COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
+Numbered = list[tuple[int, Records]]
+
+SYMBOLS = {"held": "✓", "violated": "✗", "failed": "!", "expected": "~", "rejected": "⊘", "unfit": "·"}
+"""A sign for each verdict, beside its colour; ``unfit`` is what was rejected because a layer cannot take the call."""
+
 PROGRAMS = 2_000_000
 """Characters of programs to paste that a page takes in."""
 
-# Browsers open what a link leads into by themselves; this is for those from before they did.
-_SCRIPT = """
-function reveal() {
-  const found = document.getElementById(location.hash.slice(1));
-  for (let at = found; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-  if (found) found.scrollIntoView({block: "nearest"});
-}
-addEventListener("hashchange", reveal);
-reveal();
-"""
+_COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
+_HEADROOM = 4
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -42,27 +40,28 @@ def render(document: Mapping[str, Any]) -> str:
     # The failing tests first, everywhere on the page.
     ordered = sorted(_with_programs(records.by_test(document)), key=lambda found: records.passed(found["test"]))
     tests = list(enumerate(ordered, 1))
-    bad = sum(not records.passed(found["test"]) for _, found in tests)
-    headline = _headline(bad, len(tests))
-    body = "".join([_header(document, headline, bad), _filters(bad), _matrix(tests), _articles(tests)])
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy()}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{headline} - nnx invariants</title>
-<link rel="icon" href="{_icon(bad)}">
-<style>{_style()}</style>
-</head>
-<body>
-<a class="skip" href="#tests">Skip to the tests</a>
-{body}
-<script>{_SCRIPT}</script>
-</body>
-</html>
-"""
+    bad = sum(not records.passed(found["test"]) for found in ordered)
+    script = read("html_page.js")
+    only_failing = tag("label", tag("input", type="checkbox", id="only-failing"), " Failing tests only")
+    return Template(read("html_page.html")).substitute(
+        headline=_headline(bad, len(tests)),
+        icon=_icon(bad),
+        tone="bad" if bad else "good",
+        sign="✗" if bad else "✓",
+        facts=joined(tag("li", fact) for fact in _facts_of_run(document)),
+        legend=_legend(document["nestings"]),
+        failing=only_failing if bad else "",
+        matrix=_matrix(tests),
+        articles=joined(_article(number, found) for number, found in tests),
+        style=read("html_page.css"),
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def read(name: str) -> str:
+    """The text of a file that the page is made of."""
+    return resources.files("pytest_nnxcheck.reporting").joinpath(name).read_text(encoding="utf-8")
 
 
 def _with_programs(tests: list[Records]) -> list[Records]:
@@ -82,189 +81,150 @@ def _with_programs(tests: list[Records]) -> list[Records]:
     ]
 
 
-def _policy() -> str:
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}';"
-        " base-uri 'none'; form-action 'none'"
-    )
-
-
-def _style() -> str:
-    return resources.files("pytest_nnxcheck.reporting").joinpath("html_page.css").read_text(encoding="utf-8")
-
-
 def _icon(bad: int) -> str:
     colour, sign = ("#b3261e", "M10 10L22 22M22 10L10 22") if bad else ("#1a7f45", "M9 17L14 22L23 10")
     shape = f'<path d="{sign}" stroke="#fff" stroke-width="4" fill="none"/>'
-    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="{colour}"/>{shape}</svg>'
+    square = f'<rect width="32" height="32" rx="7" fill="{colour}"/>'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">{square}{shape}</svg>'
     return f"data:image/svg+xml,{quote(svg)}"
 
 
 def _headline(bad: int, total: int) -> str:
     if not total:
         return "No marked test ran"
-    return (
-        f"{bad} of {total} test{'s' * (total != 1)} failed"
-        if bad
-        else f"All {total} tests passed"
-        if total > 1
-        else "1 test passed"
-    )
+    if bad:
+        return f"{bad} of {_number(total, 'test')} failed"
+    return f"All {total} tests passed" if total > 1 else "1 test passed"
 
 
-def _header(document: Mapping[str, Any], headline: str, bad: int) -> str:
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _facts_of_run(document: Mapping[str, Any]) -> list[str]:
     run, packages = document["run"], document["run"].get("packages", {})
-    nestings: list[OfNesting] = document["nestings"]
-    versions = [f"{name} {packages[name]}" for name in ("jax", "flax", "hypothesis") if name in packages]
     left = sum(test["not_run"] for test in document["tests"])
-    facts = [
-        f"{len(nestings)} nestings" + (f", {left} not run" if left else ""),
+    return [
+        f"{len(document['nestings'])} nestings" + (f", {left} not run" if left else ""),
         f"{run['seconds']:.0f} s",
-        *versions,
+        *(f"{name} {packages[name]}" for name in ("jax", "flax", "hypothesis") if name in packages),
         f"Python {run['python']}",
         run["platform"],
         run["started"],
     ]
-    sign, style = ("✗", "bad") if bad else ("✓", "good")
-    return (
-        f'<header><p class="project">nnx invariants</p><h1 class="{style}"><span class="sign" aria-hidden="true">{sign}</span> {esc(headline)}</h1>'
-        f'<ul class="facts">{"".join(f"<li>{esc(fact)}</li>" for fact in facts)}</ul>'
-        f"{_legend(nestings)}</header>"
-    )
 
 
-def _legend(nestings: Iterable[OfNesting]) -> str:
+def _legend(nestings: Iterable[OfNesting]) -> Html | str:
     counted = Counter(map(kind, nestings))
-    entries = "".join(
-        f'<li><span class="cell {name}" aria-hidden="true">{SYMBOLS[name]}</span><b>{counted[name]}</b> {word}</li>'
-        for name, word in VERDICTS.items()
-        if counted[name]
-    )
-    return f'<ul class="legend" aria-label="Verdicts of the nestings">{entries}</ul>' if entries else ""
+    entries = [
+        tag("li", _sign(name), tag("b", counted[name]), f" {word}") for name, word in VERDICTS.items() if counted[name]
+    ]
+    return tag("ul", entries, class_="legend", aria_label="Verdicts of the nestings") if entries else ""
 
 
-def _filters(bad: int) -> str:
-    failing = '<label><input type="checkbox" id="only-failing"> Failing tests only</label>' if bad else ""
-    return f'<div class="filters">{failing}<label><input type="checkbox" id="hide-held"> Hide nestings that held</label></div>'
+def _sign(verdict: str) -> Html:
+    return tag("span", SYMBOLS[verdict], class_=f"cell {verdict}", aria_hidden="true")
 
 
 # --- the matrix ----------------------------------------------------------------------------------------------------------
 
 
-def _matrix(tests: list[tuple[int, Records]]) -> str:
-    columns = _columns(nesting for _, found in tests for nesting in found["nestings"])
+def _matrix(tests: Numbered) -> Html | str:
+    outermost = {_column(nesting) for _, found in tests for nesting in found["nestings"]}
+    # In the order of the transforms; the user's own come last.
+    columns = [name for name in _COLUMNS if name in outermost] + sorted(outermost - {*_COLUMNS})
     if not columns:
         return ""
-    heads = "".join(f'<th scope="col">{esc(column)}</th>' for column in columns)
-    rows = "".join(line for number, found in tests for line in _lines(number, found, columns))
-    return (
-        '<section class="matrix" aria-labelledby="matrix"><h2 id="matrix">Tests by nesting</h2>'
-        '<p class="hint">A square is one nesting, in the column of its outermost layer. Choose one to see its cause.</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-labelledby="matrix"><table class="grid"><thead><tr><th scope="col">test</th>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
+    hint = "A square is one nesting, in the column of its outermost layer. Choose one to see its cause."
+    head = tag("tr", [tag("th", name, scope="col") for name in ("test", *columns)])
+    lines = [line for number, found in tests for line in _lines(number, found, columns)]
+    grid = tag("table", tag("thead", head), tag("tbody", lines), class_="grid")
+    return tag(
+        "section",
+        tag("h2", "Tests by nesting", id="matrix"),
+        tag("p", hint, class_="hint"),
+        tag("div", grid, class_="scroll", tabindex=0, role="region", aria_labelledby="matrix"),
+        class_="matrix",
+        aria_labelledby="matrix",
     )
-
-
-def _columns(nestings: Iterable[OfNesting]) -> list[str]:
-    """The outermost layers that occur, in the order of the transforms; the user's own come last."""
-    found = {_column(nesting) for nesting in nestings}
-    return [name for name in _COLUMNS if name in found] + sorted(found - {*_COLUMNS})
 
 
 def _column(nesting: OfNesting) -> str:
     return nesting["layers"][0].partition("[")[0] if nesting["layers"] else UN_NESTED
 
 
-def _lines(number: int, found: Records, columns: list[str]) -> Iterator[str]:
+def _lines(number: int, found: Records, columns: list[str]) -> Iterator[Html]:
     """The lines of one test: one for each mode that it ran in."""
     modes = list(dict.fromkeys(nesting["mode"] for nesting in found["nestings"])) or [MODES[0]]
     for mode in modes:
-        cells: dict[str, list[str]] = {column: [] for column in columns}
+        cells: dict[str, list[Html]] = {column: [] for column in columns}
         for place, nesting in sorted(enumerate(found["nestings"], 1), key=lambda pair: len(pair[1]["layers"])):
             if nesting["mode"] == mode:
                 cells[_column(nesting)].append(cell(nesting, f"t{number}n{place}"))
-        shown = f' <span class="mode">{esc(mode)}</span>' if mode != MODES[0] else ""
-        name = f'<th scope="row"><a href="#t{number}">{_name(found["test"])}</a>{shown}</th>'
-        squares = "".join(
-            f'<td data-column="{esc(column)}"><div class="cells">{"".join(of)}</div></td>'
-            if of
-            else '<td class="empty"></td>'
+        shown = [" ", tag("span", mode, class_="mode")] if mode != MODES[0] else ""
+        name = tag("th", tag("a", _name(found["test"]), href=f"#t{number}"), shown, scope="row")
+        squares = [
+            tag("td", tag("div", of, class_="cells"), data_column=column) if of else tag("td", class_="empty")
             for column, of in cells.items()
-        )
-        yield f'<tr class="{_state(found["test"])}">{name}{squares}</tr>'
+        ]
+        yield tag("tr", name, squares, class_=_state(found["test"]))
 
 
-def _name(test: OfTest) -> str:
+def _name(test: OfTest) -> Html:
     file, colons, name = test["nodeid"].partition("::")
-    return f'<span class="file">{esc(file + colons)}</span><wbr><span class="test-name">{esc(name)}</span>'
+    return joined(tag("span", file + colons, class_="file"), tag("wbr"), tag("span", name, class_="test-name"))
 
 
 def _state(test: OfTest) -> str:
     return "ok" if records.passed(test) else "bad"
 
 
+def cell(nesting: OfNesting, target: str) -> Html:
+    """A square of the matrix, which leads to the cause."""
+    words = [nesting["word"], *(violation["invariant"] for violation in nesting["violations"])]
+    label, name = f"{nesting['nesting']}: {', '.join(words)}", kind(nesting)
+    return tag("a", SYMBOLS[name], class_=f"cell {name}", href=f"#{target}", title=label, aria_label=label)
+
+
+def kind(nesting: OfNesting) -> str:
+    """The verdict as a class of the style sheet."""
+    return "unfit" if nesting["unfit"] else nesting["verdict"]
+
+
 # --- the tests -----------------------------------------------------------------------------------------------------------
 
 
-def _articles(tests: list[tuple[int, Records]]) -> str:
-    return (
-        f'<main id="tests"><h2>Tests</h2>{_key()}{"".join(_article(number, found) for number, found in tests)}</main>'
-    )
-
-
-def _key() -> str:
-    entries = [
-        ("resident", "arguments + outputs - aliased"),
-        ("temporaries", "temporaries"),
-        ("constants", "captured constants"),
+def _article(number: int, found: Records) -> Html:
+    test, nestings, width = found["test"], found["nestings"], full_width(found["nestings"])
+    worst, notes = records.worst_peak(found), [*test["notes"], *(f"advice: {piece}" for piece in test["advice"])]
+    parts: list[object] = [
+        tag("h3", _badge(test), " ", _name(test)),
+        tag("p", " · ".join(_facts_of_test(found)), class_="summary"),
     ]
-    parts = "".join(f'<li><i class="{name}"></i>{word}</li>' for name, word in entries)
-    marks = '<li><b class="expected-mark"></b>expected peak</li><li><b class="budget-mark"></b>budget</li>'
-    return f'<ul class="key" aria-label="Parts of a memory bar">{parts}{marks}</ul>'
+    if worst is not None:
+        label = tag("span", "worst peak", class_="label")
+        parts.append(tag("p", label, " ", tag("code", worst["nesting"]), bar(worst, width), class_="worst"))
+    if test["message"]:
+        parts.append(_failure(found))
+    if notes:
+        parts.append(tag("ul", [tag("li", note) for note in notes], class_="notes"))
+    if test["un_nested_peak"]:
+        rows = [tag("tr", tag("th", label), tag("td", text)) for label, text in test["un_nested_peak"]]
+        summary = tag("summary", "Where the bytes of the un-nested call are")
+        parts.append(tag("details", summary, tag("table", rows, class_="rows")))
+    if nestings:
+        ordered = sorted(enumerate(nestings, 1), key=lambda pair: kind(pair[1]) not in {"violated", "failed"})
+        listed = [_row(nesting, f"t{number}n{place}", width) for place, nesting in ordered]
+        summary = tag("summary", f"{_number(len(nestings), 'nesting')}, with memory and causes")
+        parts.append(tag("details", summary, listed, class_="nestings"))
+    return tag("article", parts, class_=_state(test), id=f"t{number}")
 
 
-def _article(number: int, found: Records) -> str:
-    test, nestings = found["test"], found["nestings"]
-    scale = Scale.of(nestings)
-    rows = "".join(
-        row(nesting, f"t{number}n{place}", scale)
-        for place, nesting in sorted(
-            enumerate(nestings, 1), key=lambda pair: kind(pair[1]) not in {"violated", "failed"}
-        )
-    )
-    listed = (
-        f'<details class="nestings"><summary>{len(nestings)} nesting{"s" * (len(nestings) != 1)}, with memory and causes</summary>{rows}</details>'
-        if nestings
-        else ""
-    )
-    told = [*test["notes"], *(f"advice: {piece}" for piece in test["advice"])]
-    noted = "".join(f"<li>{esc(note)}</li>" for note in told)
-    notes = f'<ul class="notes">{noted}</ul>' if noted else ""
-    return (
-        f'<article class="{_state(test)}" id="t{number}"><h3>{_badge(test)} {_name(test)}</h3>'
-        f'<p class="summary">{esc(" · ".join(_facts(found)))}</p>'
-        f"{_worst(found, scale)}{_failure(found)}{notes}{_un_nested(test['un_nested_peak'])}{listed}</article>"
-    )
-
-
-def _un_nested(rows: list[list[str]]) -> str:
-    """Where the bytes of the call are that runs in no nesting."""
-    if not rows:
-        return ""
-    listed = "".join(f"<tr><th>{esc(label)}</th><td>{esc(told)}</td></tr>" for label, told in rows)
-    return f'<details><summary>Where the bytes of the un-nested call are</summary><table class="rows">{listed}</table></details>'
-
-
-def _facts(found: Records) -> Iterator[str]:
+def _facts_of_test(found: Records) -> Iterator[str]:
     test = found["test"]
     if found["nestings"]:
-        total = len(found["nestings"])
-        counted = ", ".join(
-            f"{test['counts'][name]} {word}" for name, word in VERDICTS.items() if test["counts"].get(name)
-        )
         left = f", {test['not_run']} not run" if test["not_run"] else ""
-        yield f"{total} nesting{'s' * (total != 1)}: {counted}{left}"
+        yield f"{_number(len(found['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
     if list(test["modes"]) not in ([], [MODES[0]]):
         yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
     yield f"{test['seconds']:.1f} s"
@@ -272,28 +232,103 @@ def _facts(found: Records) -> Iterator[str]:
         yield f"{test['place']['file']}:{test['place']['line']}"
 
 
-def _badge(test: OfTest) -> str:
+def _badge(test: OfTest) -> Html:
     """The verdict; of a test that failed although its nestings hold, and of one that did not run, what pytest says."""
     bad = not records.passed(test)
     word = test["verdict"] if test["verdict"] and bad == (test["verdict"] != "held") else test["outcome"]
     style = test["verdict"] if word == test["verdict"] else "failed" if bad else "rejected"
-    return f'<span class="badge {style}">{SYMBOLS[style]} {esc(word)}</span>'
+    return tag("span", f"{SYMBOLS[style]} {word}", class_=f"badge {style}")
 
 
-def _worst(found: Records, scale: Scale) -> str:
-    worst = records.worst_peak(found)
-    if worst is None:
-        return ""
-    return f'<p class="worst"><span class="label">worst peak</span> <code>{esc(worst["nesting"])}</code>{bar(worst, scale)}</p>'
-
-
-def _failure(found: Records) -> str:
+def _failure(found: Records) -> Html:
     """The cause of the smallest failing nesting, and the message as pytest has printed it."""
-    test, shown = found["test"], records.shown(found)
-    if not test["message"]:
-        return ""
-    message = f'<pre class="message" tabindex="0">{esc(test["message"])}</pre>'
+    shown = records.shown(found)
+    message = tag("pre", found["test"]["message"], class_="message", tabindex=0)
     if shown is None or not shown["violations"]:
-        return f'<div class="failure">{message}</div>'
-    head = f'<p class="smallest">Smallest nesting that breaks: <code>{esc(shown["nesting"])}</code></p>'
-    return f'<div class="failure">{head}{cause(shown, unfolded=False)}<details class="raw"><summary>Message of pytest</summary>{message}</details></div>'
+        return tag("div", message, class_="failure")
+    head = tag("p", "Smallest nesting that breaks: ", tag("code", shown["nesting"]), class_="smallest")
+    raw = tag("details", tag("summary", "Message of pytest"), message, class_="raw")
+    return tag("div", head, cause(shown, unfolded=False), raw, class_="failure")
+
+
+# --- one nesting ---------------------------------------------------------------------------------------------------------
+
+
+def _row(nesting: OfNesting, target: str, width: int) -> Html:
+    """One line of the list, which opens to the cause."""
+    word = tag("span", nesting["word"], class_="word")
+    name = tag("span", tag("code", nesting["nesting"]), " ", word, class_="name")
+    time = tag("span", f"{nesting['seconds']:.2f} s", class_="time")
+    summary = tag("summary", _sign(kind(nesting)), name, bar(nesting, width), time)
+    inside = tag("div", cause(nesting), class_="cause", id=target)
+    return tag("details", summary, inside, class_=f"nesting {kind(nesting)}")
+
+
+def full_width(nestings: Iterable[OfNesting]) -> int:
+    """The bytes at the right end of the bars of one test: its largest peak or expected peak; a budget far above both does not squeeze them."""
+    measured = [nesting for nesting in nestings if nesting["peak"] is not None]
+    highest = max((max(nesting["peak"] or 0, nesting["expected_peak"] or 0) for nesting in measured), default=0)
+    budget = max((nesting["budget"] or 0 for nesting in measured), default=0)
+    return max(highest, min(budget, _HEADROOM * highest), 1)
+
+
+def bar(nesting: OfNesting, width: int) -> Html:
+    """The peak as a bar in its parts, with marks for the expected peak and the budget, and the figures in words."""
+    peak, budget, split = nesting["peak"], nesting["budget"], nesting["split"]
+    if peak is None:
+        return tag("span", "not measured", class_="bar-cell none")
+
+    def percent(size: int) -> str:
+        return f"{max(0.0, min(100.0, 100 * size / width)):.2f}%"
+
+    passing = {name: split[name] for name in ("temporaries", "constants")} if split else {}
+    parts = {"resident": peak - sum(passing.values()), **passing}
+    marks = {"expected-mark": nesting["expected_peak"], "budget-mark": budget}
+    drawn = [tag("i", class_=name, style=f"width:{percent(size)}") for name, size in parts.items()]
+    drawn += [tag("b", class_=name, style=f"left:{percent(at)}") for name, at in marks.items() if at is not None]
+    over = budget is not None and peak > budget
+    bound = "" if budget is None else f" {'over' if over else 'of'} {format_bytes(budget)}"
+    figures = tag("span", f"{format_bytes(peak)}{bound}", class_="figures over" if over else "figures")
+    return tag("span", tag("span", drawn, class_="bar", aria_hidden="true"), figures, class_="bar-cell")
+
+
+def cause(nesting: OfNesting, *, unfolded: bool = True) -> Html:
+    """Why the verdict is what it is, what was measured, how to run it again, and the program that shows the same."""
+    rows = [(tag("dt", label, class_=style), tag("dd", text, class_=style)) for label, text, style in _rows(nesting)]
+    program: Html | str = ""
+    if nesting["program_text"]:
+        text = tag("pre", nesting["program_text"], tabindex=0)
+        summary = tag("summary", f"Program: {nesting['program']}")
+        program = tag("details", summary, text, class_="program", open=unfolded)
+    return joined(tag("dl", rows), program)
+
+
+def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
+    """(label, text, style) of the list in a cause."""
+    labels = {label for violation in nesting["violations"] for label, _ in violation["details"]}
+    if nesting["reason"]:
+        yield nesting["word"], nesting["reason"], "reason"
+    for violation in nesting["violations"]:
+        yield violation["invariant"], violation["summary"], "reason"
+        yield from ((label, text, "") for label, text in violation["details"])
+        if violation["hint"]:
+            yield "hint", violation["hint"], "advice"
+    yield from ((label, text, "") for label, text in nesting["explained"])
+    yield from (("note", note, "") for note in nesting["notes"])
+    yield from (("expected", f"{key}, to fail", "") for key in nesting["expected_failures"])
+    if nesting["split"] and nesting["peak"] is not None and "peak" not in labels:
+        yield "peak", formula(nesting["peak"], nesting["split"]), ""
+    if nesting["expected_peak"] is not None and "expected" not in labels:
+        yield "expected", format_bytes(nesting["expected_peak"]), ""
+    if not {"line", "un-nested"} & labels:
+        yield from ((label, text, "") for label, text in nesting["story"])
+    if nesting["program"] and not nesting["program_text"]:
+        yield "program", nesting["program"], "command"
+    yield "replay", nesting["replay"], "command"
+
+
+def formula(peak: int, split: Mapping[str, int]) -> str:
+    """``1.5 MiB = arguments 1.0 MiB + ...``."""
+    added = " + ".join(f"{name} {format_bytes(size)}" for name, size in split.items() if name != "aliased" and size)
+    aliased = f" - aliased {format_bytes(split['aliased'])}" if split["aliased"] else ""
+    return f"{format_bytes(peak)} = {added}{aliased}" if added else format_bytes(peak)

@@ -67,6 +67,7 @@ class OfNesting(TypedDict):
     layers: list[str]
     verdict: str
     word: str
+    unfit: bool
     reason: str
     violations: list[dict[str, Any]]
     explained: list[list[str]]
@@ -154,6 +155,7 @@ def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesti
         "layers": [str(layer) for layer in outcome.nesting.layers],
         "verdict": outcome.verdict,
         "word": tally.word(outcome),
+        "unfit": outcome.unfit,
         "reason": plain(outcome.reason),
         "violations": plain(outcome.violations),
         "explained": plain(outcome.explained),

@@ -123,7 +123,7 @@ class Programs:
                 return replace(outcome, program=told.path)
         return replace(outcome, program=self._problem and f"not written: {self._problem}")
 
-    def end(self, outcomes: dict[Nesting, Outcome]) -> None:
+    def end(self, outcomes: Mapping[Nesting, Outcome]) -> None:
         """An example has ended: programs of nestings that have nothing to show go."""
         for nesting in self._specs if self.folder is not None else ():
             known = outcomes.get(nesting)

@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.errors import InvariantViolation, NestingExcused, NestingRejected, error_for
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.outcome import Outcome, Verdict
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import one_line
 from pytest_nnxcheck.reporting import memory_breakdown, report
-from pytest_nnxcheck.subject.uncomputed import Watch
+from pytest_nnxcheck.reporting.tally import worse
+from pytest_nnxcheck.runner.errors import passes_through
+from pytest_nnxcheck.subject import uncomputed
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.check_call import Checked
     from pytest_nnxcheck.engine.session import Session
 
-RUNNING: ContextVar[Active] = ContextVar("nnxcheck_active")
+Body = Callable[[], object]
 
 
-class Recorder(Protocol):
-    """What an execution needs of the run that it belongs to."""
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What one execution came to. Nothing of it is recorded yet.
 
+    ``outcomes`` are those of the calls that it made, nearly always of its own nesting. ``error`` is what it raised, or what steers the test;
+    ``own`` says that the body itself raised it, not a call.
+    """
+
+    outcomes: Mapping[Nesting, Outcome]
+    error: BaseException | None = None
+    own: bool = False
+
+
+@dataclass(slots=True)
+class Execution:
+    """One execution of a test body under one nesting; wrapped objects report to it.
+
+    ``violation`` and ``error`` are what a call raised last: the body may swallow either.
+    """
+
+    executor: Executor
+    nesting: Nesting
     settings: Settings
-    session: Session
-    watch: Watch
-
-    def record(self, outcome: Outcome) -> None:
-        """Keep the outcome."""
-
-    def with_program(self, outcome: Outcome) -> Outcome:
-        """The outcome with the program that shows it, if there is one."""
-
-
-class Active:
-    """One execution of a test body under one nesting; wrapped objects report to it."""
-
-    def __init__(self, run: Recorder, nesting: Nesting) -> None:
-        self.run = run
-        self.nesting = nesting
-        self.violation: InvariantViolation | None = None
-        self.error: BaseException | None = None
+    outcomes: dict[Nesting, Outcome] = field(default_factory=dict)
+    violation: InvariantViolation | None = None
+    error: BaseException | None = None
 
     def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
         """Call the subject under the nesting; ``owner`` names the object that it is a method of.
@@ -53,28 +61,29 @@ class Active:
         Raises a violation, a rejection, or the user's own exception.
         """
         __tracebackhide__ = True
-        run = self.run
-        with run.watch.paused():
+        session = self.executor.session
+        with self.executor.watch.paused():
             checked = engine().check_call(
-                subject, args, kwargs, nesting=self.nesting, settings=run.settings, session=run.session, owner=owner
+                subject, args, kwargs, nesting=self.nesting, settings=self.settings, session=session, owner=owner
             )
-        self._settle(replace(checked, outcome=memory_breakdown.located(checked.outcome)))
+        self.settle(replace(checked, outcome=memory_breakdown.located(checked.outcome)))
         return checked.output
 
-    def _settle(self, checked: Checked) -> None:
+    def settle(self, checked: Checked) -> None:
+        """Record what a call came to, and raise what it has to."""
         __tracebackhide__ = True
         outcome = checked.outcome
-        strict = self.run.settings.on_rejection == "fail" and not outcome.unfit
-        known = self.run.settings.expected_failures
+        strict = self.settings.on_rejection == "fail" and not outcome.unfit
+        entries = self.settings.expected_failures
         # A rejection fails nothing, but what names this very nesting has come true.
-        named = strict or any(entry.nesting() == self.nesting for entry in known)
+        named = strict or any(entry.nesting() == self.nesting for entry in entries)
         if outcome.verdict == "violated" or (outcome.verdict == "rejected" and named):
-            outcome = expected_failures.excuse(outcome, known)
+            outcome = expected_failures.excuse(outcome, entries)
         if outcome.verdict == "expected" and checked.error is not None and not self.nesting.layers:
             # A call that raises un-nested is the user's own error, whatever it leaves behind.
             outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(checked.error))
-        outcome = self.run.with_program(outcome)
-        self.run.record(outcome)
+        outcome = self.executor.with_program(outcome)
+        self.record(outcome)
         if outcome.verdict == "expected" and _without_output(checked):
             raise NestingExcused
         if outcome.verdict == "failed" and checked.error is not None:
@@ -84,22 +93,134 @@ class Active:
             self.violation = error_for(outcome, report.headline(outcome))
             raise self.violation from checked.error
         if outcome.verdict == "rejected":
-            raise self._rejection(outcome)
+            raise self.rejection(outcome)
 
-    def _rejection(self, outcome: Outcome) -> BaseException:
-        if outcome.unfit or self.run.settings.on_rejection == "report":
+    def rejection(self, outcome: Outcome) -> BaseException:
+        """The exception for a nesting that was rejected: a violation where the settings ask for it."""
+        if outcome.unfit or self.settings.on_rejection == "report":
             return NestingRejected(outcome)
         self.violation = InvariantViolation(report.headline(outcome), outcome)
         return self.violation
 
-    def refuse(self, error: BaseException) -> BaseException | None:
-        """Record what the body itself, not the checked, did that the mode cannot do: build a module with `nnx.StateAxes`, say."""
+    def refused(self, error: BaseException) -> Executed:
+        """The end of a body that itself, not by the call, did what the mode cannot do: build a module with `nnx.StateAxes`, say."""
         outcome = Outcome(self.nesting, "rejected", reason=compat.mode_words(error), by_mode=True)
-        if self.run.settings.on_rejection == "fail":
-            outcome = expected_failures.excuse(outcome, self.run.settings.expected_failures)
-        self.run.record(outcome)
-        rejection = self._rejection(outcome) if outcome.verdict == "rejected" else None
-        return None if isinstance(rejection, NestingRejected) else rejection
+        if self.settings.on_rejection == "fail":
+            outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
+        self.record(outcome)
+        rejection = self.rejection(outcome) if outcome.verdict == "rejected" else None
+        return Executed(self.outcomes, None if isinstance(rejection, NestingRejected) else rejection)
+
+    def excuses(self, error: BaseException) -> bool:
+        """Whether an exception under the nesting was expected, wherever in the body it was raised; then it is recorded as that."""
+        if isinstance(error, InvariantViolation | CheckError):
+            return False
+        held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
+        failed = replace(held, verdict="failed", violations=(), reason=one_line(error))
+        outcome = expected_failures.excuse(failed, self.settings.expected_failures)
+        if outcome.verdict == "expected":
+            self.outcomes[self.nesting] = outcome
+        return outcome.verdict == "expected"
+
+    def failed(self, error: BaseException) -> Executed:
+        """The end of a body that raised."""
+        if not isinstance(error, InvariantViolation | CheckError):
+            held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
+            outcome = Outcome(
+                self.nesting, "failed", reason=one_line(error), peak=held.peak, budget=held.budget, program=held.program
+            )
+            self.record(self.executor.with_program(outcome))
+        return Executed(self.outcomes, error, own=error is not self.error)
+
+    def ended(self) -> Executed:
+        """The end of a body that raised nothing; it may have swallowed what a call raised."""
+        if self.error is not None:
+            # The body expected the exception: under this nesting as without any, it is what the test asks for.
+            outcome = self.outcomes[self.nesting]
+            verdict: Verdict = "expected" if outcome.expected else "held"
+            self.outcomes[self.nesting] = replace(outcome, verdict=verdict, reason="", notes=(), program="")
+        # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
+        return Executed(self.outcomes, self.violation)
+
+    def record(self, outcome: Outcome) -> None:
+        """Keep the worst verdict of a nesting, and its highest peak."""
+        earlier = self.outcomes.get(outcome.nesting)
+        self.outcomes[outcome.nesting] = outcome if earlier is None else worse(earlier, outcome)
+
+
+RUNNING: ContextVar[Execution] = ContextVar("nnxcheck_running")
+
+
+@dataclass(slots=True)
+class Executor:
+    """Executes a test body under a nesting. What comes of it is handed back, and recorded by whom it concerns.
+
+    ``compiles`` is the folder that keeps compiled programs.
+    """
+
+    session: Session
+    compiles: Path | None = None
+    watch: uncomputed.Watch = field(default_factory=uncomputed.Watch)
+
+    def execute(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
+        """Run the body once; a second time where it reads values that nobody computed. Raises nothing that the body raised."""
+        values, programs = self.session.values, self.session.programs
+        try:
+            return self._watched(nesting, body, settings)
+        except uncomputed.ValuesNeeded as need:
+            if programs is not None:
+                programs.begin(body)
+            values.needed = True
+            try:
+                return self._once(nesting, body, settings)
+            finally:
+                values.needed = need.of_body
+
+    def with_program(self, outcome: Outcome) -> Outcome:
+        """The outcome with the program that shows it, if there is one."""
+        programs = self.session.programs
+        return outcome if programs is None else programs.settle(outcome)
+
+    def _watched(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
+        values = self.session.values
+        jitted = bool(nesting.layers) and nesting.layers[0].row.compiles
+        if values.needed or jitted or settings.shortcuts == "off":
+            return self._once(nesting, body, settings)
+        with self.watch:
+            values.needed = not self.watch.can_see
+            return self._once(nesting, body, settings)
+
+    def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
+        execution = Execution(self, nesting, settings)
+        token = RUNNING.set(execution)
+        try:
+            self.session.begin_example()
+            with compat.flax_mode(nesting.mode), compat.compile_folder(self.compiles):
+                body()
+            self._require_values(None)
+        except (NestingRejected, NestingExcused):
+            return Executed(execution.outcomes)
+        except BaseException as error:
+            self._require_values(error)
+            if isinstance(error, uncomputed.ValuesNeeded):
+                raise
+            if passes_through(error):
+                return Executed(execution.outcomes, error)
+            if compat.is_mode_refusal(error, nesting.mode):
+                return execution.refused(error)
+            return Executed(execution.outcomes) if execution.excuses(error) else execution.failed(error)
+        finally:
+            RUNNING.reset(token)
+            self.session.end_example()
+        return execution.ended()
+
+    def _require_values(self, error: BaseException | None) -> None:
+        """Raises `ValuesNeeded` where the body was handed stand-ins for values and read one, or raised anything of its own."""
+        values = self.session.values
+        if values.needed or not values.stand_ins or isinstance(error, InvariantViolation | uncomputed.ValuesNeeded):
+            return
+        if self.watch.saw or (error is not None and isinstance(error, Exception)):
+            raise uncomputed.ValuesNeeded(of_body=True)
 
 
 def _without_output(checked: Checked) -> bool:
@@ -108,11 +229,11 @@ def _without_output(checked: Checked) -> bool:
     return checked.error is not None or leaks or checked.outcome.verdict == "rejected"
 
 
-def active() -> Active | None:
+def running() -> Execution | None:
     """The execution that is going on, if any."""
     return RUNNING.get(None)
 
 
 def engine() -> Any:
-    """The module that runs one checked. Late, since it imports jax."""
+    """The module that runs one call. Late, since it imports jax."""
     return importlib.import_module("pytest_nnxcheck.engine.check_call")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,20 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import hypothesis
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import MODES, Nesting
-from pytest_nnxcheck.core.outcome import Outcome, Verdict
+from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import one_line
 from pytest_nnxcheck.reporting import memory_breakdown, report, tally
 from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import passes_through, plainest
-from pytest_nnxcheck.runner.execution import RUNNING, Active, engine
+from pytest_nnxcheck.runner.execution import Body, Executed, Executor, engine
 from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.sweep import Sweep
-from pytest_nnxcheck.subject import uncomputed
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.session import Session
@@ -60,9 +58,9 @@ class Run:
         compiles: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.compiles = compiles
         self.session: Session = engine().Session()
         self.session.shared_programs = compat.SharedPrograms(on=settings.shortcuts == "on")
+        self.executor = Executor(self.session, compiles)
         OF_PROCESS.begin()
         self.programs = self.session.programs = programs
         self.outcomes: dict[Nesting, Outcome] = {}
@@ -78,8 +76,7 @@ class Run:
         self.remembers = remember
         self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
         self._raised: dict[int, Nesting] = {}
-        self._bodies: dict[Nesting, Callable[[], object]] = {}
-        self.watch = uncomputed.Watch()
+        self._bodies: dict[Nesting, Body] = {}
 
     def report(self) -> report.Report:
         """What is known so far, as data."""
@@ -117,7 +114,7 @@ class Run:
         known = self.outcomes.get(outcome.nesting)
         self.outcomes[outcome.nesting] = outcome if known is None else worse(known, outcome)
 
-    def execute(self, nesting: Nesting, body: Callable[[], object]) -> None:
+    def execute(self, nesting: Nesting, body: Body) -> None:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
         __tracebackhide__ = True
         if not self.remembers or nesting not in self._memo:
@@ -144,149 +141,64 @@ class Run:
         )
         self.outcomes[nesting] = neighbours.told(outcome, around)
 
-    def _try_out(self, nesting: Nesting, settings: Settings, body: Callable[[], object]) -> Outcome | None:
-        """The outcome of a nesting, run if it must be, and recorded nowhere."""
-        if nesting in self.outcomes and settings == self.settings:
+    def _try_out(self, nesting: Nesting, settings: Settings, body: Body) -> Outcome | None:
+        """The outcome of a neighbour, run if it must be, and recorded nowhere; `None` where the test body itself did not come so far."""
+        if settings == self.settings and nesting in self.outcomes:
             return self.outcomes[nesting]
-        known = self.outcomes, self.notes, self.settings
-        self.outcomes, self.notes, self.settings = {}, [], settings
         # With another setting it is the nesting that broke: its program stays as it is.
-        programs = self.programs if settings == known[2] else None
-        self.session.programs = programs
-        if programs is not None:
-            programs.begin(body)
+        self.session.programs = self.programs if settings == self.settings else None
         try:
-            self._attempt(nesting, body)
-            return self.outcomes.get(nesting)
-        except Exception:  # noqa: BLE001 - hypothesis' own, say: the neighbour tells nothing, and the failure is told all the same
-            return None
+            with self._writing(body, {}):
+                executed = self.executor.execute(nesting, body, settings)
         finally:
-            if programs is not None:
-                programs.end({})
             self.session.programs = self.programs
-            self.outcomes, self.notes, self.settings = known
+        if executed.error is not None and not isinstance(executed.error, Exception):
+            raise executed.error
+        return executed.outcomes.get(nesting)
 
-    def _timed(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+    @contextlib.contextmanager
+    def _writing(self, body: Body, outcomes: Mapping[Nesting, Outcome]) -> Iterator[None]:
+        """Write the programs of the nestings of an example, and keep those of ``outcomes`` that have something to show."""
+        programs = self.session.programs
+        if programs is None:
+            yield
+            return
+        programs.begin(body)
+        try:
+            yield
+        finally:
+            programs.end(outcomes)
+
+    def _timed(self, nesting: Nesting, body: Body) -> BaseException | None:
+        """Run the body under the nesting, tell the listeners, and record what came of it. Raises what steers the test."""
         for listener in self.listeners:
             listener.begin(self, nesting)
         started = time.perf_counter()
-        if self.programs is not None:
-            self.programs.begin(body)
         try:
-            with held_back():
-                return self._attempt(nesting, body)
+            with self._writing(body, self.outcomes), held_back():
+                executed = self.executor.execute(nesting, body, self.settings)
+                self._record(nesting, executed)
         finally:
-            if self.programs is not None:
-                self.programs.end(self.outcomes)
-            if (known := self.outcomes.get(nesting)) is not None:
-                self.outcomes[nesting] = replace(known, seconds=known.seconds + time.perf_counter() - started)
+            if (outcome := self.outcomes.get(nesting)) is not None:
+                self.outcomes[nesting] = replace(outcome, seconds=outcome.seconds + time.perf_counter() - started)
             for listener in self.listeners:
                 listener.end(self, nesting)
+        if executed.error is not None and passes_through(executed.error):
+            raise executed.error.with_traceback(executed.error.__traceback__)
+        return executed.error
 
-    def _attempt(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
-        """Run the body once under the nesting; a second time where it reads values that nobody computed."""
-        known, values = self.outcomes.get(nesting), self.session.values
-        try:
-            return self._watched(nesting, body)
-        except uncomputed.ValuesNeeded as need:
-            if known is None:
-                self.outcomes.pop(nesting, None)
-            else:
-                self.outcomes[nesting] = known
-            if self.programs is not None and self.session.programs is self.programs:
-                self.programs.begin(body)
-            values.needed = True
-            try:
-                return self._once(nesting, body)
-            finally:
-                values.needed = need.of_body
-
-    def _watched(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
-        values = self.session.values
-        jitted = bool(nesting.layers) and nesting.layers[0].row.compiles
-        if values.needed or jitted or self.settings.shortcuts == "off":
-            return self._once(nesting, body)
-        with self.watch:
-            values.needed = not self.watch.can_see
-            return self._once(nesting, body)
-
-    def _once(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
-        active = Active(self, nesting)
-        token = RUNNING.set(active)
-        try:
-            self.session.begin_example()
-            with compat.flax_mode(nesting.mode), compat.compile_folder(self.compiles):
-                body()
-            self._require_values(None)
-        except (NestingRejected, NestingExcused):
-            return None
-        except BaseException as error:
-            self._require_values(error)
-            if passes_through(error):
-                raise
-            if compat.is_mode_refusal(error, nesting.mode):
-                return active.refuse(error)
-            if self._excuses(nesting, error):
-                return None
-            self._note_failure(active, error)
-            return error
-        finally:
-            RUNNING.reset(token)
-            self.session.end_example()
-        if active.error is not None:
-            # The body expected the exception: under this nesting as without any, it is what the test asks for.
-            known = self.outcomes[nesting]
-            verdict: Verdict = "expected" if known.expected else "held"
-            self.outcomes[nesting] = replace(known, verdict=verdict, reason="", notes=(), program="")
-        # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
-        return active.violation
-
-    def _require_values(self, error: BaseException | None) -> None:
-        """Raises `ValuesNeeded` where the body was handed stand-ins for values and read one, or raised anything of its own."""
-        values = self.session.values
-        if values.needed or not values.stand_ins or isinstance(error, InvariantViolation | uncomputed.ValuesNeeded):
+    def _record(self, nesting: Nesting, executed: Executed) -> None:
+        """Keep what an execution came to; an exception of the user's gets a note that names its nesting."""
+        for outcome in executed.outcomes.values():
+            self.record(outcome)
+        error = executed.error
+        if error is None or passes_through(error) or isinstance(error, InvariantViolation | CheckError):
             return
-        if self.watch.saw or (error is not None and isinstance(error, Exception)):
-            raise uncomputed.ValuesNeeded(of_body=True)
-
-    def _excuses(self, nesting: Nesting, error: BaseException) -> bool:
-        """Whether an exception under the nesting was expected, wherever in the body it was raised."""
-        if isinstance(error, InvariantViolation | CheckError):
-            return False
-        known = self.outcomes.get(nesting, Outcome(nesting, "held"))
-        failed = replace(known, verdict="failed", violations=(), reason=one_line(error))
-        outcome = expected_failures.excuse(failed, self.settings.expected_failures)
-        if outcome.verdict == "expected":
-            self.outcomes[nesting] = outcome
-        return outcome.verdict == "expected"
-
-    def _note_failure(self, active: Active, error: BaseException) -> None:
-        if isinstance(error, InvariantViolation | CheckError):
-            return
-        reason = one_line(error)
-        known = self.outcomes.get(active.nesting, Outcome(active.nesting, "held"))
-        self.record(
-            self.with_program(
-                Outcome(
-                    active.nesting,
-                    "failed",
-                    reason=reason,
-                    peak=known.peak,
-                    budget=known.budget,
-                    program=known.program,
-                )
-            )
-        )
-        told = self.outcomes[active.nesting]
-        note = report.failed_note(self.report(), told, own=error is not active.error)
+        note = report.failed_note(self.report(), self.outcomes[nesting], own=executed.own)
         if note:
             error.add_note(note)
 
-    def with_program(self, outcome: Outcome) -> Outcome:
-        """The outcome with the program that shows it, if there is one."""
-        return outcome if self.session.programs is None else self.session.programs.settle(outcome)
-
-    def example(self, case: Nesting | Sweep, body: Callable[[], object]) -> None:
+    def example(self, case: Nesting | Sweep, body: Body) -> None:
         """Run one example of hypothesis: a drawn nesting, or the sweep."""
         __tracebackhide__ = True
         if self.problem:
@@ -299,7 +211,7 @@ class Run:
         if outcome.verdict == "rejected":
             hypothesis.event(tally.word(outcome))
 
-    def _sweep(self, case: Sweep, body: Callable[[], object]) -> None:
+    def _sweep(self, case: Sweep, body: Body) -> None:
         __tracebackhide__ = True
         self.sweeping = True
         try:
@@ -318,7 +230,7 @@ class Run:
         """Leave out the rest of a sweep: it would not change the message. Draws never follow a sweep that broke."""
         self.not_run += sum(nesting not in self.outcomes for nesting in case.nestings(mode, self.exclusions[mode]))
 
-    def try_un_nested(self, mode: str, body: Callable[[], object]) -> BaseException | None:
+    def try_un_nested(self, mode: str, body: Body) -> BaseException | None:
         """Run the un-nested call in a mode of flax; what it raised."""
         __tracebackhide__ = True
         error = self._error(Nesting(mode=mode), body)
@@ -331,7 +243,7 @@ class Run:
         self._learn_from(Nesting(mode=mode))
         return error
 
-    def try_nesting(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+    def try_nesting(self, nesting: Nesting, body: Body) -> BaseException | None:
         """Run a nesting of the sweep, and learn from it which layers fit; what it raised."""
         __tracebackhide__ = True
         error = self._error(nesting, body)
@@ -341,7 +253,7 @@ class Run:
     def _exclude(self, mode: str, **found: Any) -> None:
         self.exclusions[mode] = replace(self.exclusions[mode], **found)
 
-    def _error(self, nesting: Nesting, body: Callable[[], object]) -> BaseException | None:
+    def _error(self, nesting: Nesting, body: Body) -> BaseException | None:
         try:
             self.execute(nesting, body)
         except CheckError:

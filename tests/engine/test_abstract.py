@@ -18,8 +18,8 @@ from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.session import Session
 
-COMPILED = ["jit", "jit[functional]", "jit > scan", "jit[functional] > vmap[functional] > remat", "jit > call_first"]
-TRACED = ["scan", "vmap[functional]", "while_loop > remat", "eval_shape > scan", "remat[functional] > jit"]
+COMPILED = ["jit > scan", "jit[functional] > vmap[functional] > remat", "jit > call_first"]
+TRACED = ["while_loop > remat", "eval_shape > scan", "vmap[functional] > remat[functional] > jit"]
 
 
 def abstract(tree):
@@ -38,7 +38,7 @@ def test_a_healthy_model_has_the_same_verdicts_and_peaks_without_values(name):
         assert abstract(found.output) == same.output
 
 
-@pytest.mark.parametrize("name", sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since))
+@pytest.mark.parametrize("name", ["class_attribute", "closure_cell", "raises_afterwards"])
 def test_a_leak_is_found_without_values(name):
     leaky = LEAKY[name].leaky()
     found = call(leaky.subject, *abstract(leaky.args), nesting="jit")

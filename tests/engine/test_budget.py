@@ -51,39 +51,40 @@ def batch():
     return numbers((96, 256))
 
 
-def peak(model, nesting, **settings):
-    return call(model, batch(), nesting=nesting, **settings).outcome.peak
+def peak(model, nesting, session):
+    return call(model, batch(), nesting=nesting, session=session).outcome.peak
 
 
 @pytest.fixture(scope="module")
-def budget():
+def budget(shared_session):
     """What one call may hold: as much as the largest of these, and a tenth. (Older jax copies an operand of a mapped product.)"""
-    return round(1.1 * max(peak(Mlp(), nesting) for nesting in ONE_CALL))
+    return round(1.1 * max(peak(Mlp(), nesting, shared_session) for nesting in ONE_CALL))
 
 
 @pytest.mark.parametrize("nesting", ONE_CALL)
-def test_one_call_is_held_to_the_bytes_themselves(budget, nesting):
-    held = call(Mlp(), batch(), nesting=nesting, memory_budget=budget)
+def test_one_call_is_held_to_the_bytes_themselves(budget, nesting, session):
+    settings = {"nesting": nesting, "session": session}
+    held = call(Mlp(), batch(), memory_budget=budget, **settings)
     assert (held.outcome.verdict, held.outcome.budget) == ("held", budget)
-    over = call(Mlp(), batch(), nesting=nesting, memory_budget=held.outcome.peak - 1)
+    over = call(Mlp(), batch(), memory_budget=held.outcome.peak - 1, **settings)
     assert broken(over) == ["memory"]
     assert f"budget {format_bytes(held.outcome.peak - 1)} (memory_budget)" in text(over)
-    assert broken(call(Wasteful(), batch(), nesting=nesting, memory_budget=budget)) == ["memory"]
+    assert broken(call(Wasteful(), batch(), memory_budget=budget, **settings)) == ["memory"]
 
 
 @pytest.mark.parametrize("nesting", WITH_AXES[:4])
-def test_the_axes_of_a_nesting_are_added(budget, nesting):
-    held = call(Mlp(), batch(), nesting=nesting, memory_budget=budget)
+def test_the_axes_of_a_nesting_are_added(budget, nesting, session):
+    held = call(Mlp(), batch(), nesting=nesting, memory_budget=budget, session=session)
     assert held.outcome.verdict == "held", text(held)
     assert held.outcome.peak > budget  # by the bytes alone it was condemned
     assert held.outcome.budget > budget
 
 
 @pytest.mark.parametrize("nesting", WITH_AXES)
-def test_what_is_added_is_what_the_expected_peak_gains(nesting):
+def test_what_is_added_is_what_the_expected_peak_gains(nesting, session):
     """By the peaks that reports show: the un-nested program of a gradient is the gradient."""
     un_nested = "jit > grad" if "grad" in nesting else "jit"
-    further = {"transforms": "jit,vmap,scan,grad,fori_loop"}
+    further = {"transforms": "jit,vmap,scan,grad,fori_loop", "session": session}
     expected = [
         call(Mlp(), batch(), nesting=each, memory_budget="1x", **further).outcome.budget
         for each in (nesting, un_nested)
@@ -105,17 +106,17 @@ def test_more_than_the_axes_need_is_a_violation():
     assert f"is over the budget of {format_bytes(one + more)}" in text(found)
 
 
-def test_a_multiple_stays_what_it_was():
+def test_a_multiple_stays_what_it_was(session):
     for nesting in ("jit", "jit > vmap"):
-        found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x")
+        found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x", session=session)
         assert found.outcome.budget == round(found.outcome.evidence.expected / 2)
         assert re.search(r"budget .* \(0\.5x the expected peak\)", text(found))
 
 
 @pytest.mark.parametrize("less", [0, 2**20])
-def test_the_program_to_paste_has_the_same_bound(less, capsys):
+def test_the_program_to_paste_has_the_same_bound(less, capsys, session):
     nesting = Nesting.parse("jit > vmap")
-    model, x, one = Mlp(), batch(), peak(Mlp(), "jit") - less
+    model, x, one = Mlp(), batch(), peak(Mlp(), "jit", session) - less
     found = call(model, x, nesting=str(nesting), memory_budget=one).outcome
     bound = bind(model, (x,), {})
     facts = eval(facts_of(bound, profile(bound), nesting, merge({})).text, vars(long_form))

@@ -47,6 +47,12 @@ class Counts(nnx.Module):
         return {"y": self.linear(x) + self.calls[...], "count": self.calls[...], "name": "counts"}
 
 
+@pytest.fixture(scope="module")
+def reading_session():
+    """With shortcuts, the values of the traced program: compiled as a whole, as for a test that reads them."""
+    return Session(values=Values(needed=True))
+
+
 @pytest.mark.parametrize(
     "nesting",
     [
@@ -66,12 +72,10 @@ class Counts(nnx.Module):
     ],
 )
 @pytest.mark.parametrize("shortcuts", ["on", "off"])
-def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting, shortcuts):
+def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting, shortcuts, reading_session):
     model, x = Counts(), numbers((2, 3))
     want = Counts()(x)
-    # With shortcuts, the values of the traced program: compiled as a whole, as for a test that reads them.
-    session = Session(values=Values(needed=True))
-    found = call(model, x, nesting=nesting, session=session, shortcuts=shortcuts)
+    found = call(model, x, nesting=nesting, session=reading_session, shortcuts=shortcuts)
     assert found.outcome.verdict == "held", text(found)
     assert found.output["name"] == "counts"
     assert found.output["y"].shape == (2, 3)
@@ -125,15 +129,15 @@ NESTED += [("grad[functional]", "scan"), ("fori_loop", "remat"), ("cond", "jit")
 
 
 @pytest.mark.parametrize("outer, inner", NESTED)
-def test_the_innermost_layer_is_blamed(outer, inner):
+def test_the_innermost_layer_is_blamed(outer, inner, session):
     subject = bind(Caches(), (jnp.ones((2, 3)),), {})
-    found = observe(subject, Session().profile_of(subject), Nesting.parse(f"{outer} > {inner}"), "none")
+    found = observe(subject, session.profile_of(subject), Nesting.parse(f"{outer} > {inner}"), "none")
     assert [(leak.path, str(leak.layer)) for leak in found.leaks] == [("CACHE['last']", inner)]
     assert "last" not in CACHE, "put back"
 
 
 @pytest.mark.parametrize("nesting", [*SINGLES, *FURTHER_SINGLES])
-def test_every_layer_takes_a_model_that_changes_nothing(nesting):
-    found = call(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting=nesting)
+def test_every_layer_takes_a_model_that_changes_nothing(nesting, session):
+    found = call(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting=nesting, session=session)
     assert found.outcome.verdict == "held", text(found)
     assert found.output.shape == (2, 3)

@@ -184,14 +184,14 @@ def test_4819_the_model_itself_under_while_loop(remat, scan):
 # Donated pointers
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
 def test_a_step_in_place_keeps_its_pointers(n, nesting):
     found = call(reports.step_in_place, reports.Pair(n), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 def test_a_step_to_another_dtype_loses_the_buffer(n):
     found = call(reports.step_other_dtype, reports.Pair(n), nesting="jit")
     assert broken(found) == ["donation"]
@@ -199,14 +199,14 @@ def test_a_step_to_another_dtype_loses_the_buffer(n):
     assert "pair.a" not in text(found)
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 def test_a_step_that_drops_an_array_loses_the_buffer(n):
     found = call(reports.step_drops_one, reports.Pair(n), nesting="jit")
     assert broken(found) == ["donation"]
     assert f"pair.b   float32[{n}]   not returned" in text(found)
 
 
-@pytest.mark.parametrize("n", [4, 1_000, 100_000])
+@pytest.mark.parametrize("n", [4, 100_000])
 def test_plain_arrays_are_donated_where_asked(n):
     arrays = (jnp.arange(n, dtype=jnp.float32), jnp.ones(n))
     assert call(reports.arrays_step, *arrays, nesting="jit", donate="all").outcome.verdict == "held"
@@ -243,9 +243,9 @@ def test_926_against_a_budget_of_three_inputs(donate, verdict):
     ],
 )
 def test_926_modifiable_buffers_hold_and_keep_their_pointers(name):
-    report = check(reports.buffers_926()[name], jnp.ones((4, 8)), styles="argument", max_examples=3)
+    report = check(reports.buffers_926()[name], jnp.ones((4, 8)), styles="argument", effort="quick")
     assert report.ok, report
-    assert sum(outcome.verdict == "held" for outcome in report.outcomes) > 20
+    assert sum(outcome.verdict == "held" for outcome in report.outcomes) > 5
 
 
 def test_the_healthy_corpus_is_whole():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -11,7 +13,6 @@ from flax import nnx
 from healthy import FLAX, WIDTH, numbers, rngs
 from wild_training import (
     TRAINING,
-    Attention,
     Mlp,
     batch_of,
     functional_args,
@@ -252,8 +253,7 @@ def jitted_clone(model, optimizer, batch):
     return nnx.jit(clones)(model, optimizer, batch)
 
 
-@pytest.mark.parametrize("nesting", ROOTS)
-@pytest.mark.parametrize("step", [clones, merges, jitted_clone])
+@pytest.mark.parametrize("step, nesting", [*product([clones, merges], ROOTS), (jitted_clone, "jit")])
 def test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf(step, nesting):
     def args():
         return *optimizer_of(Mlp(rngs())), batch_of()
@@ -267,7 +267,8 @@ def test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf
     assert {row.split("   ")[0] for row in dropped} == {f"optimizer.{leaf}" for leaf in leaves}
     assert all(row.endswith("   not written back: the call updates a copy of the optimizer") for row in dropped)
     assert violation.hint == "update the optimizer that was passed in, or return the copy"
-    assert_healthy(merges_and_writes_back if step is merges else step_of(), args(), nesting)
+    if step is merges:
+        assert_healthy(merges_and_writes_back, args(), nesting)
 
 
 @pytest.mark.parametrize("step", [clones, merges, jitted_clone])
@@ -326,6 +327,6 @@ def test_arguments_are_donated_by_name():
 
 
 def test_the_report_of_a_step_that_forgets_names_the_leaves():
-    text = str(check(clones, *optimizer_of(Attention(rngs())), batch_of((2, 4, WIDTH)), nesting="jit"))
+    text = str(check(clones, *optimizer_of(Mlp(rngs())), batch_of(), nesting="jit"))
     assert "nnx invariant broken: donation" in text
-    assert "optimizer.opt_state[0].mu.attention.key.kernel" in text
+    assert "optimizer.opt_state[0].mu.layers[0].kernel" in text

@@ -816,14 +816,16 @@ def test_unset_slots_empty_cells_and_cycles() -> None:
     assert met.places.restore() == ()
 
 
-def test_the_fuse_is_reported() -> None:
+def test_the_fuse_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visit, "MOST_OBJECTS", 1000)
     huge = [[] for _ in range(visit.MOST_OBJECTS + 10)]
     met = walk([("huge", huge)])
     assert not met.complete
     assert met.objects <= visit.MOST_OBJECTS + 2
 
 
-def test_a_vocabulary_does_not_blow_the_fuse() -> None:
+def test_a_vocabulary_does_not_blow_the_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visit, "MOST_OBJECTS", 1000)
     tracer = tracer_of(jax.jit)
     met = walk([("words", {str(n): n for n in range(visit.MOST_OBJECTS + 10)}), ("x", [tracer])])
     assert met.complete

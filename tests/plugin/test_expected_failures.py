@@ -17,7 +17,8 @@ from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.reporting import report
-from pytest_nnxcheck.runner.run import Active, Run
+from pytest_nnxcheck.runner.execution import Execution
+from pytest_nnxcheck.runner.run import Run
 
 LAYERS = st.builds(Layer, st.sampled_from(TRANSFORMS), st.sampled_from(STYLES))
 NESTINGS = st.lists(LAYERS, max_size=4).map(lambda layers: Nesting(tuple(layers)))
@@ -291,11 +292,12 @@ class TestCheck:
     def test_a_call_that_raises_un_nested_is_the_users_own_whatever_it_leaves_behind(self):
         run = Run(merge({"expected_failures": expected_failures.parse({"tracers": "x"})}))
         error = TypeError("mine")
+        un_nested, jit = (Execution(run.executor, Nesting.parse(text), run.settings) for text in ("un-nested", "jit"))
         with pytest.raises(TypeError, match="mine"):
-            Active(run, Nesting())._settle(Checked(None, broken("jit", "tracers"), error))
-        assert [o.verdict for o in run.outcomes.values()] == ["failed"]
+            un_nested.settle(Checked(None, broken("jit", "tracers"), error))
+        assert [o.verdict for o in un_nested.outcomes.values()] == ["failed"]
         with pytest.raises(NestingExcused):
-            Active(run, Nesting.parse("jit"))._settle(Checked(None, broken("jit", "tracers"), error))
+            jit.settle(Checked(None, broken("jit", "tracers"), error))
 
     def test_a_note_does_not_say_that_the_un_nested_call_passed(self):
         model = Model(tracers=lambda nesting: not nesting.layers, failed=has("vmap"))

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.outcome import Violation
-from pytest_nnxcheck.reporting import html_nesting, html_page
-from pytest_nnxcheck.reporting.html_nesting import Scale
+from pytest_nnxcheck.reporting import html_page
 from pytest_nnxcheck.reporting.records import plain
 
 VOID = {"meta", "link", "input", "wbr"}
@@ -90,6 +89,8 @@ def test_every_nesting_has_a_cell_that_leads_to_its_cause():
         "jit: held",
         "scan: held",
     ]
+    signs = re.findall(r'<a class="cell (\w+)"[^>]*>(.)<', MIXED)
+    assert signs[2:7] == [("violated", "✗"), ("expected", "~"), ("unfit", "·"), ("rejected", "⊘"), ("failed", "!")]
 
 
 def test_a_cause_has_what_the_message_says_and_what_was_measured():
@@ -110,9 +111,9 @@ def test_a_cause_has_what_the_message_says_and_what_was_measured():
 def test_where_the_bytes_are_is_told_once():
     held, broken = documents.mixed()["nestings"][1:3]
     line = '<dt class="">line</dt><dd class="">model.py:7 (called from test_model.py:9)   3.0 MiB, 100 % of the temporaries'
-    assert html_nesting.cause(held).count(line) == html_nesting.cause(broken).count(line) == 1
+    assert html_page.cause(held).count(line) == html_page.cause(broken).count(line) == 1
     broken["violations"][0]["details"] = broken["story"]
-    assert html_nesting.cause(broken).count(line) == 1
+    assert html_page.cause(broken).count(line) == 1
 
 
 def test_the_program_is_on_the_page():
@@ -237,9 +238,9 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-LIGHT = colours(html_page._style().partition("@media")[0])
-DARK = colours(html_page._style().partition("(prefers-color-scheme: dark)")[2].partition("\n}")[0])
-KINDS = tuple(html_nesting.SYMBOLS)
+LIGHT = colours(html_page.read("html_page.css").partition("@media")[0])
+DARK = colours(html_page.read("html_page.css").partition("(prefers-color-scheme: dark)")[2].partition("\n}")[0])
+KINDS = tuple(html_page.SYMBOLS)
 READ = [(kind, f"{kind}-ink") for kind in KINDS]
 READ += [(paper, ink) for paper in ("page", "card", "inset") for ink in ("text", "muted", "link", "good", "bad")]
 SEEN = [("track", part) for part in ("resident", "temporaries", "constants", "mark")] + [("card", "focus")]
@@ -255,8 +256,8 @@ def test_contrast_is_enough_for_everybody(scheme):
 
 
 def test_no_verdict_is_told_by_colour_alone():
-    assert len(set(html_nesting.SYMBOLS.values())) == len(KINDS) == 6
-    style = html_page._style()
+    assert len(set(html_page.SYMBOLS.values())) == len(KINDS) == 6
+    style = html_page.read("html_page.css")
     assert all(f".cell.{kind} " in style for kind in KINDS)
 
 
@@ -267,12 +268,12 @@ def test_no_verdict_is_told_by_colour_alone():
 def test_a_budget_far_away_does_not_squeeze_the_bars(peak, expected, budget, top):
     nesting = documents.ended("t.py::t", [documents.outcome("jit")])["nestings"][0]
     nesting.update(peak=peak, expected_peak=expected, budget=budget)
-    assert Scale.of([nesting]).top == top
+    assert html_page.full_width([nesting]) == top
 
 
 def test_a_bar_shows_the_parts_of_the_peak():
     nesting = documents.ended("t.py::t", [documents.outcome("jit > scan", "violated")])["nestings"][0]
-    drawn = html_nesting.bar(nesting, Scale(10 * documents.MIB))
+    drawn = html_page.bar(nesting, 10 * documents.MIB)
     assert re.findall(r'class="([\w-]+)" style="(?:width|left):([\d.]+)%"', drawn) == [
         ("resident", "20.00"),
         ("temporaries", "30.00"),

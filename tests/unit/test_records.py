@@ -109,7 +109,6 @@ def test_nothing_that_is_measured_is_left_out(kind):
     renamed = {"expected": {Evidence: "expected_peak", Outcome: "expected_failures"}[kind]}
     told_by = {
         "by_mode": "reason",
-        "unfit": "word",
         "excluded": "reason",
         "misfit": "reason",
         "evidence": "split",

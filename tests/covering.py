@@ -1,0 +1,125 @@
+"""A covering array: few long nestings for each healthy model, which together hold each pair of what may not get on at least once.
+
+That is: a transform right inside another, a transform around a model, a mode of flax with a model, a style inside a style.
+Each transform inside each other around each model, alone, runs in ``nox -s calibrate``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import pairwise, product
+
+from checking import LACKING
+from healthy import FLAX, HEALTHY
+
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, CATALOGUE, FURTHER, TRANSFORMS, styles_of
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+
+NAMES = (*TRANSFORMS, CALL_FIRST, *FURTHER)
+STYLES = ("argument", "functional")
+"""A closure around state that changes is refused by flax, or leaks in truth (google/flax#4520): other tests have those styles."""
+LAYERS = tuple(
+    layer
+    for name in NAMES
+    for style in STYLES
+    if style in styles_of(name) and str(layer := Layer(name, style)) not in LACKING
+)
+MODES = ("graph", "graph_no_updates", "tree") if FLAX >= (0, 12, 7) else ("current",)
+NEED_UPDATES = {"grad", "custom_vjp"}
+"""The transforms whose argument style no mode takes but graph mode with its updates."""
+DEPTH = 4
+"""Layers inside the jit."""
+
+ITERATING = {name for name in NAMES if CATALOGUE[name].iterates}
+FED_BACK = set(
+    "attention attention_decoding batch_norm_eval batch_norm_train dict_container dropout group_norm layer_norm"
+    " list_container remat_inside rms_norm scan_over_layers sequential shared_weights".split()
+)
+"""The models that can take what they return."""
+LONG = {"attention", "attention_decoding", "gru_rnn", "scan_over_layers"}
+"""The models that take long to compile: they come last, when the pairs of transforms are covered."""
+
+REFUSED = {("shared_weights", "graph_no_updates"), ("shared_weights", "tree")}
+"""The models that flax does not take in a mode."""
+
+
+def unfit(model: str) -> dict[str, str]:
+    """The transforms that cannot take a call of the model, with the words that say why."""
+    no_parameters = {"grad": "the state holds no floating point nnx.Param"} if model == "dropout" else {}
+    return no_parameters | (dict.fromkeys(ITERATING, "feeds the output back") if model not in FED_BACK else {})
+
+
+def modes_of(model: str) -> list[str]:
+    """The modes that take the model."""
+    return [mode for mode in MODES if (model, mode) not in REFUSED]
+
+
+def pairs_of(names: Iterable[str]) -> set[tuple[str, str]]:
+    """What stands right inside what, outer first."""
+    return set(pairwise(names))
+
+
+def possible(names: Iterable[str]) -> bool:
+    """Whether jax can run the transforms inside one another."""
+    return not impossible(Nesting(tuple(map(Layer, names))))
+
+
+PAIRS = {pair for pair in product(NAMES, NAMES) if possible(pair)}
+
+
+def covering_array() -> dict[str, list[Nesting]]:
+    """The nestings of each model, by a search that draws the same in every process."""
+    draw, uncovered = random.Random(3), set(PAIRS)
+    used = dict.fromkeys(LAYERS, 0)
+    array: dict[str, list[Nesting]] = {}
+    for model in sorted(HEALTHY, key=lambda name: (name in LONG, name)):
+        missing, modes = set(NAMES) - {*unfit(model)}, modes_of(model)
+        array[model] = []
+        while missing or len(array[model]) < len(modes):
+            names = walk(("jit",), model, missing, uncovered, draw)
+            missing -= {*names}
+            uncovered -= pairs_of(names)
+            array[model].append(styled(names, modes[len(array[model]) % len(modes)], used))
+    for pair in sorted(uncovered):
+        if pair in uncovered:
+            names = walk(("jit", *pair), "layer_norm", set(), uncovered, draw)
+            uncovered -= pairs_of(names)
+            array["layer_norm"].append(styled(names, MODES[0], used))
+    return array
+
+
+def walk(
+    names: tuple[str, ...], model: str, missing: set[str], uncovered: set[tuple[str, str]], draw: random.Random
+) -> tuple[str, ...]:
+    """The transforms, and inside them one after another: each of those that cover most of what is left."""
+    while len(names) <= DEPTH:
+        gains = {
+            name: gain((names[-1], name), uncovered - pairs_of(names)) + 2 * (name in missing.difference(names))
+            for name in NAMES
+            if name not in unfit(model) and possible((*names, name))
+        }
+        most = max(gains.values())
+        if not most:
+            break
+        names = (*names, draw.choice([name for name in gains if gains[name] == most]))
+    return names
+
+
+def gain(pair: tuple[str, str], uncovered: set[tuple[str, str]]) -> int:
+    """What a pair is worth: more where few nestings can hold it, for there is one loop that iterates in each."""
+    return (pair in uncovered) * (3 if pair[1] in ITERATING else 1)
+
+
+def styled(names: Iterable[str], mode: str, used: dict[Layer, int]) -> Nesting:
+    """The nesting with each transform in the style that was used least, of those that the mode has for it."""
+    layers = []
+    for name in names:
+        functional = mode in MODES[1:] and name in NEED_UPDATES
+        fitting = [each for each in LAYERS if each.transform == name and (each.style == "functional" or not functional)]
+        layers.append(min(fitting, key=lambda layer: used[layer]))
+        used[layers[-1]] += 1
+    return Nesting(tuple(layers), mode)
+
+
+ARRAY = covering_array()
