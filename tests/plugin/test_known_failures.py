@@ -2,15 +2,10 @@
 
 import pytest
 
-from pytest_nnxcheck.core.expected_failures import Entry
-from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.plugin.known_failures import Table, covers, read
-from pytest_nnxcheck.plugin.selection import Selection
-
 TITLES = "=+ nnx expected failures =+"
 KNOWN = '["test_inner.py::test_x"]\nmemory = "jax#926"\n'
 BREAKS = "@marked(max_examples=0)\ndef test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)\n"
-HOLDS = "@marked(max_examples=0)\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
+HOLDS = "@marked(max_examples=0)\ndef test_holds(nnx_wrap): nnx_wrap(Model())(1)\n"
 
 
 @pytest.fixture
@@ -42,46 +37,51 @@ def test_a_known_failure_in_a_marker(run_inner, pytester):
     assert "'memory' (jax#926): 15 nestings" in xml
 
 
-def test_an_unexpected_pass_fails_and_names_the_marker(run_inner):
-    result = run_inner(marked({"memory": "jax#926", "scan": "sow"}, "nnx_wrap(Model(memory=has('jit')))(1)"))
-    result.assert_outcomes(failed=1)
-    line = "nnx expected failure 'scan' (sow) did not happen: 4 nestings held, take the entry out of the marker at test_inner.py:5"
-    assert line in result.outlines
-    assert f"FAILED test_inner.py::test_x - Failed: {line[:20]}"[:45] in result.stdout.str()
+def test_a_marker_is_strict_and_the_rest_still_fails(run_inner):
+    source = """
+@marked(max_examples=0, expected_failures={'memory': 'jax#926', 'scan': 'sow', 'jit > jit > jit > jit': 'deep'})
+def test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)
+@marked(max_examples=0, expected_failures={'memory': 'jax#926'})
+def test_y(nnx_wrap): nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)
+"""
+    result = run_inner(source)
+    result.assert_outcomes(failed=2)
+    out = "take the entry out of the marker at test_inner.py:5"
+    assert f"nnx expected failure 'scan' (sow) did not happen: 4 nestings held, {out}" in result.outlines
+    assert f"nnx expected failure 'jit > jit > jit > jit' (deep) matches no nesting that ran, {out}" in result.outlines
+    result.stdout.fnmatch_lines(["E *nesting     vmap * 1 violated, 5 held, 1 expected to fail; *"])
+    result.stdout.fnmatch_lines(
+        ["FAILED *::test_x - Failed: nnx expected*", "FAILED *::test_y - nnx invariant broken: tracers"]
+    )
     assert "Traceback" not in result.stdout.str()
 
 
-def test_an_entry_that_matches_no_nesting_fails(run_inner):
-    result = run_inner(marked({"memory": "jax#926", "jit > jit > jit > jit": "deep"}))
-    result.assert_outcomes(failed=1)
-    assert (
-        "nnx expected failure 'jit > jit > jit > jit' (deep) matches no nesting that ran, take the entry out of the marker at test_inner.py:5"
-        in result.outlines
-    )
-
-
-def test_the_rest_still_fails(run_inner):
-    result = run_inner(marked({"memory": "jax#926"}, "nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)"))
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["E *nnx invariant broken: tracers*", "E *nesting     vmap * 1 violated, 5 held, 1 expected to fail; *"]
-    )
-
-
 def test_the_body_goes_on_after_an_excused_call_that_has_an_output(run_inner):
-    body = "\n    assert nnx_wrap(Model(memory=has('jit')))(3) == 3\n    assert nnx_wrap(Model(donation=has('jit', 'scan')))(3) == 3\n"
-    result = run_inner(marked({"memory": "jax#926"}, body))
-    result.assert_outcomes(failed=1)
+    source = """
+MODEL = Model(tracers=has("vmap"))
+@marked(max_examples=0, expected_failures={"memory": "jax#926"})
+@pytest.mark.parametrize("further", [Model(donation=has("jit", "scan")), Model()])
+def test_goes_on(nnx_wrap, further):
+    assert nnx_wrap(Model(memory=has("jit")))(3) == nnx_wrap(further)(3) == 3
+@marked(max_examples=0, expected_failures={"tracers": "flax#4520"})
+def test_ends(nnx_wrap):
+    nnx_wrap(MODEL)(3)
+    assert "vmap" not in str(MODEL.calls[-1]).split(" > ")
+@marked(max_examples=0, expected_failures={"scan": "why"})
+def test_of_a_nesting(nnx_wrap):
+    nnx_wrap(Model())(3)
+    assert "scan" not in RUNS[-1]
+@marked(max_examples=0, expected_failures={"tracers": "why"})
+def test_of_an_invariant(nnx_wrap):
+    nnx_wrap(Model())(3)
+    assert "scan" not in RUNS[-1]
+"""
+    result = run_inner(source)
+    result.assert_outcomes(failed=2, passed=3)
     result.stdout.fnmatch_lines(["E *nnx invariant broken: donation*", "E *nesting     jit > scan *"])
-    run_inner(marked({"memory": "jax#926"}, body.replace("donation=has('jit', 'scan')", ""))).assert_outcomes(passed=1)
-    ends = "\n    nnx_wrap(Model(tracers=has('vmap')))(3)\n    assert 'vmap' not in RUNS[-1].split(' > ')\n"
-    run_inner(marked({"tracers": "flax#4520"}, ends)).assert_outcomes(passed=1)
-
-
-def test_a_failure_of_the_body_is_excused_by_a_nesting_alone(run_inner):
-    body = "\n    nnx_wrap(Model())(3)\n    assert 'scan' not in RUNS[-1]\n"
-    run_inner(marked({"scan": "why"}, body)).assert_outcomes(passed=1)
-    run_inner(marked({"tracers": "why"}, body)).assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["FAILED *::test_goes_on[[]further0]*", "FAILED *::test_of_an_invariant - AssertionError: *"]
+    )
 
 
 def test_entries_of_class_function_and_file_add_up(run_known):
@@ -110,19 +110,13 @@ class TestX:
     )
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
-def test_a_known_failure_in_a_file(run_known, workers):
-    source = BREAKS + BREAKS.replace("test_x", "test_y")
-    result = run_known(KNOWN, source, workers, subprocess=True)
-    result.assert_outcomes(passed=1, failed=1)
+def test_a_known_failure_in_a_file(run_known):
+    known = KNOWN + '["test_inner.py::test_holds"]\nmemory = "jax#926"\n'
+    result = run_known(known, BREAKS + BREAKS.replace("test_x", "test_y") + HOLDS)
+    result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["test_inner.py::test_x  39 nestings: 24 held, 15 expected to fail; *"])
     result.stdout.fnmatch_lines(["FAILED test_inner.py::test_y - nnx invariant broken: memory"])
-
-
-def test_an_unexpected_pass_names_the_file(run_known):
-    result = run_known(KNOWN, HOLDS)
-    result.assert_outcomes(failed=1)
-    line = "nnx expected failure 'memory' (jax#926) did not happen: 18 nestings held, take the entry out of known.toml, table 'test_inner.py::test_x'"
+    line = "nnx expected failure 'memory' (jax#926) did not happen: 18 nestings held, take the entry out of known.toml, table 'test_inner.py::test_holds'"
     assert line in result.outlines
 
 
@@ -136,30 +130,26 @@ ENTRY = (
 )
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
-def test_what_matches_nothing_is_a_warning_at_its_line(run_known, workers):
-    result = run_known(GONE, BREAKS, workers, subprocess=True)
+def test_what_matches_nothing_is_a_warning_at_its_line(run_known):
+    result = run_known(GONE, BREAKS)
     result.assert_outcomes(passed=1, warnings=2)
     assert result.ret == 0
     warning = "  */known.toml:%s: ExpectedFailuresWarning: %s"
     result.stdout.fnmatch_lines(
         ["*warnings summary*", "known.toml:4", warning % (4, TABLE), "known.toml:6", warning % (6, ENTRY)]
     )
+    run_known(GONE, BREAKS, "-Wignore::pytest_nnxcheck.ExpectedFailuresWarning").assert_outcomes(passed=1, warnings=0)
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
+@pytest.mark.parametrize("args", [("-n0",), pytest.param(("-n2",), marks=pytest.mark.full)], ids=" ".join)
 @pytest.mark.parametrize("how", ["-Werror", "-Werror::pytest_nnxcheck.ExpectedFailuresWarning"])
-def test_where_warnings_are_errors_the_run_fails(run_known, workers, how):
-    result = run_known(GONE, BREAKS, workers, how, subprocess=True)
+def test_where_warnings_are_errors_the_run_fails(run_known, args, how):
+    result = run_known(GONE, BREAKS, *args, how, subprocess=args != ("-n0",))
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.re_match_lines([TITLES])
     result.stdout.fnmatch_lines([f"ERROR known.toml:4: {TABLE}", f"ERROR known.toml:6: {ENTRY}"])
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
     assert "INTERNALERROR" not in result.stdout.str()
-
-
-def test_the_warning_can_be_switched_off(run_known):
-    run_known(GONE, BREAKS, "-Wignore::pytest_nnxcheck.ExpectedFailuresWarning").assert_outcomes(passed=1, warnings=0)
 
 
 SEVERAL = '["test_inner.py::*"]\nmemory = "a"\n"jit > jit > jit > jit" = "b"\n["nowhere/*::test_*"]\nmemory = "x"\n["gone.py::test_x"]\nscan = "x"\n'
@@ -238,76 +228,16 @@ def test_the_ini_file_is_relative_to_the_root(run_inner, pytester):
     run_inner(BREAKS, "--nnx-expected-failures=other.toml").assert_outcomes(failed=1)
 
 
-BAD_FILES = {
-    '["a"]\nmemry = "x"\n': "known.toml, table 'a': expected failure 'memry' names no known invariant or nesting: unknown word 'memry', did you mean 'memory'?",
-    '["a"]\nmemory = 3\n': "known.toml, table 'a': expected failure 'memory' has the reason 3, write why it fails",
-    '["a"]\nmemory = ""\n': "known.toml, table 'a': expected failure 'memory' has the reason '', write why it fails",
-    'memory = "x"\n': "known.toml: 'memory' stands outside of a table, write the test above it, as [\"tests/test_model.py::test_block\"]",
-    '[tests.model]\nmemory = "x"\n': "known.toml: table 'tests' holds tables, put the node id in quotes, as a whole",
-    '["a"]\nmemory = "x\n': "known.toml is no TOML file: *line 2*",
-    '["a"]\n["a"]\n': "known.toml is no TOML file: *line 2*",
-}
-
-
-@pytest.mark.parametrize("text, message", BAD_FILES.items())
-def test_a_bad_file_stops_the_run_before_it_starts(run_known, text, message):
-    result = run_known(text, "raise SystemExit('collected')\n")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    message = message if "*" in message else message.replace("[", "[[]")
-    result.stderr.fnmatch_lines([f"ERROR: option --nnx-expected-failures: {message}"])
-    assert "Traceback" not in result.stderr.str()
+MISSING = "ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"
+OUTSIDE = "option --nnx-expected-failures: known.toml: 'memory' stands outside of a table, *"
 
 
 @pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
-def test_a_file_that_is_not_there(run_inner, workers):
-    result = run_inner(HOLDS, "--override-ini=nnx_expected_failures=no.toml", workers, subprocess=True)
+@pytest.mark.parametrize("option, message", [("known.toml", OUTSIDE), ("", MISSING)])
+def test_a_bad_file_stops_the_run_before_it_starts(run_inner, pytester, option, message, workers):
+    (pytester.path / "known.toml").write_text("memory = 'x'\n")
+    given = f"--nnx-expected-failures={option}" if option else "--override-ini=nnx_expected_failures=no.toml"
+    result = run_inner("raise SystemExit('collected')\n", given, workers, subprocess=workers != "-n0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["ERROR: ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"]
-    )
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
     assert "Traceback" not in result.stderr.str()
-
-
-def test_a_file_that_is_no_text(tmp_path):
-    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(SettingError, match=r"^bad.toml is no TOML file: 'utf-8' codec"):
-        read(tmp_path / "bad.toml", "bad.toml")
-    with pytest.raises(SettingError, match=r"^here: cannot read|^cannot read here"):
-        read(tmp_path, "here")
-
-
-@pytest.mark.parametrize(
-    "pattern, matched, not_matched",
-    [
-        ("t.py::test_a", ["t.py::test_a", "t.py::test_a[1-2]"], ["t.py::test_ab", "x/t.py::test_a", "t.py::test_b"]),
-        ("t.py::test_a[1-2]", ["t.py::test_a[1-2]"], ["t.py::test_a", "t.py::test_a[1-3]"]),
-        ("t.py::Test*", ["t.py::TestX::test_a", "t.py::TestY"], ["t.py::test_a"]),
-        ("*/t_?.py::*", ["tests/t_a.py::test_x"], ["t_a.py::test_x", "tests/t_ab.py::test_x"]),
-    ],
-)
-def test_what_a_table_is_for(pattern, matched, not_matched):
-    table = Table(pattern, (Entry("memory", "x"),))
-    assert all(map(table.matches, matched))
-    assert not any(map(table.matches, not_matched))
-
-
-@pytest.mark.parametrize(
-    "pattern, paths, covered",
-    [
-        ("a/t.py::test_x", ["a/t.py"], True),
-        ("a/t.py::test_x", ["a"], True),
-        ("a/t.py::test_x", [""], True),
-        ("a/t.py::test_x", ["b", "a/u.py"], False),
-        ("a/no.py::test_x", ["b"], True),
-        ("a/*.py::test_x", ["a"], True),
-        ("a/*.py::test_x", ["a/t.py", "b"], False),
-        ("*::test_x", ["a", "b"], False),
-        ("*::test_x", [""], True),
-    ],
-)
-def test_what_a_selection_covers(tmp_path, pattern, paths, covered):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "t.py").touch()
-    selection = Selection(tmp_path, tuple(tmp_path / path for path in paths))
-    assert covers(selection, Table(pattern, ())) == covered
-    assert covers(Selection(tmp_path, (), everything=True), Table(pattern, ()))

@@ -41,6 +41,15 @@ def test_the_command_line_wins_and_each_source_has_its_folder(config_of, pyteste
     assert options.value(config, "memory_tolerance") == Fraction(7, 100)
 
 
+def test_a_path_of_the_ini_file_starts_from_the_root_and_a_typed_one_from_where_pytest_is_started(
+    config_of, pytester, monkeypatch
+):
+    monkeypatch.chdir(pytester.mkdir("sub"))
+    config = config_of("--nnx-report=a.md", ini="nnx_baseline = peaks.txt")
+    assert options.given(config, "baseline").folder == config.rootpath == pytester.path
+    assert options.given(config, "report").folder == pytester.path / "sub"
+
+
 def test_the_settings_of_a_check_come_from_both_field_by_field(config_of):
     ini = "nnx_transforms = jit scan\nnnx_max_depth = 2\nnnx_memory_budget = 2x\nnnx_expected_failures = known.toml"
     read = options.of_a_check(config_of("--nnx-max-depth=4", "--nnx-all", "--nnx-nesting=jit > scan", ini=ini))
@@ -71,6 +80,7 @@ def test_every_default_can_be_typed_and_written(config_of, name):
 def test_a_report_may_be_repeated(config_of):
     assert options.given(config_of("--nnx-report=a.md", "--nnx-report=b.json"), "report").value == ("a.md", "b.json")
     assert options.given(config_of(ini="nnx_report = a.md b.json"), "report").value == ("a.md", "b.json")
+    assert options.given(config_of(ini="nnx_report ="), "report") is None
 
 
 @pytest.mark.parametrize(

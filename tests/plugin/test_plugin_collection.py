@@ -12,7 +12,7 @@ REFUSED = {  # a file that starts in line 3, and what is said of it
     "\n@marked(max_depth=0)\nclass TestX:\n    def test_x(self, nnx_wrap): pass": "nnx_invariants marker at {file}:4: max_depth=0 is not *",
     "pytestmark = [marked(max_depth=0)]\ndef test_x(nnx_wrap): pass": "nnx_invariants marker at {file}: max_depth=0 is not *",
     "@marked('tracers')\ndef test_x(nnx_wrap): pass": "nnx_invariants marker at {file}:3: 'tracers' has no name, write keyword arguments such as memory_budget='2x'",
-    "@marked(baseline='x')\ndef test_x(nnx_wrap): pass": "nnx_invariants marker at {file}:3: baseline='x' is for the command line or *",
+    "@marked(nesting='jit')\ndef test_x(nnx_wrap): pass": "nnx_invariants marker at {file}:3: nesting='jit' is for the command line, --nnx-nesting",
     "@marked\ndef test_x(tmp_path): pass": "{file}:3: test_x is marked nnx_invariants but does not use nnx_wrap, so nothing *",
     "def test_x(nnx_wrap): pass": "{file}:3: test_x uses nnx_wrap but is not marked, add @pytest.mark.nnx_invariants",
     "@marked\nasync def test_x(nnx_wrap): pass": "{file}:3: test_x is async, and nnx_invariants cannot await it for each nesting: *",
