@@ -15,6 +15,7 @@ from healthy import HEALTHY
 
 from pytest_nnxcheck.core.catalogue import FURTHER, ROWS, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.observation import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import Call, check_call
 from pytest_nnxcheck.engine.session import Session
@@ -88,3 +89,16 @@ def models(*, without: Iterable[str] = LONG) -> list[Any]:
     """Names for ``parametrize``: one model of each kind in every run, the others in that of ``full`` alone, and those ``without`` as well."""
     every_run = {*OF_EACH_KIND}.difference(without)
     return [name if name in every_run else pytest.param(name, marks=pytest.mark.full) for name in sorted(HEALTHY)]
+
+
+def source(buffer: Buffer) -> str:
+    """``path:line`` of the user's innermost frame, empty where there is none."""
+    return buffer.stack[0] if buffer.stack else ""
+
+
+def replace_metadata(variable: Any, metadata: dict[str, Any]) -> None:
+    """A new dict of metadata in the place of the old one, as flax itself does it; before 0.10.7 they were attributes."""
+    if hasattr(variable, "_var_metadata"):
+        object.__setattr__(variable, "_var_metadata", metadata)
+    else:
+        vars(variable).update(metadata)
