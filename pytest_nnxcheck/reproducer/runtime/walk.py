@@ -17,7 +17,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.inspection.open_code import code_names
-from pytest_nnxcheck.inspection.raw_access import LIBRARIES, LruCache, cache_content, is_library
+from pytest_nnxcheck.inspection.raw_access import LIBRARIES, LruCache, cache_entries, is_library
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -63,7 +63,7 @@ def inside(path: str, note: str, value: Any) -> Iterator[tuple[str, str, Any]]:
         yield from inside_class(value)
         return
     elif isinstance(value, LruCache):
-        for number, (key, result) in enumerate(cache_content(value).entries):
+        for number, (key, result) in enumerate(cache_entries(value)):
             yield f"{path}.cache[{key!r:.60}]", note, result
             yield f"list({path}.cache)[{number}]", note, key
     elif isinstance(value, BaseException):
