@@ -64,9 +64,10 @@ MUTANTS = (
     Mutant("reporting/tally.py", "key=lambda outcome: _RANK.index(outcome.verdict)", "key=lambda outcome: -_RANK.index(outcome.verdict)", "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("reporting/report.py", "if outcome.unfit and not outcome.excluded:", "if outcome.unfit:", "test_further.py test_wild.py test_corpus.py"),
     # reproducer
-    Mutant("reproducer/runtime/short_form.py", "if key not in before}", "if key in before}", "test_short_form_checks.py"),
-    Mutant("reproducer/short_form.py", "if len(lost) < len(violation.findings) or", "if", "test_reproducer.py"),
-    Mutant("reproducer/compose.py", 'finding.kind != "state copied"', 'finding.kind != "peak over budget"', "test_reproducer.py"),
+    Mutant("reproducer/checks.py", "if key not in before}", "if key in before}", "test_pasted_checks.py"),
+    Mutant("reproducer/checks.py", "elif not kept(old, new):", "elif kept(old, new):", "test_pasted_checks.py"),
+    Mutant("reproducer/assertions.py", "if 'state copied' in kinds else", "if 'peak over budget' in kinds else", "test_reproducer.py"),
+    Mutant("reproducer/form.py", "asked.donates and not asked.viewed and", "asked.donates and", "test_reproducer.py"),
     # runner
     Mutant("runner/exclusions.py", "known = replace(known, refused=known.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
     Mutant("runner/sweep.py", 'if known and case.settings.all == "off":', "if False:", "test_sweep.py"),

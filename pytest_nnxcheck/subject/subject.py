@@ -46,11 +46,13 @@ class Place:
 class Outbox:
     """The structure of what the subject returned last, with a name for each of its arrays, which travel through the program.
 
-    An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in containers that jax knows.
+    An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in containers that jax knows. ``opened`` are the classes
+    of the objects in it that were opened, with their fields.
     """
 
     names: tuple[str, ...] = ()
     plain: bool = False
+    opened: tuple[tuple[str, Any], ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
 
 
@@ -61,7 +63,8 @@ class Subject:
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``outbox`` gives them back the structure the user returned.
     ``program_of`` makes the same call of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
     objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
-    name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart.
+    name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
+    some of them are in a `functools.partial` or an `nnx.cached_partial`.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Subject:
     code: Any
     owner: str = ""
     plain: bool = False
+    partial: bool = False
 
     def refuse_what_flax_cannot_split(self) -> None:
         """A module that holds what flax has no place for (an array outside a Variable, before 0.12) works eagerly only. Raises `CheckError`."""
