@@ -37,11 +37,15 @@ Cause = Literal["", "dtype", "shape", "sharding", "not returned", "not reused"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one."""
+    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one.
+
+    ``size`` says of a value how far it is from what it should be, 1 for what is no float.
+    """
 
     kind: Kind
     path: str = ""
     cause: Cause = ""
+    size: float = field(default=1.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
