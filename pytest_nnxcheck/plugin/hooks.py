@@ -21,7 +21,7 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER, OPTIONS
-from pytest_nnxcheck.plugin import compiled_programs, options, progress, run_options
+from pytest_nnxcheck.plugin import cache, options, progress
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
     GIVEN,
@@ -35,12 +35,12 @@ from pytest_nnxcheck.plugin.marker import (
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
-    from pytest_nnxcheck.plugin.baseline import Keeper
+    from pytest_nnxcheck.plugin.baseline import BaselineHooks
     from pytest_nnxcheck.plugin.known_failures import Suite
     from pytest_nnxcheck.runner.run import Run
 
 TITLE = "nnx invariants"
-_keeper = pytest.StashKey["Keeper | None"]()
+_baseline = pytest.StashKey["BaselineHooks | None"]()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(table.flag(name), dest=f"nnx_{name}", default=None, help=option.help, **how)
         if option.everywhere:
             parser.addini(f"nnx_{name}", option.help, type=options.ini_type(option.kind), default=None)
-    run_options.add_options(parser, group)
+    options.add_options(parser, group)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[GIVEN] = table.lay_over(options.from_ini(config), typed)
         _publish(config)
         config.stash[SUITE] = _expected_failures(config)
-        config.stash[_keeper] = _baseline(config)
+        config.stash[_baseline] = _start_baseline(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -89,19 +89,19 @@ def _expected_failures(config: pytest.Config) -> Suite | None:
         typed, folder, origin = options.ini(config, name), config.rootpath, options.ini_origin(config, name)
     if typed is None:
         return None
-    from pytest_nnxcheck.plugin import known_failures
+    from pytest_nnxcheck.plugin import known_failures, worker_data
 
     try:
-        found = known_failures.Suite(folder / str(typed), str(typed))
+        found = known_failures.Suite(folder / str(typed), str(typed), worker_data.of(config))
     except SettingError as error:
         raise SettingError(f"{origin}: {error}") from None
     config.pluginmanager.register(found, known_failures.NAME)
     return found
 
 
-def _baseline(config: pytest.Config) -> Keeper | None:
-    """The keeper of the baseline, if the run has one. Raises `SettingError` that names its source."""
-    if not run_options.read(config):
+def _start_baseline(config: pytest.Config) -> BaselineHooks | None:
+    """The hooks of the baseline, if the run has one. Raises `SettingError` that names its source."""
+    if not options.read(config):
         return None
     from pytest_nnxcheck.plugin import baseline
 
@@ -125,7 +125,7 @@ def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None
 
 def _publish(config: pytest.Config) -> None:
     """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
-    if run_options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
+    if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
         from pytest_nnxcheck.plugin import reports
 
         reports.register(config, config.stash[_unreported])
@@ -229,7 +229,6 @@ def _checked(item: pytest.Function) -> Generator[None, Any, Any]:
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.core import modes
-    from pytest_nnxcheck.plugin.programs import of_item
     from pytest_nnxcheck.runner import hypothesis_test
     from pytest_nnxcheck.runner import run as runs
 
@@ -249,19 +248,19 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     )
 
     def run_of(remember: bool) -> Run:
-        programs = of_item(item, written, settings)
+        programs = cache.programs_of(item, written, settings)
         return runs.Run(
             settings,
             test_id=item.nodeid,
             options=written,
             remember=remember,
             programs=programs,
-            compiles=compiled_programs.folder_of(item.config),
+            compiles=cache.folder_of_compiles(item.config),
         )
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = hypothesis_test.build(item.obj, run_of, item.fixturenames, seeded=seeded)
-    if (baseline := item.config.stash[_keeper]) is not None:
+    if (baseline := item.config.stash[_baseline]) is not None:
         baseline.listen(item, run)
     return run, built
 
@@ -279,7 +278,7 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     if suite is not None:
         suite.finished(item, found)
     problem = run.finish() or report.rejected_modes(found) or "\n".join(found.unexpected)
-    if not problem and (baseline := item.config.stash[_keeper]) is not None:
+    if not problem and (baseline := item.config.stash[_baseline]) is not None:
         problem = baseline.finished(item, run)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 

@@ -19,6 +19,7 @@ import pytest
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.plugin import worker_data
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.outcome import Outcome
@@ -153,9 +154,8 @@ def find_terminal(config: pytest.Config) -> None:
     """Look for a terminal, while nothing captures the output: none in a worker of xdist, and with -q."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     unattended = any(os.environ.get(name) for name in ("CI", "BUILD_NUMBER")) or os.environ.get("TERM") == "dumb"
-    worker = hasattr(config, "workerinput")
     config.stash[_terminal] = None
-    if reporter is None or worker or config.get_verbosity() < 0:
+    if reporter is None or worker_data.is_worker(config) or config.get_verbosity() < 0:
         return
     try:
         # A descriptor of our own: that of stdout is somebody else's file while a test runs.

@@ -1,11 +1,14 @@
-"""Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing."""
+"""Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing; with workers of xdist in test_workers.py."""
+
+import json
 
 import pytest
 
 from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.plugin.known_failures import Table, covers, read
+from pytest_nnxcheck.plugin.known_failures import Suite, Table, covers, read
 from pytest_nnxcheck.plugin.selection import Selection
+from pytest_nnxcheck.plugin.worker_data import WorkerData
 
 TITLES = "=+ nnx expected failures =+"
 KNOWN = '["test_inner.py::test_x"]\nmemory = "jax#926"\n'
@@ -110,10 +113,9 @@ class TestX:
     )
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
-def test_a_known_failure_in_a_file(run_known, workers):
+def test_a_known_failure_in_a_file(run_known):
     source = BREAKS + BREAKS.replace("test_x", "test_y")
-    result = run_known(KNOWN, source, workers, subprocess=True)
+    result = run_known(KNOWN, source)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["test_inner.py::test_x  39 nestings: 24 held, 15 expected to fail; *"])
     result.stdout.fnmatch_lines(["FAILED test_inner.py::test_y - nnx invariant broken: memory"])
@@ -136,9 +138,8 @@ ENTRY = (
 )
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
-def test_what_matches_nothing_is_a_warning_at_its_line(run_known, workers):
-    result = run_known(GONE, BREAKS, workers, subprocess=True)
+def test_what_matches_nothing_is_a_warning_at_its_line(run_known):
+    result = run_known(GONE, BREAKS)
     result.assert_outcomes(passed=1, warnings=2)
     assert result.ret == 0
     warning = "  */known.toml:%s: ExpectedFailuresWarning: %s"
@@ -147,10 +148,9 @@ def test_what_matches_nothing_is_a_warning_at_its_line(run_known, workers):
     )
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 @pytest.mark.parametrize("how", ["-Werror", "-Werror::pytest_nnxcheck.ExpectedFailuresWarning"])
-def test_where_warnings_are_errors_the_run_fails(run_known, workers, how):
-    result = run_known(GONE, BREAKS, workers, how, subprocess=True)
+def test_where_warnings_are_errors_the_run_fails(run_known, how):
+    result = run_known(GONE, BREAKS, how)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.re_match_lines([TITLES])
     result.stdout.fnmatch_lines([f"ERROR known.toml:4: {TABLE}", f"ERROR known.toml:6: {ENTRY}"])
@@ -203,19 +203,18 @@ def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known
         )
 
 
-@pytest.mark.parametrize("group", [pytest.param("load", marks=pytest.mark.full), "loadgroup"])
-def test_results_of_several_workers_add_up(run_known, group):
-    source = "".join(
-        f"@pytest.mark.xdist_group('{name}')\n" + BREAKS.replace("test_x", name)
-        for name in ("test_a", "test_b", "test_c")
-    )
-    source = source.replace("has('jit')", "has('jit'), failed=has('scan[closure]')", 1)
-    known = '["test_inner.py::*"]\nmemory = "a"\n["*::test_a"]\n"scan[closure]" = "b"\n"jit > jit > jit > jit" = "c"\n'
-    result = run_known(known, source, "-n2", f"--dist={group}", subprocess=True)
-    result.assert_outcomes(passed=3, warnings=1)
-    result.stdout.fnmatch_lines(
-        ["*expected failure 'jit > jit > jit > jit' (c) of table '[*]::test_a' matches no nesting *"]
-    )
+def test_what_several_processes_saw_adds_up(tmp_path):
+    (tmp_path / "known.toml").write_text('["*::test_a"]\n"scan" = "b"\n"vmap" = "c"\n["*"]\nmemory = "a"\n')
+    suites = [Suite(tmp_path / "known.toml", "known.toml", WorkerData()) for _ in range(3)]
+    controller, *workers = suites
+    for worker, ran, used in zip(workers, ["t::test_a", "t::test_b"], ["scan", "memory"], strict=True):
+        worker.ran.add(ran)
+        worker.used.add(("*::test_a" if used == "scan" else "*", used))
+        controller.absorb(json.loads(json.dumps(worker.to_wire())))
+    every = Selection(tmp_path, (), everything=True)
+    told = [text for _, text in controller.complaints(every, ["t::test_a", "t::test_b"])]
+    assert told == ["expected failure 'vmap' (c) of table '*::test_a' matches no nesting that ran"]
+    assert not [*controller.complaints(every, ["t::test_a", "t::test_b", "t::x::test_a"])], "one did not run to its end"
 
 
 def test_a_marker_that_a_conftest_adds_later_counts(run_known):
@@ -258,9 +257,8 @@ def test_a_bad_file_stops_the_run_before_it_starts(run_known, text, message):
     assert "Traceback" not in result.stderr.str()
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
-def test_a_file_that_is_not_there(run_inner, workers):
-    result = run_inner(HOLDS, "--override-ini=nnx_expected_failures=no.toml", workers, subprocess=True)
+def test_a_file_that_is_not_there(run_inner):
+    result = run_inner(HOLDS, "--override-ini=nnx_expected_failures=no.toml")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ["ERROR: ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"]

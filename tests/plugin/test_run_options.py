@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 
 from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.plugin import run_options
-from pytest_nnxcheck.plugin.run_options import OUTLETS
+from pytest_nnxcheck.plugin import options
+from pytest_nnxcheck.plugin.options import OUTLETS
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def config_of(pytester, inner_args):
     [("5%", "1/20"), ("0%", "0"), ("0.5%", "1/200"), (" 12.25 % ", "49/400"), ("250%", "5/2")],
 )
 def test_a_percentage_is_exact(text, part):
-    assert run_options.percentage("memory_tolerance", text) == Fraction(part)
+    assert options.percentage("memory_tolerance", text) == Fraction(part)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_percentage_is_exact(text, part):
 )
 def test_what_is_no_percentage(value):
     with pytest.raises(SettingError) as caught:
-        run_options.percentage("memory_tolerance", value)
+        options.percentage("memory_tolerance", value)
     assert str(caught.value) == (
         f"memory_tolerance={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing"
     )
@@ -42,41 +42,41 @@ def test_what_is_no_percentage(value):
 @pytest.mark.parametrize("value", ["", "  ", "a\0b", 3, None])
 def test_what_is_no_path(value):
     with pytest.raises(SettingError, match="is not a path, write the name of a file"):
-        run_options.file_path("baseline", value)
+        options.file_path("baseline", value)
 
 
 def test_the_command_line_wins_and_each_source_has_its_folder(config_of, pytester):
     config = config_of(ini="nnx_baseline = peaks.txt\nnnx_memory_tolerance = 2%")
-    found = run_options.given(config, "baseline")
+    found = options.given(config, "baseline")
     assert (found.value, found.origin, found.folder) == (
         "peaks.txt",
         "ini option nnx_baseline (tox.ini)",
         config.rootpath,
     )
-    assert run_options.value(config, "memory_tolerance") == Fraction(1, 50)
+    assert options.value(config, "memory_tolerance") == Fraction(1, 50)
     config = config_of("--nnx-baseline=a b/é.txt", "--nnx-memory-tolerance=7%", ini="nnx_baseline = peaks.txt")
-    found = run_options.given(config, "baseline")
+    found = options.given(config, "baseline")
     assert (found.value, found.origin, found.folder) == ("a b/é.txt", "option --nnx-baseline", pytester.path)
-    assert run_options.value(config, "memory_tolerance") == Fraction(7, 100)
+    assert options.value(config, "memory_tolerance") == Fraction(7, 100)
 
 
 def test_nothing_given(config_of):
     config = config_of()
-    assert run_options.given(config, "baseline") is None
-    assert run_options.value(config, "memory_tolerance") == Fraction(1, 20)
-    assert not run_options.asked(config, "baseline_update")
-    assert run_options.asked(config_of("--nnx-baseline-update"), "baseline_update")
+    assert options.given(config, "baseline") is None
+    assert options.value(config, "memory_tolerance") == Fraction(1, 20)
+    assert not options.asked(config, "baseline_update")
+    assert options.asked(config_of("--nnx-baseline-update"), "baseline_update")
 
 
 def test_an_error_names_the_source(config_of):
     with pytest.raises(SettingError, match=r"^option --nnx-memory-tolerance: memory_tolerance='5' is not a percentage"):
-        run_options.value(config_of("--nnx-memory-tolerance=5"), "memory_tolerance")
+        options.value(config_of("--nnx-memory-tolerance=5"), "memory_tolerance")
     with pytest.raises(
         SettingError, match=r"^ini option nnx_memory_tolerance \(tox.ini\): memory_tolerance='x' is not"
     ):
-        run_options.value(config_of(ini="nnx_memory_tolerance = x"), "memory_tolerance")
+        options.value(config_of(ini="nnx_memory_tolerance = x"), "memory_tolerance")
     with pytest.raises(SettingError, match=r"^option --nnx-baseline: baseline='' is not a path"):
-        run_options.given(config_of("--nnx-baseline="), "baseline")
+        options.given(config_of("--nnx-baseline="), "baseline")
 
 
 def test_every_outlet_is_in_the_help(pytester, inner_args):
@@ -87,6 +87,6 @@ def test_every_outlet_is_in_the_help(pytester, inner_args):
 
 
 def test_the_table_has_a_row_an_outlet():
-    lines = run_options.outlets_table_markdown().splitlines()
+    lines = options.outlets_table_markdown().splitlines()
     assert len(lines) == len(OUTLETS) + 2
     assert all(line.count(" | ") == 3 for line in lines[2:])

@@ -13,7 +13,7 @@ from healthy import FLAX
 
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.settings import settings_table_markdown
-from pytest_nnxcheck.plugin.run_options import outlets_table_markdown
+from pytest_nnxcheck.plugin.options import outlets_table_markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -114,7 +114,7 @@ def test_the_table_of_settings_is_that_of_the_code():
 def test_the_table_of_outlets_is_that_of_the_code():
     (table,) = re.findall(r"<!-- outlets -->\n(.*?)<!-- /outlets -->", SETTINGS, re.DOTALL)
     assert table == outlets_table_markdown(), (
-        "paste pytest_nnxcheck.plugin.run_options.outlets_table_markdown() into docs/settings.md"
+        "paste pytest_nnxcheck.plugin.options.outlets_table_markdown() into docs/settings.md"
     )
 
 
