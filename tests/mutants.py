@@ -63,6 +63,8 @@ MUTANTS = (
     # reporting
     Mutant("reporting/tally.py", "key=lambda outcome: _RANK.index(outcome.verdict)", "key=lambda outcome: -_RANK.index(outcome.verdict)", "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("reporting/report.py", "if outcome.unfit and not outcome.excluded:", "if outcome.unfit:", "test_further.py test_wild.py test_corpus.py"),
+    Mutant("reporting/baseline_file.py", "type(value) is int", "isinstance(value, int)", "test_baseline_file.py"),
+    Mutant("reporting/baseline_update.py", "or end.narrowed or end.replayed:", "or end.replayed:", "test_baseline_policy.py"),
     # reproducer
     Mutant("reproducer/runtime/short_form.py", "if key not in before}", "if key in before}", "test_short_form_checks.py"),
     Mutant("reproducer/short_form.py", "if len(lost) < len(violation.findings) or", "if", "test_reproducer.py"),
@@ -73,6 +75,7 @@ MUTANTS = (
     Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_errors.py"),
     # plugin
     Mutant("plugin/marker.py", "*reversed([*_from_markers(item)])", "*_from_markers(item)", "test_plugin_collection.py"),
+    Mutant("plugin/worker_data.py", "and not self.interrupted", "", "test_worker_data.py"),
     Mutant("plugin/hooks.py", 'not str(pair[0]).startswith("nnx_")', "True", "test_plugin.py test_plugin_forms.py"),
 )  # fmt: skip
 

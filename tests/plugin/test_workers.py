@@ -105,6 +105,16 @@ def test_two_workers_leave_what_one_process_does(run_inner, pytester, actions):
     assert [line.split(":")[1] for line in warned] == ["2", "4"]
 
 
+def test_a_worker_writes_no_report(publisher, tmp_path):
+    publisher.is_worker, publisher.targets = True, (reports.Target(tmp_path / "r.json", "r.json", "option"),)
+    session = SimpleNamespace(config=SimpleNamespace(getoption=lambda name: False), exitstatus=0)
+    assert [*publisher.pytest_sessionfinish(session)] == [None]
+    assert not (tmp_path / "r.json").exists()
+    publisher.is_worker = False
+    assert [*publisher.pytest_sessionfinish(session)] == [None]
+    assert (tmp_path / "r.json").exists()
+
+
 # --- crash and interruption ----------------------------------------------------------------------------------------------
 
 
