@@ -65,6 +65,8 @@ MUTANTS = (
     Mutant("reporting/report.py", "if outcome.unfit and not outcome.excluded:", "if outcome.unfit:", "test_further.py test_wild.py test_corpus.py"),
     Mutant("reporting/html_tags.py", 'f\'="{html.escape(str(value))}"\'', 'f\'="{value}"\'', "test_page.py"),
     Mutant("reporting/html_page.py", "return max(highest, min(budget, _HEADROOM * highest), 1)", "return max(highest, budget, 1)", "test_page.py"),
+    Mutant("reporting/baseline_file.py", "type(value) is int", "isinstance(value, int)", "test_baseline_file.py"),
+    Mutant("reporting/baseline_update.py", "or end.narrowed or end.replayed:", "or end.replayed:", "test_baseline_policy.py"),
     # reproducer
     Mutant("reproducer/checks.py", "if key not in before}", "if key in before}", "test_pasted_checks.py"),
     Mutant("reproducer/checks.py", "elif not kept(old, new):", "elif kept(old, new):", "test_pasted_checks.py"),
@@ -76,6 +78,7 @@ MUTANTS = (
     Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_errors.py"),
     # plugin
     Mutant("plugin/marker.py", "*reversed([*_from_markers(item)])", "*_from_markers(item)", "test_plugin_collection.py"),
+    Mutant("plugin/worker_data.py", "and not self.interrupted", "", "test_worker_data.py"),
     Mutant("plugin/hooks.py", 'not str(pair[0]).startswith("nnx_")', "True", "test_plugin.py test_plugin_forms.py"),
 )  # fmt: skip
 

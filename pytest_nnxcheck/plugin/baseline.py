@@ -1,52 +1,56 @@
-"""The memory baseline of a run: hooks that hold every test against the file, gather what was measured, and write it at the end.
+"""The memory baseline of a run: hooks that measure every test, hold it against the file, and at the end write it and say what is stale.
 
-Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light rooms only. Tests are compared where they
-run; what they measured crosses to the controller of xdist with their reports, and only the controller writes.
+Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light rooms only. What is compared, stale or written
+is decided by pure functions in `reporting`. Tests are compared where they run; their results cross to the controller of xdist with their
+reports, and only the controller writes.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import astuple, replace
-from fractions import Fraction
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, astuple, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_nnxcheck.core import devices
-from pytest_nnxcheck.core.evidence import Stamp
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER, flag
-from pytest_nnxcheck.plugin import options, selection
-from pytest_nnxcheck.plugin.options import Given
-from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
-from pytest_nnxcheck.reporting.baseline_comparison import Comparison, Measured
+from pytest_nnxcheck.plugin import atomic_file, options, selection, worker_data
+from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
+from pytest_nnxcheck.reporting.baseline_comparison import (
+    ANY_STAMP,
+    NEW_ONLY,
+    UPDATE,
+    Comparison,
+    Measured,
+    Request,
+    Result,
+    Update,
+)
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Key
-from pytest_nnxcheck.reporting.baseline_update import Refused, Result, changes, renewed
+from pytest_nnxcheck.reporting.baseline_update import RunEnd
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
 
 NAME = "nnxcheck_baseline"
 TITLE = "nnx memory baseline"
-_UPDATE = flag("baseline_update")
-_NEW_ONLY = flag("baseline_update_new_only")
-_ANY_STAMP = flag("baseline_any_stamp")
 _WIRE = "nnx_baseline"
 _FLAGS = ("baseline_update", "baseline_update_new_only", "baseline_any_stamp")
 _CUTS = ("nesting", "transforms", "styles", "modes", "max_depth", "max_examples", "sweep", "effort")
 """Settings that change which nestings run."""
 
-_nodeid = pytest.StashKey[str]()
-_ledger = pytest.StashKey["Ledger"]()
-_wire = pytest.StashKey[dict[str, Any]]()
+_measurements = pytest.StashKey["Measurements"]()
+_result = pytest.StashKey[Result]()
 
 
-def start(config: pytest.Config) -> Keeper | None:
-    """Register the keeper, if the run has a baseline. Raises `SettingError` that says which option or file is wrong."""
+def start(config: pytest.Config) -> BaselineHooks | None:
+    """Register the hooks, if the run has a baseline. Raises `SettingError` that says which option or file is wrong."""
     tolerance = options.value(config, "memory_tolerance")
     given = options.given(config, "baseline")
     asked = [flag(name) for name in _FLAGS if options.asked(config, name)]
@@ -56,27 +60,28 @@ def start(config: pytest.Config) -> Keeper | None:
                 f"option {asked[0]}: of which file? Add {flag('baseline')} PATH, or nnx_baseline to the ini file"
             )
         return None
-    if {_UPDATE, _NEW_ONLY} <= {*asked}:
+    if {UPDATE, NEW_ONLY} <= {*asked}:
         raise SettingError(
-            f"options {_UPDATE} and {_NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
+            f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
         )
-    update = next((each for each in (_UPDATE, _NEW_ONLY) if each in asked), "")
+    update: Update = "all" if UPDATE in asked else "new" if NEW_ONLY in asked else ""
+    path, request = given.folder / given.value, Request(given.value, tolerance, update, ANY_STAMP in asked)
     try:
-        known = baseline_file.read(given.folder / given.value, given.value)
+        known = baseline_file.read(path, given.value)
     except SettingError as error:
         raise SettingError(f"{given.origin}: {error}") from None
-    keeper = Keeper(given, known, tolerance, update, any_stamp=_ANY_STAMP in asked)
-    config.pluginmanager.register(keeper, NAME)
-    return keeper
+    hooks = BaselineHooks(request, path, given.origin, known)
+    config.pluginmanager.register(hooks, NAME)
+    worker_data.of(config)
+    return hooks
 
 
-class Ledger:
+class Measurements:
     """What the first run of each nesting of a test measured: a listener to its run."""
 
     def __init__(self) -> None:
         self.seen: set[Nesting] = set()
-        self.found: dict[Nesting, Measured] = {}
-        self.unstable: set[Nesting] = set()
+        self.held: dict[str, Measured] = {}
 
     def begin(self, run: Run, nesting: Nesting) -> None:
         """Nothing is known yet."""
@@ -86,274 +91,136 @@ class Ledger:
         outcome, first = run.outcomes.get(nesting), nesting not in self.seen
         self.seen.add(nesting)
         whole = run.sweeping or run.remembers
-        if not first or not whole or outcome is None or outcome.verdict != "held" or outcome.peak is None:
-            return
-        self.found[nesting] = Measured(
-            outcome, baseline_file.entry(outcome.peak, outcome.evidence, drawn=not run.sweeping)
-        )
-        if not run.sweeping and not run.repeats:
-            self.unstable.add(nesting)
+        if first and whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
+            entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=not run.sweeping)
+            self.held[str(nesting)] = Measured(outcome, entry, fleeting=not run.sweeping and not run.repeats)
 
 
-class Keeper:
-    """The baseline of a run: what is known, what this run measured, and what is to be said at the end."""
+class BaselineHooks:
+    """The baseline that is known, the results of the tests so far, and what is to be said at the end."""
 
-    def __init__(
-        self, given: Given, known: Baseline | None, tolerance: Fraction, update: str, *, any_stamp: bool = False
-    ) -> None:
-        self.path, self.shown, self.origin = given.folder / given.value, given.value, given.origin
-        self.known, self.tolerance, self.update, self.any_stamp = known, tolerance, update, any_stamp
-        self.of_test = known.by_test() if known else {}
-        self.collected = self.broken = self.interrupted = False
+    def __init__(self, request: Request, path: Path, origin: str, known: Baseline | None) -> None:
+        self.request, self.path, self.origin, self.known = request, path, origin, known
+        self.entries = known.by_test() if known else {}
+        self.results: dict[str, Result] = {}
         self.failures = 0
-        self.items: list[pytest.Item] = []
-        self.exists: set[str] = set()
-        self.left_out: set[str] = set()
-        self.seen: set[str] = set()
-        self.wires: dict[str, Mapping[str, Any]] = {}
         self.lines: list[tuple[str, bool]] = []
 
     @pytest.hookimpl
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Stop a run that could not be compared or written; ``pytest --help`` and a collection need no file."""
-        config = session.config
-        if config.option.collectonly or hasattr(config, "workerinput"):
+        if session.config.option.collectonly or worker_data.is_worker(session.config):
             return
-        if self.known is None and not self.update:
+        shown, update = self.request.shown, self.request.update
+        if self.known is None and not update:
             raise pytest.UsageError(
-                f"{self.origin}: there is no file {self.shown}: write it with {_UPDATE}, from a run of all tests"
+                f"{self.origin}: there is no file {shown}: write it with {UPDATE}, from a run of all tests"
             )
-        if self.update and (reason := baseline_file.unwritable(self.path)):
-            raise pytest.UsageError(f"{self.origin}: cannot write {self.shown}: {reason}")
+        if update and (reason := atomic_file.unwritable(self.path)):
+            raise pytest.UsageError(f"{self.origin}: cannot write {shown}: {reason}")
 
     # --- a test ---
 
     def listen(self, item: pytest.Item, run: Run) -> None:
         """Note what the nestings of a test measure."""
-        item.stash[_ledger] = ledger = Ledger()
-        run.listeners.append(ledger)
+        item.stash[_measurements] = measurements = Measurements()
+        run.listeners.append(measurements)
 
     def finished(self, item: pytest.Item, run: Run) -> str:
         """Hold a test that is all right in itself against the baseline: the text of its failure, or nothing."""
-        ledger, test, stamp = item.stash[_ledger], self.test_of(item), devices.stamp()
+        test, measured, stamp = worker_data.nodeid(item), item.stash[_measurements].held, devices.stamp()
+        known, comparison = self.entries.get(test, {}), Comparison()
         differences = self.known.stamp.differences(stamp) if self.known else ""
-        stable = {nesting: each for nesting, each in ledger.found.items() if nesting not in ledger.unstable}
-        item.stash[_wire] = wire = {
-            "stamp": list(astuple(stamp)),
-            "differences": differences,
-            "lines": [baseline_file.format_line((test, str(nesting)), each.entry) for nesting, each in stable.items()],
-            "replayed": run.settings.nesting is not None,
-        }
-        if self.known is None or self.update == _UPDATE or (differences and not self.any_stamp):
+        if self.known is not None and self.request.compares(differences):
+            excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
+            comparison = baseline_comparison.compare(known, measured, self.request.tolerance, excused)
+        lines, replayed = baseline_comparison.lines_of(test, measured), run.settings.nesting is not None
+        item.stash[_result] = Result(test, astuple(stamp), differences, lines, replayed, comparison)
+        if not comparison.grew:
             return ""
-        known = self.of_test.get(test, {})
-        result = baseline_comparison.compare(known, ledger.found, self.tolerance)
-        excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
-        found = {str(nesting) for nesting in ledger.found}
-        wire |= {
-            "compared": result.compared,
-            "grew": len(result.grew),
-            "shrank": len(result.shrank),
-            "new": len({*result.new} - {str(nesting) for nesting in ledger.unstable}),
-            "stale": [name for name, each in known.items() if not each.drawn and name not in found | excused],
-        }
-        return self._message(item, run, known, ledger, result) if result.grew else ""
-
-    def _message(
-        self, item: pytest.Item, run: Run, known: Mapping[str, baseline_file.Entry], ledger: Ledger, result: Comparison
-    ) -> str:
-        report = run.report()
-        typed = [
-            f"{flag(name)} {shlex.quote(value)}"
-            for name, value in options.typed(item.config.option, ("baseline", "memory_tolerance")).items()
-        ]
-        checked = replace(report, options=" ".join([*([report.options] if report.options else []), *typed]))
-        return baseline_comparison.message(result, known, ledger.found, tolerance=self.tolerance, checked=checked)
-
-    def test_of(self, item: pytest.Item) -> str:
-        return item.stash.get(_nodeid, item.nodeid)
+        checked = run.report()
+        typed = options.typed(item.config.option, ("baseline", "memory_tolerance"))
+        words = [checked.options, *(f"{flag(name)} {shlex.quote(value)}" for name, value in typed.items())]
+        checked = replace(checked, options=" ".join(filter(None, words)))
+        return baseline_comparison.message(comparison, known, measured, self.request.tolerance, checked)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Send along what was measured; a test that failed sends its name alone."""
+        """Send the result along."""
         report = yield
         if item.get_closest_marker(MARKER) is not None:
-            wire = item.stash.get(_wire, {}) if report.when == "call" else {}
-            item.stash[_wire] = {}  # a rerun measures anew
-            if not report.passed:
-                wire = {name: wire[name] for name in ("differences", "compared", "grew") if name in wire}
-            setattr(report, _WIRE, {"test": self.test_of(item), **wire})
+            nothing = Result(worker_data.nodeid(item))
+            result = item.stash.get(_result, nothing) if report.when == "call" else nothing
+            item.stash[_result] = nothing  # a rerun measures anew
+            setattr(report, _WIRE, asdict(result if report.passed else result.of_failure()))
         return report
-
-    # --- the collection ---
-
-    @pytest.hookimpl
-    def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """Keep the node id as it is now: for --dist=loadgroup xdist adds to it on older versions of pytest."""
-        item.stash[_nodeid] = item.nodeid
-        self.items.append(item)
-
-    @pytest.hookimpl
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember where tests may be missing."""
-        self.broken = self.broken or report.failed
-        if report.skipped:
-            self.left_out.add(report.nodeid)
-
-    @pytest.hookimpl
-    def pytest_collection_finish(self) -> None:
-        """Note which tests there are, those that are deselected too."""
-        self.collected = True
-        marked = (item for item in self.items if item.get_closest_marker(MARKER) is not None)
-        self.exists.update(map(self.test_of, marked))
-        self.items.clear()
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker of xdist collected; one that crashed says nothing."""
-        wire = getattr(node, "workeroutput", {}).get(_WIRE)
-        if wire:
-            self.collected |= wire["collected"]
-            self.broken |= wire["broken"]
-            self.exists.update(wire["exists"])
-            self.left_out.update(wire["left_out"])
 
     # --- the end of the run ---
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Gather what the tests measured, wherever they ran."""
+        """Gather the results, wherever the tests ran."""
         self.failures += report.failed
         wire = getattr(report, _WIRE, None)
-        if wire:
-            self.seen.add(wire["test"])
-            if len(wire) > 1:
-                self.wires[wire["test"]] = wire
-
-    @pytest.hookimpl
-    def pytest_keyboard_interrupt(self) -> None:
-        """Ctrl-C, or `pytest.exit`, which may give any exit status."""
-        self.interrupted = True
+        if wire and (report.when == "call" or wire["test"] not in self.results):
+            self.results[wire["test"]] = Result.from_wire(wire)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write, and say what is stale; a worker of xdist hands over what it saw instead."""
-        config = session.config
-        output = getattr(config, "workeroutput", None)
-        if output is not None:
-            output[_WIRE] = {
-                "collected": self.collected,
-                "broken": self.broken,
-                "exists": sorted(self.exists),
-                "left_out": sorted(self.left_out),
-            }
+        """Write, and say what is stale, where the results of all processes are."""
+        if session.config.option.collectonly or worker_data.is_worker(session.config):
             return
-        if config.option.collectonly:
-            return
-        self.lines = [*self._compared(), *self._ended(session)]
+        results, end = self.results.values(), self._end(session)
+        compared = baseline_comparison.summary(self.request, results, exists=self.known is not None)
+        self.lines = [*((line, False) for line in compared), *self._ended(end)]
+        if any(red for _, red in self.lines) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _compared(self) -> Iterator[tuple[str, bool]]:
-        differences = next((wire["differences"] for wire in self.wires.values() if wire.get("differences")), "")
-        if differences and self.update != _UPDATE:
-            how = f"compared all the same ({_ANY_STAMP})" if self.any_stamp else "nothing was compared"
-            advice = "" if self.any_stamp else f": {_ANY_STAMP} compares all the same, {_UPDATE} measures all anew"
-            yield f"{self.shown} is of another stamp, {differences}; {how}{advice}", False
-        sums = {
-            name: sum(wire.get(name, 0) for wire in self.wires.values())
-            for name in ("compared", "grew", "shrank", "new")
-        }
-        if self.known is not None and self.update != _UPDATE and (not differences or self.any_stamp):
-            grew = (
-                f", {sums['grew']} grew by more than {baseline_comparison.percent(self.tolerance)}"
-                if sums["grew"]
-                else ""
-            )
-            yield f"{self.shown}: {nestings(sums['compared'])} compared{grew}", False
-        if sums["shrank"]:
-            yield (
-                f"{nestings(sums['shrank'])} shrank by more than {baseline_comparison.percent(self.tolerance)}: {_UPDATE} keeps the gain",
-                False,
-            )
-        if sums["new"] and not self.update:
-            yield f"{nestings(sums['new'])} not in {self.shown}: {_NEW_ONLY} adds them", False
+    def _end(self, session: pytest.Session) -> RunEnd:
+        config, status = session.config, session.exitstatus
+        data, selected = worker_data.of(config), selection.Selection.of(config)
+        typed = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
+        return RunEnd(
+            exit_status=int(status),
+            failures=self.failures,
+            interrupted=data.interrupted or status == pytest.ExitCode.INTERRUPTED,
+            broken=data.collection.broken,
+            complete=data.saw_all(status),
+            tests=data.collection.tests,
+            skipped=data.collection.skipped,
+            whole_files=frozenset(filter(selected.covers, map(baseline_update.file_of, self.entries))),
+            narrowed=selection.narrowed(config),
+            fewer_nestings=not typed.isdisjoint(map(flag, _CUTS)),
+            replayed=config.getoption("nnx_nesting") is not None,
+        )
 
-    def _ended(self, session: pytest.Session) -> Iterator[tuple[str, bool]]:
-        gone = self._gone(session)
-        if self.update != _UPDATE:
-            stale = [*self._stale_lines(session, gone)]
-            if stale:
-                yield f"ERROR {self.shown} has stale entries, {_UPDATE} removes them:", True
-                yield from ((f"  {line}", True) for line in stale)
-                _fail(session)
-        if not self.update:
-            return
-        reason = self._not_written(session) or self._write(gone)
-        if reason:
-            yield f"{self.shown} is not written: {reason}", True
-            _fail(session)
-        else:
-            yield f"{self.shown} is written, {self.written}", False
+    def _ended(self, end: RunEnd) -> Iterator[tuple[str, bool]]:
+        """What is stale, and what became of the file: lines, and whether one is bad news."""
+        shown, results = self.request.shown, self.results.values()
+        removed = baseline_update.gone(self.known, end) if self.known else []
+        stale = [] if self.request.update == "all" else [*baseline_update.stale_lines(removed, results, end)]
+        if stale:
+            yield f"ERROR {shown} has stale entries, {UPDATE} removes them:", True
+            yield from ((f"  {line}", True) for line in stale)
+        if self.request.update:
+            refusal = baseline_update.refusal(end, stale=bool(stale))
+            told, written = (refusal, False) if refusal else self._write(removed)
+            yield f"{shown} is {'written, ' if written else 'not written: '}{told}", not written
 
-    def _gone(self, session: pytest.Session) -> list[Key]:
-        """The entries whose test is no more, as far as the run can tell."""
-        config = session.config
-        whole = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
-        known = self.known if session.exitstatus in whole and self.collected and not self.broken else None
-        if (
-            known is None
-            or self.interrupted
-            or selection.narrowed(config)
-            or config.getoption("nnx_nesting") is not None
-        ):
-            return []
-        selected = selection.Selection.of(config)
-        return [
-            key
-            for key in known.entries
-            if key[0] not in self.exists
-            and selected.covers(key[0].partition("::")[0])
-            and not any(key[0].startswith(place) for place in self.left_out)
-        ]
-
-    def _stale_lines(self, session: pytest.Session, gone: list[Key]) -> Iterator[str]:
-        """What is stale, a line a test; where nothing was compared, nothing is known of it."""
-        if any(wire.get("differences") for wire in self.wires.values()):
-            return
-        for test in dict.fromkeys(test for test, _ in gone):
-            yield f"{baseline_file.quoted(test)}: there is no such test"
-        typed = [str(arg).partition("=")[0] for arg in session.config.invocation_params.args]
-        if selection.narrowed(session.config) or {*typed} & {flag(name) for name in _CUTS}:
-            return
-        for test, wire in sorted(self.wires.items()):
-            if wire.get("stale") and not wire.get("replayed"):
-                yield f"{baseline_file.quoted(test)}: did not run under {', '.join(wire['stale'])}"
-
-    def _not_written(self, session: pytest.Session) -> str:
-        """Why a run must not leave a baseline; empty if it may."""
-        if self.broken:
-            return "not every test could be collected"
-        if self.interrupted or session.exitstatus == pytest.ExitCode.INTERRUPTED:
-            return "the run was interrupted"
-        if self.failures:
-            return f"{self.failures} test{'s' * (self.failures != 1)} failed"
-        if session.exitstatus != pytest.ExitCode.OK:
-            return f"the run failed (exit status {int(session.exitstatus)})"
-        return ""
-
-    def _write(self, gone: list[Key]) -> str:
-        """Put the new baseline in its place, on top of what the file is by now; why not, if not."""
-        results = {test: _result(wire) for test, wire in self.wires.items() if "stamp" in wire}
+    def _write(self, removed: list[Key]) -> tuple[str, bool]:
+        """Put the new baseline in its place, on top of what the file is by now: what changed, or why nothing did."""
         try:
-            before = baseline_file.read(self.path, self.shown)
-            after = renewed(before, results, gone=gone, seen=self.seen, new_only=self.update == _NEW_ONLY)
-            if before is None or baseline_file.format_baseline(before) != baseline_file.format_baseline(after):
-                baseline_file.write(self.path, after)
-        except (Refused, SettingError) as error:
-            return str(error)
+            before = baseline_file.read(self.path, self.request.shown)
+            after = baseline_update.renewed(
+                before, self.results.values(), removed, new_only=self.request.update == "new"
+            )
+            if before != after:
+                atomic_file.write(self.path, baseline_file.format_baseline(after))
+        except (baseline_update.Refused, SettingError) as error:
+            return str(error), False
         except OSError as error:
-            return f"{error.strerror or error}, what was there is as it was"
-        self.written = changes(before, after)
-        return ""
+            return f"{atomic_file.reason(error)}, what was there is as it was", False
+        return baseline_update.changes(before, after), True
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -362,17 +229,3 @@ class Keeper:
             terminalreporter.write_sep("=", TITLE, red=any(red for _, red in self.lines))
             for line, red in self.lines:
                 terminalreporter.write_line(line, red=red)
-
-
-def _fail(session: pytest.Session) -> None:
-    if session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _result(wire: Mapping[str, Any]) -> Result:
-    pairs = [baseline_file.parse_line(line) for line in wire["lines"]]
-    return Result(Stamp(*wire["stamp"]), {nesting: entry for (_, nesting), entry in pairs}, wire["replayed"])
-
-
-def nestings(count: int) -> str:
-    return f"{count} nesting{'s' * (count != 1)}"

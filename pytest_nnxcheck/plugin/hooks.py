@@ -20,7 +20,7 @@ from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import compiled_programs, options, progress
+from pytest_nnxcheck.plugin import cache, options, progress
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
     GIVEN,
@@ -34,12 +34,12 @@ from pytest_nnxcheck.plugin.marker import (
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrapped
-    from pytest_nnxcheck.plugin.baseline import Keeper
+    from pytest_nnxcheck.plugin.baseline import BaselineHooks
     from pytest_nnxcheck.plugin.known_failures import Suite
     from pytest_nnxcheck.runner.run import Run
 
 TITLE = "nnx invariants"
-_keeper = pytest.StashKey["Keeper | None"]()
+_baseline = pytest.StashKey["BaselineHooks | None"]()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[GIVEN] = options.of_a_check(config)
         _register_reports(config)
         config.stash[SUITE] = _register_known_failures(config)
-        config.stash[_keeper] = _start_baseline(config)
+        config.stash[_baseline] = _start_baseline(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -77,18 +77,18 @@ def _register_known_failures(config: pytest.Config) -> Suite | None:
     file = options.given(config, "expected_failures")
     if file is None:
         return None
-    from pytest_nnxcheck.plugin import known_failures
+    from pytest_nnxcheck.plugin import known_failures, worker_data
 
     try:
-        suite = known_failures.Suite(file.folder / file.value, file.value)
+        suite = known_failures.Suite(file.folder / file.value, file.value, worker_data.of(config))
     except SettingError as error:
         raise SettingError(f"{file.origin}: {error}") from None
     config.pluginmanager.register(suite, known_failures.NAME)
     return suite
 
 
-def _start_baseline(config: pytest.Config) -> Keeper | None:
-    """The keeper of the baseline, if the run has one. Raises `SettingError` that names its source."""
+def _start_baseline(config: pytest.Config) -> BaselineHooks | None:
+    """The hooks of the baseline, if the run has one. Raises `SettingError` that names its source."""
     if not options.of_a_run(config):
         return None
     from pytest_nnxcheck.plugin import baseline
@@ -211,7 +211,6 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.core import modes
-    from pytest_nnxcheck.plugin.programs import of_item
     from pytest_nnxcheck.runner import hypothesis_test
     from pytest_nnxcheck.runner import run as runs
 
@@ -226,19 +225,19 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     written = options.replay_options(item.config.option)
 
     def run_of(remember: bool) -> Run:
-        programs = of_item(item, written, settings)
+        programs = cache.programs_of(item, written, settings)
         return runs.Run(
             settings,
             test_id=item.nodeid,
             options=written,
             remember=remember,
             programs=programs,
-            compiles=compiled_programs.folder_of(item.config),
+            compiles=cache.folder_of_compiles(item.config),
         )
 
     seeded = item.config.getoption("hypothesis_seed", None) is not None
     built, run = hypothesis_test.build(item.obj, run_of, item.fixturenames, seeded=seeded)
-    if (baseline := item.config.stash[_keeper]) is not None:
+    if (baseline := item.config.stash[_baseline]) is not None:
         baseline.listen(item, run)
     return run, built
 
@@ -256,7 +255,7 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     if suite is not None:
         suite.finished(item, checked)
     problem = run.finish() or report.rejected_modes(checked) or "\n".join(checked.unexpected)
-    if not problem and (baseline := item.config.stash[_keeper]) is not None:
+    if not problem and (baseline := item.config.stash[_baseline]) is not None:
         problem = baseline.finished(item, run)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 

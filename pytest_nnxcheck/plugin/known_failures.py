@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,14 +21,14 @@ from pytest_nnxcheck.core.errors import PUBLIC
 from pytest_nnxcheck.core.expected_failures import Entry, EntryError
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.plugin import worker_data
 from pytest_nnxcheck.plugin.selection import Selection
+from pytest_nnxcheck.plugin.worker_data import Part, WorkerData
 from pytest_nnxcheck.reporting.report import Report
 
 NAME = "nnxcheck_suite"
 TITLE = "nnx expected failures"
-_WIRE = "nnx_expected_failures"
 _WILD = frozenset("*?[")
-_nodeid = pytest.StashKey[str]()
 
 
 class ExpectedFailuresWarning(pytest.PytestWarning):
@@ -94,26 +94,22 @@ def _line(text: str, pattern: str) -> int:
 
 
 class Suite:
-    """The tables of a run, what they matched, and the hooks that gather this and tell it."""
+    """The tables of a run, what they matched, and the hooks that tell it."""
 
-    def __init__(self, path: Path, shown: str) -> None:
+    def __init__(self, path: Path, shown: str, data: WorkerData) -> None:
         self.path = path
         self.shown = shown
         self.tables = read(path, shown)
-        self.collected = False
-        self.broken = False
-        self.asked: dict[str, set[str]] = {}
+        self.data = data
+        data.add("expected failures", Part(self.to_wire, self.absorb))
         self.ran: set[str] = set()
         self.used: set[tuple[str, str]] = set()
         self.errors: list[str] = []
 
     def entries(self, item: pytest.Item) -> tuple[Entry, ...]:
         """The entries for a test; where two tables have the same key, the earlier one wins."""
-        # Kept from here on: for --dist=loadgroup xdist adds to the node id of older versions of pytest.
-        nodeid = item.stash.setdefault(_nodeid, item.nodeid)
+        nodeid = worker_data.nodeid(item)
         tables = [table for table in self.tables if table.matches(nodeid)]
-        for table in tables:
-            self.asked.setdefault(table.pattern, set()).add(nodeid)
         return expected_failures.add_up(*(table.entries for table in reversed(tables)))
 
     def finished(self, item: pytest.Item, report: Report) -> None:
@@ -121,35 +117,17 @@ class Suite:
         settings = report.settings
         if settings.nesting is not None:
             return
-        self.ran.add(item.stash[_nodeid])
+        self.ran.add(worker_data.nodeid(item))
         for entry in settings.expected_failures:
             if entry.table and expected_failures.tally(entry, report.outcomes, settings.invariants).matched:
                 self.used.add((entry.table, entry.key))
 
     @pytest.hookimpl
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember that tests may be missing."""
-        self.broken = self.broken or report.failed
-
-    @pytest.hookimpl
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Look at tests that were marked after they were collected."""
-        self.collected = True
-        for item in session.items:
-            if _nodeid not in item.stash and item.get_closest_marker(MARKER):
-                self.entries(item)
-
-    @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Warn; a worker of xdist hands over what it saw instead."""
-        output = getattr(session.config, "workeroutput", None)
-        if output is not None:
-            output[_WIRE] = self.to_wire()
+        """Warn, where what all processes saw is known."""
+        if worker_data.is_worker(session.config) or not self.data.saw_all(session.exitstatus):
             return
-        whole = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
-        if session.exitstatus not in whole or self.broken or not self.collected:
-            return
-        for table, text in self.complaints(Selection.of(session.config)):
+        for table, text in self.complaints(Selection.of(session.config), self.data.collection.tests):
             self._warn(table, text)
         if self.errors and session.exitstatus != pytest.ExitCode.TESTS_FAILED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -169,40 +147,21 @@ class Suite:
             for line in self.errors:
                 terminalreporter.write_line(f"ERROR {line}", red=True)
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker of xdist saw; one that crashed says nothing."""
-        wire = getattr(node, "workeroutput", {}).get(_WIRE)
-        if wire:
-            self.absorb(wire)
-
     def to_wire(self) -> dict[str, Any]:
         """What this process saw, in plain types."""
-        asked = {pattern: sorted(nodeids) for pattern, nodeids in self.asked.items()}
-        used = [list(pair) for pair in sorted(self.used)]
-        return {
-            "collected": self.collected,
-            "broken": self.broken,
-            "asked": asked,
-            "ran": sorted(self.ran),
-            "used": used,
-        }
+        return {"ran": sorted(self.ran), "used": [list(pair) for pair in sorted(self.used)]}
 
     def absorb(self, wire: Mapping[str, Any]) -> None:
         """Add what another process saw."""
-        self.collected |= wire["collected"]
-        self.broken |= wire["broken"]
         self.ran.update(wire["ran"])
         self.used.update((table, key) for table, key in wire["used"])
-        for pattern, nodeids in wire["asked"].items():
-            self.asked.setdefault(pattern, set()).update(nodeids)
 
-    def complaints(self, selection: Selection) -> Iterator[tuple[Table, str]]:
+    def complaints(self, selection: Selection, tests: Collection[str]) -> Iterator[tuple[Table, str]]:
         """What matched nothing, though it could have: the selection took in all that the table may be for."""
         for table in self.tables:
             if not covers(selection, table):
                 continue
-            asked = self.asked.get(table.pattern)
+            asked = {*filter(table.matches, tests)}
             if not asked:
                 yield table, f"table {table.pattern!r} of expected failures matches no test marked {MARKER}"
             elif asked <= self.ran:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.plugin import worker_data
 from pytest_nnxcheck.plugin.pytest_internals import write_uncaptured
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def attach(item: pytest.Item, run: Run) -> None:
     """Show how far the run of a test is: not with -q, and not in a worker of xdist."""
     config = item.config
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is None or config.get_verbosity() < 0 or hasattr(config, "workerinput"):
+    if reporter is None or config.get_verbosity() < 0 or worker_data.is_worker(config):
         return
     unattended = any(map(os.environ.get, ("CI", "BUILD_NUMBER"))) or os.environ.get("TERM") == "dumb"
     run.listeners.append(Progress(item, run.settings, patience=TERMINAL if reporter.isatty and not unattended else LOG))

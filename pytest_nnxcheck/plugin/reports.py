@@ -6,10 +6,8 @@ pytest and light rooms only. PYTEST_DONT_REWRITE: nothing here is an assertion f
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -22,7 +20,8 @@ import pytest
 
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import options
+from pytest_nnxcheck.plugin import atomic_file, options, worker_data
+from pytest_nnxcheck.plugin.worker_data import Part
 from pytest_nnxcheck.reporting import html_page, markdown, records, step_summary
 from pytest_nnxcheck.reporting.records import Place, Records
 
@@ -50,36 +49,13 @@ class Target:
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put the whole report in place at once. Raises `OSError`."""
-        text = FORMATS[self.path.suffix.lower()](document)
-        with _beside(self.path) as new:
-            new.write_text(text, encoding="utf-8")
-            new.replace(self.path)
+        atomic_file.write(self.path, FORMATS[self.path.suffix.lower()](document))
 
     def prepare(self) -> None:
         """Make the folder, and see whether a file can be written there. Raises `SettingError`."""
-        try:
-            if self.path.is_dir():
-                raise IsADirectoryError(None, "it is a folder")
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _beside(self.path) as new:
-                new.write_bytes(b"")
-        except (OSError, ValueError) as error:
+        if why := atomic_file.unwritable(self.path, make_folders=True):
             advice = "write the name of a file in a folder that can be written"
-            raise SettingError(f"{self.origin}: cannot write {self.shown}: {_reason(error)}; {advice}") from None
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Generator[Path, None, None]:
-    """A new file in the same folder, which is gone afterwards; its name is short, for the report's own may be as long as it can be."""
-    new = path.parent / f".nnx-{os.getpid()}-{time.monotonic_ns()}"
-    try:
-        yield new
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+            raise SettingError(f"{self.origin}: cannot write {self.shown}: {why}; {advice}")
 
 
 def targets(config: pytest.Config) -> tuple[Target, ...]:
@@ -87,8 +63,7 @@ def targets(config: pytest.Config) -> tuple[Target, ...]:
     given = options.given(config, "report")
     if given is None:
         return ()
-    # Through links: what is replaced is the file, not the link to it.
-    return tuple(Target(Path(os.path.realpath(given.folder / each)), each, given.origin) for each in given.value)
+    return tuple(Target(given.folder / each, each, given.origin) for each in given.value)
 
 
 def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
@@ -96,10 +71,12 @@ def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
     asked, summary = targets(config), step_summary.file_of(os.environ)
     if not asked and summary is None:
         return
-    is_worker = hasattr(config, "workerinput")
-    for target in asked if not is_worker else ():
-        target.prepare()
-    config.pluginmanager.register(Publisher(config, asked, summary, unreported, is_worker=is_worker), NAME)
+    if not worker_data.is_worker(config):
+        for target in asked:
+            target.prepare()
+    publisher = Publisher(config, asked, summary, unreported)
+    worker_data.of(config).add("interrupted tests", Part(publisher.interrupted, publisher.absorb))
+    config.pluginmanager.register(publisher, NAME)
 
 
 class Publisher:
@@ -111,15 +88,13 @@ class Publisher:
         asked: tuple[Target, ...],
         summary: Path | None,
         unreported: dict[str, Run],
-        *,
-        is_worker: bool,
     ) -> None:
         self.root = config.rootpath
         self.folder = config.invocation_params.dir
         self.targets = asked
         self.summary = summary
         self.unreported = unreported
-        self.is_worker = is_worker
+        self.is_worker = worker_data.is_worker(config)
         self.started = datetime.now(UTC)
         self.tests: dict[str, Records] = {}
         self.written: list[str] = []
@@ -184,7 +159,7 @@ class Publisher:
             self.tests[report.nodeid] = found
         elif report.when == "teardown" and report.failed and report.nodeid in self.tests:
             self._add_error(self.tests[report.nodeid], report)
-        elif report.when not in {"setup", "call", "teardown"}:  # a worker of xdist crashed in it
+        elif worker_data.is_crash(report):
             crashed: Records = {"test": records.empty_test(report.nodeid), "nestings": []}
             known = self.tests.setdefault(report.nodeid, crashed)
             if known["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
@@ -198,29 +173,23 @@ class Publisher:
     # Innermost: after all that may fail the run yet, before the terminal's summary.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Write; a worker hands over the test that was interrupted instead."""
+        """Write, where the records of all processes are."""
         result = yield
-        self._finish(session)
+        if not self.is_worker:
+            self.absorb(self.interrupted())
+            if not session.config.getoption("collectonly"):
+                self._publish(session)
         return result
 
-    def _finish(self, session: pytest.Session) -> None:
+    def interrupted(self) -> list[Records]:
+        """The records of the test that was interrupted in this process."""
         stopped = [self._of_run(nodeid) for nodeid in self.unreported]
         for found in stopped:
             found["test"]["outcome"] = "interrupted"
-        output = getattr(session.config, "workeroutput", None)
-        if output is not None:
-            output[_WIRE] = stopped
-            return
-        self._absorb(stopped)
-        if not session.config.getoption("collectonly"):
-            self._publish(session)
+        return stopped
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the test that was interrupted in a worker; one that crashed says nothing."""
-        self._absorb(getattr(node, "workeroutput", {}).get(_WIRE, []))
-
-    def _absorb(self, stopped: list[Records]) -> None:
+    def absorb(self, stopped: list[Records]) -> None:
+        """Take over the test that was interrupted, in whichever process."""
         for found in stopped:
             known = self.tests.get(found["test"]["nodeid"])
             if known is None or not known["nestings"]:
@@ -233,7 +202,7 @@ class Publisher:
                 target.write(document)
                 self.written.append(target.shown)
             except OSError as error:
-                self.problems.append(f"{target.origin}: cannot write {target.shown}: {_reason(error)}")
+                self.problems.append(f"{target.origin}: cannot write {target.shown}: {atomic_file.reason(error)}")
             except Exception as error:  # noqa: BLE001 - a fault of ours must not take the other reports, and the summary, with it
                 self.problems.append(f"{target.origin}: cannot make {target.shown}: {type(error).__name__}: {error}")
         if self.problems and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
@@ -246,7 +215,7 @@ class Publisher:
         try:
             step_summary.append(summary, document)
         except OSError as error:
-            self.problems.append(f"cannot write the summary of the step: {_reason(error)}")
+            self.problems.append(f"cannot write the summary of the step: {atomic_file.reason(error)}")
 
     def _head(self, session: pytest.Session) -> dict[str, Any]:
         now = datetime.now(UTC)

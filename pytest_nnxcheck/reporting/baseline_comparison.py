@@ -1,4 +1,4 @@
-"""The measured peaks of a test against those of the baseline: what grew, what shrank, what is new or gone, and the text of it.
+"""The measured peaks of a test against those of the baseline: what grew, what shrank, what is new or stale, and the text of it.
 
 Pure functions over plain data: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -6,28 +6,49 @@ Pure functions over plain data: nothing here imports jax, flax, hypothesis or py
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from typing import Any, Literal
 
 from pytest_nnxcheck.core.evidence import SHOWN, Held, Split
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.core.text import Row
 from pytest_nnxcheck.reporting import baseline_file, report
 from pytest_nnxcheck.reporting.baseline_file import Buffers, Entry
 
 HEADLINE = "nnx memory baseline exceeded"
+UPDATE, NEW_ONLY, ANY_STAMP = map(flag, ("baseline_update", "baseline_update_new_only", "baseline_any_stamp"))
+Update = Literal["", "all", "new"]
 _ALSO = 5
 """Further nestings that grew, and buffers of each kind, that are named."""
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """What a run does with its baseline, which messages call ``shown``: an update measures ``all`` anew, or adds what is ``new``."""
+
+    shown: str
+    tolerance: Fraction
+    update: Update = ""
+    any_stamp: bool = False
+
+    def compares(self, differences: str) -> bool:
+        """Whether peaks are held against a file whose stamp has these differences from that of the run."""
+        return self.update != "all" and (self.any_stamp or not differences)
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """What one nesting of this run is compared with: its outcome, and the entry that would be written of it."""
+    """What one nesting of this run is compared with: its outcome, and the entry that would be written of it.
+
+    A ``fleeting`` one was drawn in a way that varies from run to run: it is compared, and not kept.
+    """
 
     outcome: Outcome
     entry: Entry
+    fleeting: bool = False
 
     @property
     def buffers(self) -> tuple[Held, ...]:
@@ -36,47 +57,114 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One test against the baseline: nestings as text, the smallest first."""
+    """One test against the baseline, nestings as text: what ``grew`` the smallest first, ``stale`` what is known and neither was drawn nor ran."""
 
     compared: int = 0
-    grew: tuple[Nesting, ...] = ()
+    grew: tuple[str, ...] = ()
     shrank: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
 
 
-def compare(known: Mapping[str, Entry], found: Mapping[Nesting, Measured], tolerance: Fraction) -> Comparison:
-    """Hold what was measured against the entries of the same test."""
-    pairs = [
-        (nesting, known[str(nesting)].peak, each.entry.peak) for nesting, each in found.items() if str(nesting) in known
-    ]
-    grew = [nesting for nesting, before, now in pairs if now > before * (1 + tolerance)]
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the end of a run needs to know of a test: plain values, which cross processes as `dataclasses.asdict` makes them.
+
+    One that passed has a ``stamp``, and the ``lines`` that would be written of it: of all its nestings, or of the one that was ``replayed``.
+    ``differences`` are those of its stamp from that of the file.
+    """
+
+    test: str
+    stamp: tuple[str, ...] = ()
+    differences: str = ""
+    lines: tuple[str, ...] = ()
+    replayed: bool = False
+    comparison: Comparison = Comparison()
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Result:
+        """What `dataclasses.asdict` made plain."""
+        return cls(**{**wire, "comparison": Comparison(**wire["comparison"])})
+
+    def of_failure(self) -> Result:
+        """What is left where the test failed after all: what was compared, and nothing to keep."""
+        comparison = Comparison(self.comparison.compared, self.comparison.grew)
+        return Result(self.test, differences=self.differences, comparison=comparison)
+
+    def entries(self) -> dict[str, Entry]:
+        """The entries to write, by nesting."""
+        return {nesting: entry for (_, nesting), entry in map(baseline_file.parse_line, self.lines)}
+
+
+def lines_of(test: str, measured: Mapping[str, Measured]) -> tuple[str, ...]:
+    """What would be written of a test."""
+    kept = {nesting: each.entry for nesting, each in measured.items() if not each.fleeting}
+    return tuple(baseline_file.format_line((test, nesting), entry) for nesting, entry in kept.items())
+
+
+def compare(
+    known: Mapping[str, Entry], measured: Mapping[str, Measured], tolerance: Fraction, excused: Collection[str] = ()
+) -> Comparison:
+    """Hold what was measured against the entries of the same test; ``excused`` nestings ran, and are expected to fail."""
+    both = {name: (known[name].peak, each.entry.peak) for name, each in measured.items() if name in known}
+    grew = [name for name, (before, now) in both.items() if now > before * (1 + tolerance)]
     return Comparison(
-        compared=len(pairs),
-        grew=tuple(sorted(grew, key=lambda nesting: nesting.plainness)),
-        shrank=tuple(str(nesting) for nesting, before, now in pairs if now < before * (1 - tolerance)),
-        new=tuple(str(nesting) for nesting in found if str(nesting) not in known),
+        compared=len(both),
+        grew=tuple(sorted(grew, key=lambda name: measured[name].outcome.nesting.plainness)),
+        shrank=tuple(name for name, (before, now) in both.items() if now < before * (1 - tolerance)),
+        new=tuple(name for name, each in measured.items() if name not in known and not each.fleeting),
+        stale=tuple(
+            name for name, entry in known.items() if not entry.drawn and name not in measured and name not in excused
+        ),
     )
+
+
+# --- the text ------------------------------------------------------------------------------------------------------------
+
+
+def summary(request: Request, results: Collection[Result], *, exists: bool) -> Iterator[str]:
+    """What a run compared, a line each; ``exists`` says whether there was a file."""
+    comparisons = [result.comparison for result in results]
+    differences = next((result.differences for result in results if result.differences), "")
+    grew, shrank, new = (sum(len(getattr(each, name)) for each in comparisons) for name in ("grew", "shrank", "new"))
+    beyond = f"by more than {percent(request.tolerance)}"
+    if differences and request.update != "all":
+        advice = f"nothing was compared: {ANY_STAMP} compares all the same, {UPDATE} measures all anew"
+        how = f"compared all the same ({ANY_STAMP})" if request.any_stamp else advice
+        yield f"{request.shown} is of another stamp, {differences}; {how}"
+    if exists and request.compares(differences):
+        compared = sum(each.compared for each in comparisons)
+        yield f"{request.shown}: {nestings(compared)} compared" + (f", {grew} grew {beyond}" if grew else "")
+    if shrank:
+        yield f"{nestings(shrank)} shrank {beyond}: {UPDATE} keeps the gain"
+    if new and not request.update:
+        yield f"{nestings(new)} not in {request.shown}: {NEW_ONLY} adds them"
+
+
+def nestings(count: int) -> str:
+    return f"{count} nesting{'s' * (count != 1)}"
 
 
 def message(
     result: Comparison,
     known: Mapping[str, Entry],
-    found: Mapping[Nesting, Measured],
-    *,
+    measured: Mapping[str, Measured],
     tolerance: Fraction,
     checked: report.Report,
 ) -> str:
     """The text of a failure: the smallest nesting that grew, and what in it did. The options of the report name the baseline."""
-    shown = result.grew[0]
-    before, now = known[str(shown)], found[shown]
+    smallest, *further = result.grew
+    before, now = known[smallest], measured[smallest]
+    grown = [f"{name}   {change(known[name].peak, measured[name].entry.peak)}" for name in further[:_ALSO]]
+    more = [f"and {len(further) - _ALSO} more"] if further[_ALSO:] else []
     rows = [
-        ("nesting", f"{shown!s:<38} smallest of {len(result.grew)} that grew, {result.compared} compared"),
+        ("nesting", f"{smallest:<38} smallest of {len(result.grew)} that grew, {result.compared} compared"),
         ("peak", f"{change(before.peak, now.entry.peak)}, tolerance {percent(tolerance)}"),
         *split_rows(before.split, now.entry.split),
         *(("buffer", text) for text in buffer_rows(before, now)),
-        *(("also grew", text) for text in also(result.grew[1:], known, found)),
-        ("accept", f"pytest {shlex.quote(checked.test_id)} {checked.options} --nnx-baseline-update".replace("  ", " ")),
-        ("replay", report.replay(checked, shown)),
+        *(("also grew", text) for text in (*grown, *more)),
+        ("accept", f"pytest {shlex.quote(checked.test_id)} {checked.options} {UPDATE}".replace("  ", " ")),
+        ("replay", report.replay(checked, now.outcome.nesting)),
     ]
     return report.lay_out(HEADLINE, checked.test_id, rows)
 
@@ -126,7 +214,7 @@ def _more(
         key = (each.bytes, each.label)
         more = each.count - counts.get(key, 0)
         if more > 0 and (each.bytes > unnamed or key in counts):
-            text = baseline_file.show_buffers(Buffers(each.bytes, each.label, more), each.label)
+            text = f"{more} x " * (more != 1) + f"{each.bytes} B {each.label}"
             rows.append(f"{text}   {lines[key]}" if lines.get(key) else text)
     return rows[:_ALSO]
 
@@ -134,12 +222,3 @@ def _more(
 def _lines(buffers: Iterable[Held]) -> dict[tuple[int, str], str]:
     """The line of the first buffer of each kind."""
     return {(each.bytes, baseline_file.label(each)): each.stack[0] for each in reversed(tuple(buffers)) if each.stack}
-
-
-def also(nestings: Iterable[Nesting], known: Mapping[str, Entry], found: Mapping[Nesting, Measured]) -> Iterator[str]:
-    """One line for each further nesting that grew."""
-    names = tuple(nestings)
-    for nesting in names[:_ALSO]:
-        yield f"{nesting}   {change(known[str(nesting)].peak, found[nesting].entry.peak)}"
-    if names[_ALSO:]:
-        yield f"and {len(names) - _ALSO} more"

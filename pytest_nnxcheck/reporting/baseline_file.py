@@ -1,4 +1,4 @@
-"""The file of the memory baseline: the peak of every test and nesting, one line each, to be read in a review.
+"""The file of the memory baseline: JSON Lines, the stamp first, then the peak of every test and nesting, a line each, to be read in a review.
 
 Pure data, parsed and written: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -6,30 +6,24 @@ Pure data, parsed and written: nothing here imports jax, flax, hypothesis or pyt
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
 from pytest_nnxcheck.core.setting_values import SettingError
 
-HEAD = "# pytest-nnxcheck memory baseline, format "
-FORMAT = 1
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_T = TypeVar("_T", bound="DataclassInstance")
+HEAD = "pytest-nnxcheck memory baseline"
+FORMAT = 2
 FEW = 3
 """Kinds of buffers that an entry names: the largest."""
-
-DRAWN = " (drawn)"
-_CONFLICT = re.compile(r"([<>=|])\1{6}(\s|$)")
-_NUMBER = r"\d{1,19}"
-_SPLIT = re.compile(
-    rf"({_NUMBER}) B(?: = ({_NUMBER}) arguments \+ ({_NUMBER}) outputs \+ ({_NUMBER}) temporaries"
-    rf" \+ ({_NUMBER}) constants - ({_NUMBER}) aliased)?",
-    re.ASCII,
-)
-_BUFFERS = re.compile(rf"(?:({_NUMBER}) x )?({_NUMBER}) B (.+)", re.ASCII | re.DOTALL)
-_STAMP = re.compile(r"# ([a-z]+): (.+)", re.DOTALL)
+MOST = 2**63
+"""No number of bytes is as large."""
 
 Key = tuple[str, str]
 """The node id of a test, and a nesting as text."""
@@ -66,13 +60,13 @@ class Baseline:
 
     def by_test(self) -> dict[str, dict[str, Entry]]:
         """The entries of each test, by nesting."""
-        found: dict[str, dict[str, Entry]] = {}
-        for (test, nesting), each in self.entries.items():
-            found.setdefault(test, {})[nesting] = each
-        return found
+        tests: dict[str, dict[str, Entry]] = {}
+        for (test, nesting), entry in self.entries.items():
+            tests.setdefault(test, {})[nesting] = entry
+        return tests
 
 
-def entry(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:
+def entry_of(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:
     """What is kept of one nesting."""
     split = evidence.split if evidence is not None and evidence.split and evidence.split.peak == peak else None
     return Entry(peak, split, alike(evidence.buffers)[:FEW] if split and evidence else (), drawn)
@@ -80,12 +74,12 @@ def entry(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:
 
 def alike(buffers: Iterable[Held]) -> tuple[Buffers, ...]:
     """The buffers, those that are alike taken together, the largest first."""
-    counted: dict[tuple[int, str], int] = {}
+    counts: dict[tuple[int, str], int] = {}
     for buffer in buffers:
         key = (buffer.bytes, label(buffer))
-        counted[key] = counted.get(key, 0) + 1
-    made = (Buffers(size, text, count) for (size, text), count in counted.items())
-    return tuple(sorted(made, key=lambda each: (-each.bytes, each.label)))
+        counts[key] = counts.get(key, 0) + 1
+    kinds = (Buffers(size, text, count) for (size, text), count in counts.items())
+    return tuple(sorted(kinds, key=lambda kind: (-kind.bytes, kind.label)))
 
 
 def label(buffer: Held) -> str:
@@ -99,196 +93,149 @@ def label(buffer: Held) -> str:
 
 def format_baseline(baseline: Baseline) -> str:
     """The text of the file."""
-    stamp = [f"# {each.name}: {quoted(getattr(baseline.stamp, each.name))}" for each in fields(Stamp)]
-    lines = [format_line(key, each) for key, each in sorted(baseline.entries.items(), key=lambda pair: pair[0])]
-    return "\n".join([f"{HEAD}{FORMAT}", *stamp, *lines]) + "\n"
+    lines = [_json({HEAD: FORMAT, **asdict(baseline.stamp)})]
+    lines += [format_line(key, baseline.entries[key]) for key in sorted(baseline.entries)]
+    return "\n".join(lines) + "\n"
 
 
 def format_line(key: Key, entry: Entry) -> str:
-    """``tests/test_a.py::test_b | jit > scan | 96 B = 32 arguments + ... | 2 x 16 B temporary float32[4] dot``."""
-    test, nesting = key
-    parts = [quoted(test), quoted(nesting) + (DRAWN if entry.drawn else ""), f"{entry.peak} B"]
-    if entry.split is not None:
-        s = entry.split
-        parts[-1] += (
-            f" = {s.arguments} arguments + {s.outputs} outputs + {s.temporaries} temporaries"
-            f" + {s.constants} constants - {s.aliased} aliased"
-        )
-    if entry.buffers:
-        parts.append("; ".join(show_buffers(each, quoted(each.label)) for each in entry.buffers))
-    return " | ".join(parts)
+    """``{"test": "tests/test_a.py::test_b", "nesting": "jit > scan", "peak": 96, ...}``."""
+    return _json({"test": key[0], "nesting": key[1], **asdict(entry)})
 
 
-def show_buffers(buffers: Buffers, text: str) -> str:
-    """``2 x 16 B temporary float32[4] dot``."""
-    return (f"{buffers.count} x " if buffers.count != 1 else "") + f"{buffers.bytes} B {text}"
-
-
-def quoted(text: str) -> str:
-    """The text as it is, where nothing in it can be taken for something else; otherwise in quotes, with escapes."""
-    plain = text and text.isprintable() and text == text.strip() and not set(text) & {"|", ";"}
-    if plain and text[0] not in '"#' and not text.endswith(DRAWN.strip()) and not _CONFLICT.match(text):
-        return text
-    return json.dumps(text).replace("|", "\\u007c").replace(";", "\\u003b")
+def _json(value: object) -> str:
+    """As it reads best; what a terminal, or a reviewer, could not show is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(value)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------------
 
 
-class _Bad(ValueError):
-    """What is wrong with a line."""
-
-
 def read(path: Path, shown: str) -> Baseline | None:
     """The baseline in a file, which errors call ``shown``; None where there is no such file. Raises `SettingError`."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise SettingError(f"cannot read {shown}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise SettingError(f"{shown} is no text file: {error}, {_ANOTHER}") from None
-    return parse(text.replace("\r\n", "\n"), shown)
+    return parse(text, shown)
 
 
-_ANOTHER = "name another file, or delete this one and write it anew with --nnx-baseline-update"
+_WITH_UPDATE = "write it anew with --nnx-baseline-update, from a run of all tests"
+_ANOTHER = f"name another file, or delete this one and {_WITH_UPDATE}"
+_ANEW = f"take back what changed the file, or delete it and {_WITH_UPDATE}"
+
+
+class _BadLine(ValueError):
+    """What is wrong with a line, and what to do."""
 
 
 def parse(text: str, shown: str) -> Baseline:
     """Read the text of a file. Raises `SettingError` that starts with file and line."""
-    lines = text.split("\n")
+    lines = text.removesuffix("\n").split("\n")
     _refuse_conflicts(lines, shown)
-    _refuse_foreign(lines[0], shown)
-    header = len(fields(Stamp)) + 1
+    entries: dict[Key, Entry] = {}
+    places: dict[Key, int] = {}
     number = 1
     try:
-        stamp = {}
-        for number, each in enumerate(fields(Stamp), 2):
-            stamp[each.name] = _stamped(lines[number - 1] if number <= len(lines) else "", each.name)
-        entries: dict[Key, Entry] = {}
-        places: dict[Key, int] = {}
-        for number, line in enumerate(lines[header:-1], header + 1):
-            key, found = parse_line(line)
-            if key in places:
-                raise _Bad(f"a second entry for {quoted(key[0])} under {key[1]}, the first is in line {places[key]}")
-            entries[key], places[key] = found, number
-        number = len(lines)
-        if lines[-1]:
-            raise _Bad("the file ends in the middle of a line, so something is missing")
-    except ValueError as error:
-        raise SettingError(f"{shown}:{number}: {error}: {_ANEW}") from None
-    return Baseline(Stamp(**stamp), entries)
-
-
-_ANEW = "take back what changed the file, or delete it and write it anew with --nnx-baseline-update"
+        stamp = _stamp(lines[0])
+        for number, line in enumerate(lines[1:], 2):
+            key, entry = parse_line(line)
+            _refuse_second(key, places.setdefault(key, number), number)
+            entries[key] = entry
+    except _BadLine as error:
+        raise SettingError(f"{shown}:{number}: {error}") from None
+    return Baseline(stamp, entries)
 
 
 def _refuse_conflicts(lines: list[str], shown: str) -> None:
     for number, line in enumerate(lines, 1):
-        if _CONFLICT.match(line):
+        if line[:7] in {mark * 7 for mark in "<>=|"}:
             raise SettingError(
                 f"{shown}:{number}: a merge conflict, {line[:20]!r}: take either side, then write the file anew from the merged"
                 " code with --nnx-baseline-update"
             )
 
 
-def _refuse_foreign(first: str, shown: str) -> None:
-    if not first.startswith(HEAD):
-        what = f"it starts with {first[:40]!r}" if first else "it starts with an empty line"
-        raise SettingError(f"{shown}:1: this is no baseline of pytest-nnxcheck, {what}: {_ANOTHER}")
-    if first != f"{HEAD}{FORMAT}":
-        raise SettingError(
-            f"{shown}:1: this is format {first.removeprefix(HEAD)!r} of the baseline, and this version of pytest-nnxcheck reads"
-            f" {FORMAT}: install the version that wrote the file, or delete it and write it anew with --nnx-baseline-update"
+def _refuse_second(key: Key, first: int, number: int) -> None:
+    if first != number:
+        raise _BadLine(f"a second entry for {key[0]!r} under {key[1]!r}, the first is in line {first}: {_ANEW}")
+
+
+def _stamp(line: str) -> Stamp:
+    """What the first line says. Raises `_BadLine`."""
+    if line.startswith(f"# {HEAD}, format 1"):
+        raise _BadLine(f"this is format 1 of the baseline, which is read no more: delete the file and {_WITH_UPDATE}")
+    try:
+        head = _object(line)
+    except _BadLine:
+        head = {}
+    if HEAD not in head:
+        start = f"it starts with {line[:40]!r}" if line else "it starts with an empty line"
+        raise _BadLine(f"this is no baseline of pytest-nnxcheck, {start}: {_ANOTHER}")
+    if head[HEAD] != FORMAT:
+        raise _BadLine(
+            f"this is format {head[HEAD]!r:.20} of the baseline, and this version of pytest-nnxcheck reads {FORMAT}:"
+            f" install the version that wrote the file, or delete it and {_WITH_UPDATE}"
         )
+    del head[HEAD]
+    return _made(Stamp, head)
 
 
-def _stamped(line: str, name: str) -> str:
-    match = _STAMP.fullmatch(line)
-    if match is None or match[1] != name:
-        raise _Bad(f"{line[:60]!r} is not the line '# {name}: ...' of the stamp")
-    return unquoted(match[2])
+@dataclass(frozen=True, slots=True)
+class _Name:
+    test: str
+    nesting: str
 
 
 def parse_line(line: str) -> tuple[Key, Entry]:
     """Read one entry. Raises `ValueError`."""
-    parts = line.split(" | ")
-    if len(parts) not in (3, 4):
-        raise _Bad(f"{line[:60]!r} is not 'test | nesting | bytes | buffers'")
-    test, nesting, split, *buffers = parts
-    drawn = nesting.endswith(DRAWN)
-    peak, known = _split(split)
-    key = (unquoted(test), unquoted(nesting.removesuffix(DRAWN)))
-    return key, Entry(peak, known, tuple(map(_alike, ";".join(buffers).split("; "))) if buffers else (), drawn)
+    found = _object(line)
+    name = _made(_Name, {each: found.pop(each, None) for each in ("test", "nesting")})
+    entry = _made(Entry, found)
+    if entry.split is not None and entry.split.peak != entry.peak:
+        raise _BadLine(f"the parts of the peak add up to {entry.split.peak} B, and {entry.peak} B is written: {_ANEW}")
+    return (name.test, name.nesting), entry
 
 
-def _split(text: str) -> tuple[int, Split | None]:
-    match = _SPLIT.fullmatch(text)
-    if match is None:
-        raise _Bad(
-            f"{text[:60]!r} is not '96 B = 32 arguments + 32 outputs + 64 temporaries + 0 constants - 32 aliased'"
-        )
-    if match[2] is None:
-        return int(match[1]), None
-    peak, arguments, outputs, temporaries, constants, aliased = map(int, match.groups())
-    split = Split(arguments, outputs, temporaries, aliased, constants)
-    if split.peak != peak:
-        raise _Bad(f"the parts of the peak add up to {split.peak} B, and {peak} B is written")
-    return peak, split
-
-
-def _alike(text: str) -> Buffers:
-    match = _BUFFERS.fullmatch(text)
-    if match is None:
-        raise _Bad(f"{text[:60]!r} is not '2 x 16 B temporary float32[4] dot'")
-    return Buffers(int(match[2]), unquoted(match[3]), int(match[1] or 1))
-
-
-def unquoted(text: str) -> str:
-    """What was written by `quoted`. Raises `ValueError`."""
-    if not text.startswith('"'):
-        if not text:
-            raise _Bad("a part of the line is empty")
-        return text
+def _object(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, str):
-        raise _Bad(f"{text[:60]!r} has quotes that do not close")
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise _BadLine(f"the line is not JSON ({error.msg}, column {error.colno}): {_ANEW}") from None
+    except (ValueError, RecursionError) as error:
+        raise _BadLine(f"the line is not JSON that can be read ({error}): {_ANEW}") from None
+    if not isinstance(found, dict):
+        raise _BadLine(f"{line[:40]!r} is not an object of JSON: {_ANEW}")
     return found
 
 
-# --- the file ------------------------------------------------------------------------------------------------------------
+_KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false"}
 
 
-def write(path: Path, baseline: Baseline) -> None:
-    """Put the file in its place in one step: whoever reads it, and whatever stops us, it is the old one or the new one.
-
-    Raises `OSError`, and leaves nothing behind then.
-    """
-    target = Path(os.path.realpath(path))  # a link stays a link
-    beside = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(format_baseline(baseline).encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            beside.chmod(target.stat().st_mode & 0o777)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+def _made(cls: type[_T], found: object) -> _T:
+    """A dataclass of what JSON holds: its names, and values of their annotated types. Raises `_BadLine`."""
+    kinds = {each.name: str(each.type) for each in fields(cls)}
+    if not isinstance(found, dict) or found.keys() != kinds.keys():
+        there = [*found] if isinstance(found, dict) else found
+        raise _BadLine(f"here belong {', '.join(kinds)}, and there is {_json(there):.60}: {_ANEW}")
+    return cls(**{name: _value(name, kind, found[name]) for name, kind in kinds.items()})
 
 
-def unwritable(path: Path) -> str:
-    """Why no file could be put in its place there; empty if it can. Tried out: permissions do not bind everybody."""
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name[:100]}.{os.getpid()}.tmp")
-    try:
-        beside.open("wb").close()
-        beside.unlink()
-    except OSError as error:
-        return error.strerror or str(error)
-    return "Is a directory" if target.is_dir() else ""
+def _value(name: str, kind: str, value: Any) -> Any:
+    match kind:
+        case "int" if type(value) is int and 0 <= value < MOST:
+            return value
+        case "str" if isinstance(value, str) and value:
+            return value
+        case "bool" if isinstance(value, bool):
+            return value
+        case "Split | None":
+            return None if value is None else _made(Split, value)
+        case "tuple[Buffers, ...]" if isinstance(value, list):
+            return tuple(_made(Buffers, each) for each in value)
+    raise _BadLine(f"{name} is {_json(value):.60}, not {_KINDS.get(kind, 'a list')}: {_ANEW}")

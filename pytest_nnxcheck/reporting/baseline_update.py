@@ -1,23 +1,37 @@
-"""What a new baseline is made of: the entries of the old one, and what the tests of a run measured.
+"""What the end of a run makes of the baseline: which entries are stale, whether the file may be written, and what stands in it then.
 
 Pure functions over plain data: nothing here imports jax, flax, hypothesis or pytest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from pytest_nnxcheck.core.evidence import Stamp
-from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, Key, quoted
+from pytest_nnxcheck.reporting.baseline_comparison import UPDATE, Result
+from pytest_nnxcheck.reporting.baseline_file import Baseline, Key
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What one test, which ran to its end, measured: all of its nestings, or the one that was ``replayed``."""
+class RunEnd:
+    """How a run ended, and how much of the suite it looked at.
 
-    stamp: Stamp
-    entries: Mapping[str, Entry]
+    ``complete`` says that all its tests were collected, and ran until they passed or failed; ``tests`` are those that are there, selected or
+    not, and ``skipped`` the files and classes of which nobody knows. Of ``whole_files`` all tests were to be collected. Where ``narrowed``, tests were
+    left out by name or mark; with ``fewer_nestings`` or ``replayed`` the command line asked for other nestings than usual.
+    """
+
+    exit_status: int = 0
+    failures: int = 0
+    interrupted: bool = False
+    broken: bool = False
+    complete: bool = True
+    tests: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
+    whole_files: frozenset[str] = frozenset()
+    narrowed: bool = False
+    fewer_nestings: bool = False
     replayed: bool = False
 
 
@@ -25,42 +39,86 @@ class Refused(Exception):
     """No new baseline can be made of the run; the text says why."""
 
 
+def refusal(end: RunEnd, *, stale: bool) -> str:
+    """Why a run must not leave a baseline, whatever it measured; empty if it may. ``stale`` entries are an error that it has told."""
+    if end.broken:
+        return "not every test could be collected"
+    if end.interrupted:
+        return "the run was interrupted"
+    if end.failures:
+        return f"{end.failures} test{'s' * (end.failures != 1)} failed"
+    if end.exit_status:
+        return f"the run failed (exit status {end.exit_status})"
+    return f"it has stale entries, which only {UPDATE} removes" if stale else ""
+
+
+def gone(known: Baseline, end: RunEnd) -> list[Key]:
+    """The entries whose test is no more, as far as the run can tell."""
+    if not end.complete or end.narrowed or end.replayed:
+        return []
+    return [
+        (test, nesting)
+        for test, nesting in known.entries
+        if test not in end.tests and file_of(test) in end.whole_files and not test.startswith(tuple(end.skipped))
+    ]
+
+
+def file_of(test: str) -> str:
+    """The file of a node id."""
+    return test.partition("::")[0]
+
+
+def stale_lines(removed: Collection[Key], results: Collection[Result], end: RunEnd) -> Iterator[str]:
+    """What is stale, a line a test; where nothing was compared, nothing is known of it."""
+    if any(result.differences for result in results):
+        return
+    for test in dict.fromkeys(test for test, _ in removed):
+        yield f"{_shown(test)}: there is no such test"
+    if end.narrowed or end.fewer_nestings:
+        return
+    for result in sorted(results, key=lambda result: result.test):
+        if result.comparison.stale and not result.replayed:
+            yield f"{_shown(result.test)}: did not run under {', '.join(result.comparison.stale)}"
+
+
+def _shown(test: str) -> str:
+    return test if test.isprintable() else ascii(test)
+
+
 def renewed(
-    known: Baseline | None,
-    results: Mapping[str, Result],
-    *,
-    gone: Collection[Key] = (),
-    seen: Collection[str] = (),
-    new_only: bool = False,
+    known: Baseline | None, results: Collection[Result], removed: Collection[Key] = (), *, new_only: bool = False
 ) -> Baseline:
     """The baseline after a run. Raises `Refused`.
 
-    ``gone`` are entries whose test is no more, ``seen`` the tests that the run came to, whatever became of them. What the run did not
-    measure stays as it was.
+    ``results`` are of the tests that the run came to, whatever became of them, ``removed`` the entries whose test is no more. What the run
+    did not measure stays as it was.
     """
-    stamp = _stamp(known, results)
+    passed = [result for result in results if result.stamp]
+    stamp = _stamp(known, passed)
     entries = dict(known.entries) if known else {}
     if known is not None and (differences := known.stamp.differences(stamp)):
-        _refuse_mixture(known, results, {*gone}, {*seen}, differences, new_only=new_only)
+        if new_only:
+            raise Refused(f"its entries are of another stamp, {differences}: write all anew with {UPDATE}")
+        _refuse_rest({test for test, _ in entries.keys() - {*removed}}, results, differences)
         entries = {}
     if new_only:
-        for test, result in results.items():
-            for nesting, entry in result.entries.items():
-                entries.setdefault((test, nesting), entry)
+        for result in passed:
+            for nesting, entry in result.entries().items():
+                entries.setdefault((result.test, nesting), entry)
         return Baseline(stamp, entries)
-    again = {test for test, result in results.items() if not result.replayed}
-    entries = {key: entry for key, entry in entries.items() if key not in gone and key[0] not in again}
-    for test, result in results.items():
-        for nesting, entry in result.entries.items():
-            before = entries.get((test, nesting))
+    again = {result.test for result in passed if not result.replayed}
+    entries = {key: entries[key] for key in entries.keys() - {*removed} if key[0] not in again}
+    for result in passed:
+        for nesting, entry in result.entries().items():
+            before = entries.get((result.test, nesting))
             # A replay does not know which nestings a draw would come to.
             drawn = entry.drawn if not result.replayed else before is None or before.drawn
-            entries[test, nesting] = replace(entry, drawn=drawn)
+            entries[result.test, nesting] = replace(entry, drawn=drawn)
     return Baseline(stamp, entries)
 
 
-def _stamp(known: Baseline | None, results: Mapping[str, Result]) -> Stamp:
-    stamps = list(dict.fromkeys(result.stamp for result in results.values()))
+def _stamp(known: Baseline | None, passed: Collection[Result]) -> Stamp:
+    stamps = [Stamp(*stamp) for stamp in dict.fromkeys(result.stamp for result in passed)]
     if stamps[1:]:
         raise Refused(f"its processes are not of the same versions and devices: {stamps[0].differences(stamps[1])}")
     if stamps:
@@ -70,24 +128,13 @@ def _stamp(known: Baseline | None, results: Mapping[str, Result]) -> Stamp:
     return known.stamp
 
 
-def _refuse_mixture(
-    known: Baseline,
-    results: Mapping[str, Result],
-    gone: set[Key],
-    seen: set[str],
-    differences: str,
-    *,
-    new_only: bool,
-) -> None:
-    """All entries of a file are of one stamp."""
-    if new_only:
-        raise Refused(f"its entries are of another stamp, {differences}: write all anew with --nnx-baseline-update")
-    again = {test for test in seen if test not in results or not results[test].replayed}
-    left = {test for test, _ in known.entries.keys() - gone if test not in again}
-    if left:
+def _refuse_rest(tests: set[str], results: Collection[Result], differences: str) -> None:
+    """All entries of a file are of one stamp: those of a test that did not run, or was replayed, cannot stay."""
+    rest = tests - {result.test for result in results if not result.replayed}
+    if rest:
         raise Refused(
-            f"its stamp would change, {differences}, and {len(left)} test{'s' * (len(left) != 1)} in it did not run ({quoted(min(left))}"
-            f"{', ...' * (len(left) > 1)}): run all of them"
+            f"its stamp would change, {differences}, and {len(rest)} test{'s' * (len(rest) != 1)} in it did not run"
+            f" ({_shown(min(rest))}{', ...' * (len(rest) > 1)}): run all of them"
         )
 
 

@@ -19,7 +19,7 @@ from reports import Pair, step_other_dtype
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.inspection import buffers, hlo
-from pytest_nnxcheck.plugin import compiled_programs
+from pytest_nnxcheck.plugin import cache
 
 JAX = jax.__version_info__
 WORKS = JAX >= (0, 6, 2)
@@ -340,14 +340,14 @@ def fill(folder, sizes):
 def test_the_oldest_entries_go(tmp_path):
     fill(tmp_path, {"a": 40, "b": 30, "c": 20, "d": 10})
     os.utime(tmp_path / "a", (2e9, 1e9))  # written first, used last
-    compiled_programs.prune(tmp_path, 60)
+    cache.prune(tmp_path, 60)
     assert entries(tmp_path) == ["a", "d"]
-    compiled_programs.prune(tmp_path, 60)
+    cache.prune(tmp_path, 60)
     assert entries(tmp_path) == ["a", "d"]
 
 
 def test_a_folder_that_is_gone_is_no_error(tmp_path):
-    compiled_programs.prune(tmp_path / "none", 0)
+    cache.prune(tmp_path / "none", 0)
 
 
 SUITE = """
@@ -377,7 +377,7 @@ def suite(pytester, inner_args, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     pytester.makepyfile(test_net=textwrap.dedent(SUITE))
-    folder = pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME
+    folder = pytester.path / ".pytest_cache" / "d" / cache.COMPILES
 
     def run(*args, passed=2):
         ran = pytester.runpytest_subprocess(
@@ -421,29 +421,29 @@ def configured(pytester, inner_args):
 
 
 def test_where_the_folder_is(configured, pytester):
-    folder = compiled_programs.folder_of(configured())
-    assert folder == pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME
+    folder = cache.folder_of_compiles(configured())
+    assert folder == pytester.path / ".pytest_cache" / "d" / cache.COMPILES
     assert folder.is_dir()
 
 
 @pytest.mark.parametrize("args", [["--nnx-no-cache"], ["-p", "no:cacheprovider"]])
 def test_where_there_is_none(args, configured, pytester):
-    assert compiled_programs.folder_of(configured(*args)) is None
-    assert not (pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME).exists()
+    assert cache.folder_of_compiles(configured(*args)) is None
+    assert not (pytester.path / ".pytest_cache" / "d" / cache.COMPILES).exists()
 
 
 def test_a_folder_that_cannot_be_made_is_none(configured, pytester):
-    blocked = pytester.path / ".pytest_cache" / "d" / compiled_programs.NAME
+    blocked = pytester.path / ".pytest_cache" / "d" / cache.COMPILES
     blocked.parent.mkdir(parents=True)
     blocked.write_text("")
-    assert compiled_programs.folder_of(configured()) is None
+    assert cache.folder_of_compiles(configured()) is None
 
 
 def test_a_run_ends_within_the_bound(configured, monkeypatch):
-    monkeypatch.setattr(compiled_programs, "BOUND", 50)
+    monkeypatch.setattr(cache, "BOUND", 50)
     config = configured()
-    folder = compiled_programs.folder_of(config)
-    assert compiled_programs.folder_of(config) == folder
+    folder = cache.folder_of_compiles(config)
+    assert cache.folder_of_compiles(config) == folder
     fill(folder, {"old": 40, "new": 40})
     config._ensure_unconfigure()
     assert entries(folder) == ["new"]

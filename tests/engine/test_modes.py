@@ -238,10 +238,8 @@ def test_breaks(nnx_wrap):
 
 
 @has_modes
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
-def test_which_modes_a_model_survives_is_one_command(run_inner, pytester, workers):
-    pytest.importorskip("xdist")
-    result = run_inner(TWINS, "--nnx-modes", "graph,tree", "--junitxml=out.xml", workers, subprocess=workers != "-n0")
+def test_which_modes_a_model_survives_is_one_command(run_inner, pytester):
+    result = run_inner(TWINS, "--nnx-modes", "graph,tree", "--junitxml=out.xml")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.re_match_lines(
         [

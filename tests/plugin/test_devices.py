@@ -104,6 +104,7 @@ def test_check_says_what_to_set():
 
 SIMULATED = f"""
 import os, jax, pytest
+from pytest_nnxcheck.core import devices
 
 @pytest.fixture
 def mesh():
@@ -112,6 +113,7 @@ def mesh():
 @marked(devices=4, max_examples=0)
 def test_four(nnx_wrap, mesh):
     assert mesh.size == 4
+    assert devices.stamp().devices == "4"
     assert os.environ["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false {FLAG}=4"
     nnx_wrap(Model())(1)
 
@@ -128,7 +130,7 @@ def test_devices_are_simulated(run_inner, monkeypatch, workers):
     conftest = "import jax\nassert jax.device_count() == 4\n"
     result = run_inner(SIMULATED, "--nnx-devices=4", workers, "-rs", subprocess=True, conftest=conftest)
     result.assert_outcomes(passed=1, skipped=1)
-    reason = "SKIPPED [[]1] test_inner.py:17: needs 8 devices, jax has 4: " + ASK
+    reason = "SKIPPED [[]1] test_inner.py:19: needs 8 devices, jax has 4: " + ASK
     result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  39 nestings: 39 held; *"][::-1])
 
 

@@ -1,6 +1,12 @@
-"""Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing."""
+"""Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing; with workers of xdist in test_workers.py."""
+
+import json
 
 import pytest
+
+from pytest_nnxcheck.plugin.known_failures import Suite
+from pytest_nnxcheck.plugin.selection import Selection
+from pytest_nnxcheck.plugin.worker_data import WorkerData
 
 TITLES = "=+ nnx expected failures =+"
 KNOWN = '["test_inner.py::test_x"]\nmemory = "jax#926"\n'
@@ -141,10 +147,9 @@ def test_what_matches_nothing_is_a_warning_at_its_line(run_known):
     run_known(GONE, BREAKS, "-Wignore::pytest_nnxcheck.ExpectedFailuresWarning").assert_outcomes(passed=1, warnings=0)
 
 
-@pytest.mark.parametrize("args", [("-n0",), pytest.param(("-n2",), marks=pytest.mark.full)], ids=" ".join)
 @pytest.mark.parametrize("how", ["-Werror", "-Werror::pytest_nnxcheck.ExpectedFailuresWarning"])
-def test_where_warnings_are_errors_the_run_fails(run_known, args, how):
-    result = run_known(GONE, BREAKS, *args, how, subprocess=args != ("-n0",))
+def test_where_warnings_are_errors_the_run_fails(run_known, how):
+    result = run_known(GONE, BREAKS, how)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.re_match_lines([TITLES])
     result.stdout.fnmatch_lines([f"ERROR known.toml:4: {TABLE}", f"ERROR known.toml:6: {ENTRY}"])
@@ -193,19 +198,18 @@ def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known
         )
 
 
-@pytest.mark.parametrize("group", [pytest.param("load", marks=pytest.mark.full), "loadgroup"])
-def test_results_of_several_workers_add_up(run_known, group):
-    source = "".join(
-        f"@pytest.mark.xdist_group('{name}')\n" + BREAKS.replace("test_x", name)
-        for name in ("test_a", "test_b", "test_c")
-    )
-    source = source.replace("has('jit')", "has('jit'), failed=has('scan[closure]')", 1)
-    known = '["test_inner.py::*"]\nmemory = "a"\n["*::test_a"]\n"scan[closure]" = "b"\n"jit > jit > jit > jit" = "c"\n'
-    result = run_known(known, source, "-n2", f"--dist={group}", subprocess=True)
-    result.assert_outcomes(passed=3, warnings=1)
-    result.stdout.fnmatch_lines(
-        ["*expected failure 'jit > jit > jit > jit' (c) of table '[*]::test_a' matches no nesting *"]
-    )
+def test_what_several_processes_saw_adds_up(tmp_path):
+    (tmp_path / "known.toml").write_text('["*::test_a"]\n"scan" = "b"\n"vmap" = "c"\n["*"]\nmemory = "a"\n')
+    suites = [Suite(tmp_path / "known.toml", "known.toml", WorkerData()) for _ in range(3)]
+    controller, *workers = suites
+    for worker, ran, used in zip(workers, ["t::test_a", "t::test_b"], ["scan", "memory"], strict=True):
+        worker.ran.add(ran)
+        worker.used.add(("*::test_a" if used == "scan" else "*", used))
+        controller.absorb(json.loads(json.dumps(worker.to_wire())))
+    every = Selection(tmp_path, (), everything=True)
+    told = [text for _, text in controller.complaints(every, ["t::test_a", "t::test_b"])]
+    assert told == ["expected failure 'vmap' (c) of table '*::test_a' matches no nesting that ran"]
+    assert not [*controller.complaints(every, ["t::test_a", "t::test_b", "t::x::test_a"])], "one did not run to its end"
 
 
 def test_a_marker_that_a_conftest_adds_later_counts(run_known):
@@ -232,12 +236,11 @@ MISSING = "ini option nnx_expected_failures*: cannot read no.toml: No such file 
 OUTSIDE = "option --nnx-expected-failures: known.toml: 'memory' stands outside of a table, *"
 
 
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
 @pytest.mark.parametrize("option, message", [("known.toml", OUTSIDE), ("", MISSING)])
-def test_a_bad_file_stops_the_run_before_it_starts(run_inner, pytester, option, message, workers):
+def test_a_bad_file_stops_the_run_before_it_starts(run_inner, pytester, option, message):
     (pytester.path / "known.toml").write_text("memory = 'x'\n")
     given = f"--nnx-expected-failures={option}" if option else "--override-ini=nnx_expected_failures=no.toml"
-    result = run_inner("raise SystemExit('collected')\n", given, workers, subprocess=workers != "-n0")
+    result = run_inner("raise SystemExit('collected')\n", given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message}"])
     assert "Traceback" not in result.stderr.str()

@@ -1,4 +1,4 @@
-"""``--nnx-report`` in a run: what is written, by whom, and what is said where it cannot be."""
+"""``--nnx-report`` in a run: what is written, and what is said where it cannot be; with workers of xdist in test_workers.py."""
 
 import json
 import stat
@@ -20,7 +20,6 @@ def test_holds(nnx_wrap):
 def test_plain():
     pass
 """
-NOT_MEASURED = {"seconds", "run"}
 
 
 @pytest.fixture
@@ -39,12 +38,6 @@ def written(pytester, name="report.json"):
 
 def heads(pytester):
     return {test["nodeid"].partition("::")[2]: test for test in written(pytester)["tests"]}
-
-
-def without_times(found):
-    if isinstance(found, dict):
-        return {key: without_times(value) for key, value in found.items() if key not in NOT_MEASURED}
-    return [without_times(value) for value in found] if isinstance(found, list) else found
 
 
 def test_one_file_of_each_kind(run_inner, pytester):
@@ -68,12 +61,8 @@ def test_one_file_of_each_kind(run_inner, pytester):
     assert mode == stat.S_IMODE((folder / "plain").stat().st_mode)
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["one process", "xdist"])
-def test_reports_properties_and_summary_are_the_same_under_xdist(run_inner, pytester, summary, workers):
-    run_inner(MIXED, "--nnx-report=alone.json", "-p", "no:xdist")
-    summary.write_text("")
-    run_inner(MIXED, "--nnx-report=report.json", "--junitxml=junit.xml", *workers, subprocess=True)
-    assert without_times(written(pytester)) == without_times(written(pytester, "alone.json"))
+def test_properties_and_summary_tell_the_same(run_inner, pytester, summary):
+    run_inner(MIXED, "--nnx-report=report.json", "--junitxml=junit.xml")
     assert sum(len(nesting["violations"]) for nesting in written(pytester)["nestings"]) == 2
     properties = junit(pytester)
     assert properties["test_pair"]["nnx_verdict"] == "violated"
@@ -180,28 +169,17 @@ def test_stopped(nnx_wrap):
 )
 
 
-@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
-def test_an_interrupted_run_is_not_lost(run_inner, pytester, workers):
-    result = run_inner(STOPPED, "--nnx-report=report.json", *workers, subprocess=True)
+def test_an_interrupted_run_is_not_lost_and_writes_no_baseline(run_inner, pytester):
+    asked = ["--nnx-report=report.json", "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update"]
+    result = run_inner(STOPPED, *asked, subprocess=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "peaks.jsonl is not written: the run was interrupted" in result.outlines
     found = heads(pytester)
     assert {name: test["outcome"] for name, test in found.items()} == {
         "test_holds": "passed",
         "test_pair": "failed",
         "test_stopped": "interrupted",
     }
-
-
-def test_a_worker_that_crashes_loses_nothing_else(run_inner, pytester):
-    source = MIXED + "\n@marked\ndef test_crashes(nnx_wrap):\n    import os\n    os._exit(1)\n"
-    run_inner(source, "--nnx-report=report.json", "-n1", subprocess=True)
-    found = heads(pytester)
-    assert {name: test["outcome"] for name, test in found.items()} == {
-        "test_holds": "passed",
-        "test_pair": "failed",
-        "test_crashes": "error",
-    }
-    assert "crashed" in found["test_crashes"]["message"]
 
 
 def test_only_the_last_run_of_a_test_counts(run_inner, pytester):
@@ -247,7 +225,7 @@ def test_the_ini_file_may_ask(run_inner, pytester):
 def test_a_path_that_cannot_be_written_stops_the_run_at_once(run_inner, pytester, typed, said):
     (pytester.path / "file").touch()
     (pytester.path / "folder.json").mkdir()
-    result = run_inner(MIXED, f"--nnx-report={typed}", *(["-n1"] if typed == "folder.json" else []), subprocess=True)
+    result = run_inner(MIXED, f"--nnx-report={typed}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
@@ -316,13 +294,10 @@ def test_raises(nnx_wrap, name):
 """
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param([], id="one process"), pytest.param(["-n2"], id="xdist", marks=pytest.mark.full)]
-)
-def test_hostile_names_and_messages_lose_nothing(run_inner, pytester, workers):
+def test_hostile_names_and_messages_lose_nothing(run_inner, pytester):
     asked = [f"--nnx-report=schöner Bericht.{kind}" for kind in ("json", "html", "md")]
     few = ["--nnx-sweep=singles", "--nnx-max-examples=0"]
-    result = run_inner(HOSTILE, *asked, *few, *workers, "--junitxml=junit.xml", "--tb=line", subprocess=True)
+    result = run_inner(HOSTILE, *asked, *few, "--junitxml=junit.xml", "--tb=line")
     result.assert_outcomes(failed=18)
     assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
     found = written(pytester, "schöner Bericht.json")

@@ -883,12 +883,12 @@ def test_a_warning_that_is_an_error_costs_no_run_either(inner, pytester):
 def test_without_the_cache_it_lies_in_a_temporary_folder(inner, tmp_path, monkeypatch):
     import tempfile
 
-    from pytest_nnxcheck.plugin import programs
+    from pytest_nnxcheck.plugin import cache
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    programs._temporary.cache_clear()
+    cache._temporary.cache_clear()
     result = inner(LEAK, "--nnx-nesting", "jit", "-p", "no:cacheprovider")
-    programs._temporary.cache_clear()
+    cache._temporary.cache_clear()
     ((_, _, program),) = told(result.stdout.str()).values()
     assert Path(program).is_relative_to(tmp_path)
     assert Path(program).is_file()

@@ -1,0 +1,100 @@
+"""What a run keeps in the cache of pytest: the programs to paste of its tests, and compiled programs, in a folder that grows to a bound and no further.
+
+At load this imports pytest and light rooms only; what makes programs comes with the first marked test.
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_nnxcheck.core import settings
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.plugin import pytest_internals
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.reproducer.calls_of_test import Usage
+    from pytest_nnxcheck.reproducer.files import Programs
+
+COMPILES = "nnxcheck_compiles"
+BOUND = 512 * 2**20
+"""Bytes of the folder after a run: a test of a small model needs 0.1 to 4 MB."""
+_folder = pytest.StashKey[Path | None]()
+
+
+# --- programs to paste ---------------------------------------------------------------------------------------------------
+
+
+def programs_of(item: Any, options: str, chosen: Settings) -> Programs:
+    """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
+    from pytest_nnxcheck.reporting import report
+    from pytest_nnxcheck.reproducer import calls_of_test, files
+
+    config = item.config
+
+    def usage_of(body: Any) -> Usage:
+        given, positions = pytest_internals.parameters(item)
+        origin = calls_of_test.Origin(pytest_internals.fixture_functions(item), given, positions)
+        return calls_of_test.of_test(body, origin, files.own_transforms(chosen))
+
+    def replay(nesting: Nesting) -> str:
+        return report.replay(report.Report((), settings.Settings(), (), item.nodeid, options), nesting)
+
+    folder = functools.partial(folder_of_programs, config)
+    return files.Programs(item.nodeid, usage_of, replay, folder, config.invocation_params.dir)
+
+
+def folder_of_programs(config: Any) -> Path:
+    """The folder of all programs: public API of pytest's cache, or a temporary folder that outlives the run."""
+    cache = getattr(config, "cache", None)
+    return _temporary() if cache is None else Path(cache.mkdir("nnxcheck"))
+
+
+@functools.cache
+def _temporary() -> Path:
+    return Path(tempfile.mkdtemp(prefix="nnxcheck-"))
+
+
+# --- compiled programs ---------------------------------------------------------------------------------------------------
+
+
+def folder_of_compiles(config: pytest.Config) -> Path | None:
+    """The folder of a run, by the public API of pytest's cache; `None` where it is switched off, or cannot be written."""
+    if _folder not in config.stash:
+        config.stash[_folder] = folder = _made(config)
+        if folder is not None:
+            config.add_cleanup(functools.partial(prune, folder))
+    return config.stash[_folder]
+
+
+def _made(config: pytest.Config) -> Path | None:
+    cache = getattr(config, "cache", None)
+    if cache is None or config.getoption("nnx_no_cache"):
+        return None
+    try:
+        return Path(cache.mkdir(COMPILES))
+    except OSError:
+        return None
+
+
+def prune(folder: Path, bound: int | None = None) -> None:
+    """Remove what was not used for longest, until the folder is within its bound. Another process may do so at the same time."""
+    entries = []
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        entries = [(entry.stat(), Path(entry.path)) for entry in found if entry.is_file()]
+    total = sum(stat.st_size for stat, _ in entries)
+    # A file system that keeps no times of access has those of writing.
+    for stat, path in sorted(entries, key=lambda entry: max(entry[0].st_atime, entry[0].st_mtime)):
+        if total <= (BOUND if bound is None else bound):
+            return
+        total -= stat.st_size
+        with contextlib.suppress(OSError):
+            path.unlink()

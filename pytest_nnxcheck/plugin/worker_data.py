@@ -1,0 +1,145 @@
+"""What a worker of xdist hands to the controller at its end, and all else that is known of xdist. A run without it is its own controller.
+
+Like `hooks`, this imports pytest alone. PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import pytest
+
+from pytest_nnxcheck.core.settings import MARKER
+
+NAME = "nnxcheck_worker_data"
+_WIRE = "nnxcheck"
+_WHOLE = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
+_nodeid = pytest.StashKey[str]()
+_data = pytest.StashKey["WorkerData"]()
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether the process is a worker of xdist, whose controller writes files and tells results."""
+    return hasattr(config, "workerinput")
+
+
+def nodeid(item: pytest.Item) -> str:
+    """The node id as it was when this was first asked: for --dist=loadgroup xdist adds to it on older versions of pytest."""
+    return item.stash.setdefault(_nodeid, item.nodeid)
+
+
+def is_crash(report: pytest.TestReport) -> bool:
+    """Whether xdist wrote the report, of a test in which its worker crashed or was interrupted."""
+    return report.when not in {"setup", "call", "teardown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What the processes of a run collected: every marked test, deselected or not, and places of which nobody knows, since they were skipped.
+
+    ``finished`` says that one of them came to the end, ``broken`` that tests may be missing.
+    """
+
+    finished: bool = False
+    broken: bool = False
+    tests: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
+
+    def and_of(self, other: Collection) -> Collection:
+        """What both of two processes saw, together."""
+        return Collection(*(getattr(self, each.name) | getattr(other, each.name) for each in fields(self)))
+
+    def to_wire(self) -> dict[str, Any]:
+        """In types that cross processes."""
+        return {
+            "finished": self.finished,
+            "broken": self.broken,
+            "tests": sorted(self.tests),
+            "skipped": sorted(self.skipped),
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Collection:
+        """What `to_wire` made."""
+        return cls(wire["finished"], wire["broken"], frozenset(wire["tests"]), frozenset(wire["skipped"]))
+
+
+class Part(NamedTuple):
+    """What one of our plugins hands over: ``give`` makes plain types of it in a worker, ``take`` gets each worker's in the controller."""
+
+    give: Callable[[], Any]
+    take: Callable[[Any], None]
+
+
+def of(config: pytest.Config) -> WorkerData:
+    """The data of a run, which are gathered from the first call on."""
+    if _data not in config.stash:
+        config.stash[_data] = WorkerData()
+        config.pluginmanager.register(config.stash[_data], NAME)
+    return config.stash[_data]
+
+
+class WorkerData:
+    """What the processes of a run saw, and the hooks that gather it here and hand it over."""
+
+    def __init__(self) -> None:
+        self.collection = Collection()
+        self.interrupted = False
+        self._items: list[pytest.Item] = []
+        self._parts = {"collection": Part(self._give_collection, self._take_collection)}
+
+    def add(self, name: str, part: Part) -> None:
+        """Have something handed over under this name."""
+        self._parts[name] = part
+
+    def saw_all(self, exit_status: int) -> bool:
+        """Whether everything was collected that the run was asked for, and the tests ran until they passed or failed."""
+        return (
+            exit_status in _WHOLE and not self.interrupted and self.collection.finished and not self.collection.broken
+        )
+
+    def _give_collection(self) -> dict[str, Any]:
+        return self.collection.to_wire()
+
+    def _take_collection(self, wire: dict[str, Any]) -> None:
+        self.collection = self.collection.and_of(Collection.from_wire(wire))
+
+    @pytest.hookimpl
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Keep the node id as it is now."""
+        nodeid(item)
+        self._items.append(item)
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember where tests may be missing."""
+        found = Collection(broken=report.failed, skipped=frozenset({report.nodeid} if report.skipped else ()))
+        self.collection = self.collection.and_of(found)
+
+    @pytest.hookimpl
+    def pytest_collection_finish(self) -> None:
+        """Note which tests there are: some have been marked since they were collected."""
+        marked = frozenset(nodeid(item) for item in self._items if item.get_closest_marker(MARKER) is not None)
+        self._items.clear()
+        self.collection = replace(self.collection, finished=True, tests=self.collection.tests | marked)
+
+    @pytest.hookimpl
+    def pytest_keyboard_interrupt(self) -> None:
+        """Ctrl-C, or `pytest.exit`, which may give any exit status."""
+        self.interrupted = True
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """In a worker, hand over everything: xdist sends it when the session has ended."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_WIRE] = {name: part.give() for name, part in self._parts.items()}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a worker saw; one that crashed says nothing."""
+        wires = getattr(node, "workeroutput", {}).get(_WIRE, {})
+        for name, wire in wires.items():
+            self._parts[name].take(wire)
