@@ -536,7 +536,10 @@ LINES = {"tracers": 150, "donation": 150, "memory": 250}
 """How long the program of a test of ten lines may be."""
 RARE = {
     **dict.fromkeys(("test_cached", "test_state", "test_module"), 200),
-    "test_owner": 215, "test_twice": 160, "test_sharding": 160, "test_abstract_update": 270,
+    "test_owner": 215,
+    "test_twice": 160,
+    "test_sharding": 160,
+    "test_abstract_update": 270,
 }
 """Modules in what a call returns, objects that jax cannot take apart, two calls, a mesh, an optimizer of which nothing has a value."""
 
