@@ -65,7 +65,7 @@ def sharing(one: str, two: str, donated: set[str], call: Written) -> tuple[Findi
 
 
 def lost_leaves(observation: Observation) -> tuple[Leaf, ...]:
-    """The donated leaves to name for the buffers that were lost. The program to paste asks the same function."""
+    """The donated leaves to name for the buffers that were lost."""
     before = [move.before for move in observation.moves]
     after = {move.before.path: move.after for move in observation.moves if move.after}
     return without_successor(before, after, observation.reused)

@@ -1,7 +1,7 @@
 """The program to paste: a file that runs one nesting of one test, and checks it, with jax and flax alone.
 
-It is put together from text that exists: the layers that ran (`transforms`), the short forms of what the plugin does around
-them (`runtime`), and the user's own test (`user_source`). It is written before the nesting runs, so that a process that is killed leaves it
+It is put together from text that exists: the layers that ran (`transforms`), what takes a call apart and looks for the known finding
+(`runtime`, `checks`), and the user's own test (`user_source`). It is written before the nesting runs, so that a process that is killed leaves it
 behind, and removed where there is nothing to show.
 """
 
