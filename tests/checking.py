@@ -15,6 +15,7 @@ from healthy import HEALTHY
 
 from pytest_nnxcheck.core.catalogue import FURTHER, ROWS, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.observation import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import Checked, check_call
 from pytest_nnxcheck.engine.session import Session
@@ -73,3 +74,16 @@ OF_EACH_KIND = ("batch_norm_train", "dropout", "linear", "remat_inside", "scan_o
 def models(names: Iterable[str] = OF_EACH_KIND) -> list[Any]:
     """Healthy models for ``parametrize``: those that are named in every run, the others in that of ``full`` alone."""
     return [name if name in names else pytest.param(name, marks=pytest.mark.full) for name in sorted(HEALTHY)]
+
+
+def source(buffer: Buffer) -> str:
+    """``path:line`` of the user's innermost frame, empty where there is none."""
+    return buffer.stack[0] if buffer.stack else ""
+
+
+def replace_metadata(variable: Any, metadata: dict[str, Any]) -> None:
+    """A new dict of metadata in the place of the old one, as flax itself does it; before 0.10.7 they were attributes."""
+    if hasattr(variable, "_var_metadata"):
+        object.__setattr__(variable, "_var_metadata", metadata)
+    else:
+        vars(variable).update(metadata)

@@ -47,7 +47,7 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def inner_args(request: pytest.FixtureRequest) -> list[str]:
     """What an inner run needs to load the plugin: nothing where the package is installed."""
     installed = request.config.pluginmanager.hasplugin("nnxcheck")

@@ -93,7 +93,9 @@ def check_call(subject, args, kwargs, *, nesting, settings, session, owner=""):
             raise TypeError("scan body must return a carry")  # noqa: TRY301
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        return Checked(None, Outcome(nesting, "failed", reason=reason, notes=model.causes), error)
+        return Checked(
+            None, Outcome(nesting, "failed", reason=reason, error=type(error).__name__, notes=model.causes), error
+        )
     names = [name for name in settings.invariants if getattr(model, name)(nesting)]
     broken = tuple(violation(name) for name in names)
     known = None

@@ -67,9 +67,10 @@ MUTANTS = (
     Mutant("reporting/html_tags.py", 'f\'="{html.escape(str(value))}"\'', 'f\'="{value}"\'', "test_page.py"),
     Mutant("reporting/html_page.py", "return max(highest, min(budget, _HEADROOM * highest), 1)", "return max(highest, budget, 1)", "test_page.py"),
     # reproducer
-    Mutant("reproducer/runtime/short_form.py", "if key not in before}", "if key in before}", "test_short_form_checks.py"),
-    Mutant("reproducer/short_form.py", "if len(lost) < len(violation.findings) or", "if", "test_reproducer.py"),
-    Mutant("reproducer/compose.py", 'finding.kind != "state copied"', 'finding.kind != "peak over budget"', "test_reproducer.py"),
+    Mutant("reproducer/checks.py", "if key not in before}", "if key in before}", "test_pasted_checks.py"),
+    Mutant("reproducer/checks.py", "elif not kept(old, new):", "elif kept(old, new):", "test_pasted_checks.py"),
+    Mutant("reproducer/assertions.py", "if 'state copied' in kinds else", "if 'peak over budget' in kinds else", "test_reproducer.py"),
+    Mutant("reproducer/form.py", "asked.donates and not asked.viewed and", "asked.donates and", "test_reproducer.py"),
     # runner
     Mutant("runner/exclusions.py", "exclusions = replace(exclusions, refused=exclusions.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
     Mutant("runner/sweep.py", 'if is_named and case.settings.all == "off":', "if False:", "test_sweep.py"),

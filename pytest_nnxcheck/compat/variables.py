@@ -103,17 +103,6 @@ def variable_metadata(variable: Any) -> dict[str, Any]:
     return {key: value for key, value in (_read(variable, "__dict__") or {}).items() if key not in _VARIABLE_FIELDS}
 
 
-def set_variable_metadata(variable: Any, metadata: dict[str, Any]) -> None:
-    """Put metadata back: the attribute, not only its content, because flax replaces the dict. All versions."""
-    if _read(variable, "_var_metadata") is not None:
-        object.__setattr__(variable, "_var_metadata", metadata)
-        return
-    own = object.__getattribute__(variable, "__dict__")
-    for key in [key for key in own if key not in _VARIABLE_FIELDS]:
-        del own[key]
-    own.update(metadata)
-
-
 def trace_identity(tracer: Any) -> tuple[Any, Any]:
     """What tells the trace that a tracer belongs to from every other; keep the object, and compare with `trace_key`.
 

@@ -132,8 +132,7 @@ class Moved:
 class Evidence:
     """What one nesting left; ``un_nested`` is the split of the un-nested program beside it, ``expected`` the expected peak.
 
-    ``buffers`` are the largest that are no arguments, and ``un_nested_buffers`` those of the un-nested program; ``places`` groups all
-    of them, the small ones too, by the line that made them, and keeps the 40 largest. ``captured`` are the arrays that the call captures, largest first,
+    ``buffers`` are the largest that are no arguments; ``places`` groups all of them, the small ones too, by the line that made them, and keeps the 40 largest. ``captured`` are the arrays that the call captures, largest first,
     ``growth`` is measured only where memory is violated under one generated loop.
     ``reusable`` names the inputs that were not donated, though an output has their type and could take their buffer.
     """
@@ -143,7 +142,6 @@ class Evidence:
     un_nested: Split | None = None
     buffers: tuple[Held, ...] = ()
     places: tuple[Place, ...] = ()
-    un_nested_buffers: tuple[Held, ...] = ()
     captured: tuple[Captured, ...] = ()
     growth: Growth | None = None
     leaks: tuple[Residue, ...] = ()

@@ -69,11 +69,6 @@ class Buffer:
     layer: str = ""
     inserted: bool = False
 
-    @property
-    def source(self) -> str:
-        """``path:line`` of the user's innermost frame, empty where there is none."""
-        return self.stack[0] if self.stack else ""
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:

@@ -37,11 +37,15 @@ Cause = Literal["", "dtype", "shape", "sharding", "not returned", "not reused"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one."""
+    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one.
+
+    ``size`` says of a value how far it is from what it should be, 1 for what is no float.
+    """
 
     kind: Kind
     path: str = ""
     cause: Cause = ""
+    size: float = field(default=1.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class Outcome:
     then the reason without the layer that it is about. ``notes`` are facts that are reported but not
     judged. ``expected`` are the keys of the expected failures that came true in it.
 
-    ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
+    ``error`` names the type of the exception of a nesting that failed. ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
     message, which were found after hypothesis was done. ``seconds`` took the nesting, the test's own body included.
     """
 
@@ -76,6 +80,7 @@ class Outcome:
     verdict: Verdict
     violations: tuple[Violation, ...] = ()
     reason: str = ""
+    error: str = field(default="", metadata={"record": False})
     peak: int | None = None
     budget: int | None = None
     notes: tuple[str, ...] = ()

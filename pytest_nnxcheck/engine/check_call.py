@@ -202,7 +202,9 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
     if compat.is_mode_refusal(error, nesting.mode):
         return Checked(None, Outcome(nesting, "rejected", reason=compat.mode_words(error), by_mode=True))
     notes = causes.causes(call.subject, error, observation)
-    return Checked(None, Outcome(nesting, "failed", reason=first_line(error), notes=notes), error)
+    return Checked(
+        None, Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, notes=notes), error
+    )
 
 
 def fails_when_traced(call: Call, error: Exception) -> Checked:

@@ -33,7 +33,6 @@ def evidence(
         un_nested=split(un_nested),
         buffers=after[:SHOWN],
         places=places(after, before)[:PLACES],
-        un_nested_buffers=before[:SHOWN],
         captured=facts.captured[:SHOWN],
         leaks=left(found).leaks,
         moves=lost_moves(found),

@@ -28,7 +28,7 @@ from pytest_nnxcheck.inspection.raw_access import (
     LIBRARIES,
     MISSING,
     LruCache,
-    cache_content,
+    cache_entries,
     class_dict,
     class_name,
     is_library,
@@ -177,9 +177,9 @@ def open_cell(cell: CellType, name: Name, visit: Visit) -> None:
 
 
 def open_cache(cache: Any, name: Name, visit: Visit) -> None:
-    content = cache_content(cache)
-    visit.places.keep_cache(str(name), cache, content.entries)
-    for index, (key, result) in enumerate(content.entries):
+    entries = cache_entries(cache)
+    visit.places.keep_cache(str(name), cache, entries)
+    for index, (key, result) in enumerate(entries):
         visit.put(result, "cache", name.then(f".cache[{key_text(key)}]"))
         visit.put(key, "cache", name.then(".cache").listed(index))
     open_function_attributes(cache, name, visit)

@@ -48,9 +48,9 @@ def fields(data: bytes | memoryview) -> Message:
     return found
 
 
-def number(message: Message, field: int, default: int = 0) -> int:
-    """A number, the last one given as protobuf has it. Raises `MalformedProto`."""
-    value = message[field][-1] if field in message else default
+def number(message: Message, field: int) -> int:
+    """A number, the last one given as protobuf has it, 0 where there is none. Raises `MalformedProto`."""
+    value = message[field][-1] if field in message else 0
     if not isinstance(value, int):
         raise MalformedProto(f"field {field} is not a number")
     return value

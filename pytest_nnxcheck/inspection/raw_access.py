@@ -118,16 +118,8 @@ def referents(value: object) -> list[object]:
     return gc.get_referents(value)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheContent:
-    """What a `functools.lru_cache` holds: its dict, and (key, result) of each entry."""
-
-    store: dict[Any, Any] | None
-    entries: tuple[tuple[Any, Any], ...]
-
-
-def cache_content(cache: Any) -> CacheContent:
-    """Read an ``lru_cache``, which has no public way to its results.
+def cache_entries(cache: Any) -> tuple[tuple[Any, Any], ...]:
+    """(key, result) of each entry of a `functools.lru_cache`, which has no public way to its results.
 
     An unbounded cache is a dict of results. A bounded one shows the collector (key, result, type of the link) for every
     entry, and then its dict of links. CPython 3.11 to 3.13.
@@ -135,9 +127,9 @@ def cache_content(cache: Any) -> CacheContent:
     held = referents(cache)
     own = read_slot(class_dict(type(cache)).get("__dict__"), cache)
     store = next((part for part in held if type(part) is dict and part is not own), None)
-    if store is None or not store:
-        return CacheContent(store, ())
+    if not store:
+        return ()
     if class_name(type(next(iter(store.values())))) != "_lru_list_elem":
-        return CacheContent(store, tuple(store.items()))
+        return tuple(store.items())
     links = held[1 : 1 + 3 * len(store)]
-    return CacheContent(store, tuple(zip(links[::3], links[1::3], strict=False)))
+    return tuple(zip(links[::3], links[1::3], strict=False))

@@ -19,7 +19,7 @@ from pytest_nnxcheck.inspection.raw_access import (
     MISSING,
     Layout,
     LruCache,
-    cache_content,
+    cache_entries,
     class_dict,
     mro,
     same,
@@ -182,7 +182,7 @@ def _put_names(namespace: dict[str, Any], saved: dict[str, Any]) -> None:
 
 def _clear_cache(cache: Any, entries: tuple[tuple[Any, Any], ...]) -> None:
     # A cache that did not change keeps its results: their identity may matter to the user.
-    now = cache_content(cache).entries
+    now = cache_entries(cache)
     if not same(itertools.chain(*now), itertools.chain(*entries)):
         class_dict(LruCache)["cache_clear"](cache)
 

@@ -40,7 +40,7 @@ def judge(case: Case) -> Judgement:
 class Difference:
     """One leaf or attribute that is not as it should be; ``rounding`` says that only floats differ, by a finite amount.
 
-    ``type`` is that of the Python value of an attribute.
+    ``type`` is that of the Python value of an attribute, ``size`` the largest difference of floats.
     """
 
     path: str
@@ -49,6 +49,7 @@ class Difference:
     kind: str = ""
     rounding: bool = False
     type: str = ""
+    size: float = 1.0
 
 
 def differences(
@@ -155,7 +156,7 @@ def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kin
     values = f"{a[worst]:.5g} expected, {b[worst]:.5g} after"
     text = f"{heading}   largest difference {off[worst]:.3g} ({allowed:.2g} allowed): {values}, {wrong} of {a.size} elements"
     finite = bool(np.all(np.isfinite(off)))
-    return Difference(path, label_of(b, old), text, kind, rounding=finite)
+    return Difference(path, label_of(b, old), text, kind, rounding=finite, size=float(off[worst]))
 
 
 def comparable(value: Any, kind: str) -> Any:
@@ -262,7 +263,7 @@ def violation(found: tuple[Difference, ...], hint: str = "") -> Violation:
     rows = [(each.label, f"{each.path}   {each.text}") for each in found[:SHOWN]]
     if len(found) > SHOWN:
         rows.append(("", f"and {len(found) - SHOWN} more"))
-    findings = tuple(Finding("value differs", each.path) for each in found)
+    findings = tuple(Finding("value differs", each.path, size=each.size) for each in found)
     return Violation("parity", summary(found[0]), tuple(rows), hint, findings)
 
 

@@ -36,17 +36,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One test against the baseline: nestings as text, the smallest first; ``stale`` entries were neither drawn nor run."""
+    """One test against the baseline: nestings as text, the smallest first."""
 
     compared: int = 0
     grew: tuple[Nesting, ...] = ()
     shrank: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
-    stale: tuple[str, ...] = ()
 
 
 def compare(known: Mapping[str, Entry], found: Mapping[Nesting, Measured], tolerance: Fraction) -> Comparison:
-    """Hold what was measured against the entries of the same test; which of those are stale, the caller knows."""
+    """Hold what was measured against the entries of the same test."""
     pairs = [
         (nesting, known[str(nesting)].peak, each.entry.peak) for nesting, each in found.items() if str(nesting) in known
     ]

@@ -147,7 +147,6 @@ def empty_test(nodeid: str) -> OfTest:
 def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesting:
     known = outcome.evidence or Evidence()
     measured = plain(known)
-    del measured["un_nested_buffers"]  # the same for all nestings of a call: a place says what it holds un-nested
     told = {
         "nodeid": plain(found.test_id),
         "nesting": str(outcome.nesting),

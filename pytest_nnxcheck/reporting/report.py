@@ -192,10 +192,10 @@ def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
 
 
 def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:
-    """The smallest nesting of each further exception; its reason starts with the type."""
-    kinds = {shown.reason.partition(":")[0]: shown} if shown.verdict == "failed" else {}
+    """The smallest nesting of each further type of exception."""
+    kinds = {shown.error: shown} if shown.verdict == "failed" else {}
     for outcome in _by_plainness(report.outcomes, "failed"):
-        kinds.setdefault(outcome.reason.partition(":")[0], outcome)
+        kinds.setdefault(outcome.error, outcome)
     return [outcome for outcome in kinds.values() if outcome is not shown]
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Nesting
     from pytest_nnxcheck.core.outcome import Outcome
     from pytest_nnxcheck.core.settings import Settings
-    from pytest_nnxcheck.reproducer.compose import Facts, Spec
+    from pytest_nnxcheck.reproducer.compose import Spec
+    from pytest_nnxcheck.reproducer.nesting_text import Facts
     from pytest_nnxcheck.subject.profile import Profile
     from pytest_nnxcheck.subject.subject import Subject
 
@@ -74,7 +75,8 @@ class Programs:
     def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
         """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
         with self._harmless():
-            from pytest_nnxcheck.reproducer.compose import compose, facts_of
+            from pytest_nnxcheck.reproducer.compose import compose
+            from pytest_nnxcheck.reproducer.nesting_text import facts_of
             from pytest_nnxcheck.subject.profile import UNKNOWN
 
             known = self._specs.get(nesting)

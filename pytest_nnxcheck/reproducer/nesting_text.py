@@ -1,13 +1,130 @@
-"""A nesting as the text of a program to paste: its layers by name, the expression that puts them together, and those for its output."""
+"""A nesting as the text of a program to paste, and what is known of a call under it: how it is taken apart, what its layers must know."""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED, row_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
+from pytest_nnxcheck.invariants.successors import successors
+from pytest_nnxcheck.reproducer.literals import key_kind
 from pytest_nnxcheck.reproducer.own_source import place
-from pytest_nnxcheck.transforms.compose import home
-from pytest_nnxcheck.transforms.layer import Plan
+from pytest_nnxcheck.subject.plain_objects import fields_by_class
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+from pytest_nnxcheck.subject.subject import Nodes, Subject
+from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
+from pytest_nnxcheck.transforms.layer import LENGTH, Plan
+
+Keys = tuple[Any, ...]
+"""The keys that lead from the state to a leaf."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of one call.
+
+    ``names`` are those of its graph nodes, ``labels`` the user's words for them, with the keys that lead to each. ``inputs`` names its arrays,
+    ``donated`` are the numbers of those that are donated, ``returned`` says of which the new value is what output. ``values`` are the attributes of each
+    layer's plan as text. Its output is ``plain_output`` where jax alone takes that apart; ``partial`` says that arguments are in a partial, ``opened``
+    are the classes, and their fields, of which jax knows nothing.
+    """
+
+    names: tuple[str, ...]
+    labels: Mapping[str, Keys]
+    inputs: tuple[str, ...]
+    donated: tuple[int, ...]
+    returned: Mapping[int, int]
+    state_bytes: int
+    values: tuple[Mapping[str, str], ...]
+    plain_output: bool
+    partial: bool
+    opened: Mapping[str, Any]
+    abstract: bool
+
+    def value(self, path: str) -> str | None:
+        """The expression for a leaf or an input by its path; None for what is neither."""
+        if path in self.inputs:
+            return f"inputs[{self.inputs.index(path)}]"
+        keys = self.keys(path)
+        return None if keys is None else f"value_at(state, {', '.join(map(repr, keys))})"
+
+    def keys(self, path: str) -> Keys | None:
+        """The keys that lead to a leaf; None where it is not in the state."""
+        for label in sorted(self.labels, key=len, reverse=True):
+            rest = path.removeprefix(label)
+            if path.startswith(label) and rest[:1] in ("", ".", "["):
+                return (*self.labels[label], *steps(rest))
+        return None
+
+
+def steps(path: str) -> Iterator[Any]:
+    """The keys in ``.layers[0]['x']``."""
+    for name, key in re.findall(r"\.(\w+)|\[('[^']*'|[^\]]*)\]", path):
+        try:
+            yield name or ast.literal_eval(key)
+        except (SyntaxError, ValueError):
+            yield key
+
+
+def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Settings) -> Facts:
+    """What is known of a call that runs under a nesting. Of one that no trace takes the output is not known."""
+    several = isinstance(subject.state, Nodes)
+    return Facts(
+        names=subject.names,
+        labels={label: (name,) if several else () for name, label in subject.labels.items()},
+        inputs=subject.input_names,
+        donated=donated_inputs(subject, nesting, settings.donate),
+        returned=successors(subject, profile, settings.donate),
+        state_bytes=profile.state_bytes,
+        values=tuple(plan_values(subject, profile, nesting)),
+        plain_output=profile.plain or (profile is UNKNOWN and bool(nesting.layers)),
+        partial=subject.partial,
+        opened=fields_by_class([value for _, value in subject.opened]) | dict(profile.opened),
+        abstract=subject.abstract,
+    )
+
+
+def plan_values(subject: Subject, profile: Profile, nesting: Nesting) -> Iterator[Mapping[str, str]]:
+    """What the plan of each layer says, as text, but for its ``jit``."""
+    for number, (layer, axes) in enumerate(zip(nesting.layers, inside(nesting), strict=True)):
+        holds = layer.row.starts_empty
+        shapes = output_shapes(nesting.layers[number + 1 :], profile, subject.inputs) if holds else ()
+        yield {
+            "changed": among(profile.changed),
+            "written": among(profile.changed | profile.restored),
+            "parameters": among(profile.parameters),
+            "graph_updates": str(compat.mode_flags()[1]),
+            "length": str(LENGTH),
+            "subject": "call",
+            "element": f"lambda leaf: leaf[{(0,) * axes!r}]",
+            "empty": f"lambda: {zeros(shapes)}",
+        }
+
+
+def among(paths: frozenset[Any]) -> str:
+    """A filter for these paths."""
+    if not paths:
+        return "lambda path, _: False"
+    return f"lambda path, _: tuple(path) in {{{', '.join(sorted(map(repr, paths)))}}}"
+
+
+def zeros(shapes: Any) -> str:
+    """Arrays of zeros as text; of keys some."""
+    if isinstance(shapes, tuple):
+        return f"({', '.join(map(zeros, shapes))}{',' * (len(shapes) == 1)})"
+    if compat.is_key(shapes):
+        return f"jax.random.split(jax.random.key(0, impl={key_kind(shapes.dtype)!r}), {tuple(shapes.shape)})"
+    return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r})"
+
+
+# --- the nesting
 
 
 def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
@@ -62,7 +179,7 @@ def composed(nesting: Nesting) -> str:
     return text
 
 
-def un_nested(nesting: Nesting, text: str = "out") -> str:
+def un_nested(nesting: Nesting, text: str, first: str) -> str:
     """The expression for the call's own output in that of the nesting."""
     for layer in nesting.layers:
         if layer.transform == CALL_FIRST:
@@ -70,7 +187,7 @@ def un_nested(nesting: Nesting, text: str = "out") -> str:
         elif layer.row.pair == "gradients":
             text += "[0]"
         elif layer.row.stacks:
-            text = f"first_of({text})"
+            text = f"{first}({text})"
     return text
 
 

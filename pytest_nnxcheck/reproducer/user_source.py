@@ -146,14 +146,13 @@ class Sources:
             found += [module.text(node) for node in sorted(taken.values(), key=lambda node: node.lineno)]
         return [*dict.fromkeys(found), *self._extra]
 
-    def take(self, module: ModuleType, names: Iterable[str], *, skip: Iterable[str] = ()) -> None:
+    def take(self, module: ModuleType, names: Iterable[str]) -> None:
         """Copy definitions of a module, and what they need; names that it does not bind are left to Python. Raises `NoSource`."""
         user = self._register(module)
         for name in names:
-            if name not in skip:
-                self._take_name(user, module, name)
+            self._take_name(user, module, name)
 
-    def take_function(self, function: Any, *, skip: Iterable[str] = ()) -> str:
+    def take_function(self, function: Any) -> str:
         """Copy a function, however deep it is defined, and what it needs; its name. Raises `NoSource`."""
         module = inspect.getmodule(function)
         if module is None:
@@ -164,7 +163,7 @@ class Sources:
             self._take_node(user, module, node)
         else:
             self._extra.append(user.text(node))
-            self._needs(user, module, user.text(node), skip)
+            self._needs(user, module, user.text(node))
         self._names.add(function.__name__)
         return str(function.__name__)
 
@@ -226,8 +225,8 @@ class Sources:
             self._names.update(bound_by(node))
             self._needs(user, module, user.text(node))
 
-    def _needs(self, user: UserModule, module: ModuleType, text: str, skip: Iterable[str] = ()) -> None:
-        for name in sorted(globals_in(text) - set(skip)):
+    def _needs(self, user: UserModule, module: ModuleType, text: str) -> None:
+        for name in sorted(globals_in(text)):
             self._take_name(user, module, name)
 
     def _take_import(self, user: UserModule, statement: ast.Import | ast.ImportFrom, name: str) -> None:

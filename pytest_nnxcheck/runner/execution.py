@@ -81,7 +81,13 @@ class Execution:
             outcome = expected_failures.excuse(outcome, entries)
         if outcome.verdict == "expected" and checked.error is not None and not self.nesting.layers:
             # A call that raises un-nested is the user's own error, whatever it leaves behind.
-            outcome = replace(outcome, nesting=self.nesting, verdict="failed", reason=one_line(checked.error))
+            outcome = replace(
+                outcome,
+                nesting=self.nesting,
+                verdict="failed",
+                reason=one_line(checked.error),
+                error=type(checked.error).__name__,
+            )
         outcome = self.executor.with_program(outcome)
         self.record(outcome)
         if outcome.verdict == "expected" and _without_output(checked):
@@ -116,7 +122,7 @@ class Execution:
         if isinstance(error, InvariantViolation | CheckError):
             return False
         held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
-        failed = replace(held, verdict="failed", violations=(), reason=one_line(error))
+        failed = replace(held, verdict="failed", violations=(), reason=one_line(error), error=type(error).__name__)
         outcome = expected_failures.excuse(failed, self.settings.expected_failures)
         if outcome.verdict == "expected":
             self.outcomes[self.nesting] = outcome
@@ -127,7 +133,13 @@ class Execution:
         if not isinstance(error, InvariantViolation | CheckError):
             held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
             outcome = Outcome(
-                self.nesting, "failed", reason=one_line(error), peak=held.peak, budget=held.budget, program=held.program
+                self.nesting,
+                "failed",
+                reason=one_line(error),
+                error=type(error).__name__,
+                peak=held.peak,
+                budget=held.budget,
+                program=held.program,
             )
             self.record(self.executor.with_program(outcome))
         return Executed(self.outcomes, error, own=error is not self.error)
@@ -138,7 +150,7 @@ class Execution:
             # The body expected the exception: under this nesting as without any, it is what the test asks for.
             outcome = self.outcomes[self.nesting]
             verdict: Verdict = "expected" if outcome.expected else "held"
-            self.outcomes[self.nesting] = replace(outcome, verdict=verdict, reason="", notes=(), program="")
+            self.outcomes[self.nesting] = replace(outcome, verdict=verdict, reason="", error="", notes=(), program="")
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
         return Executed(self.outcomes, self.violation)
 

@@ -145,9 +145,7 @@ def draws_any(settings: Settings) -> bool:
 
 
 @st.composite
-def nestings(
-    draw: st.DrawFn, settings: Settings, exclusions_in: Callable[[str], Exclusions] = lambda _: Exclusions()
-) -> Nesting:
+def nestings(draw: st.DrawFn, settings: Settings, exclusions_in: Callable[[str], Exclusions]) -> Nesting:
     """Nestings of up to ``max_depth`` layers, shrinking to fewer layers, earlier modes and transforms, and plainer styles.
 
     Two draws a layer: a flat list of layers, or an index, does not shrink to the smallest. ``exclusions_in`` a mode

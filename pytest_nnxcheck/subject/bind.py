@@ -181,6 +181,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
                 output = function(*args, **kwargs)
                 arrays, tree.rebuild, tree.names = flatten_output(output, state, home)
                 tree.plain = is_plain(output)
+                tree.opened = () if tree.plain else tuple(plain_objects.fields_by_class(output).items())
             return arrays
 
         labelled(program, function)
@@ -208,4 +209,5 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
         owner=owner,
         plain=parts.plain,
+        partial=isinstance(subject, functools.partial) or holds_arguments(subject),
     )

@@ -39,7 +39,8 @@ class Profile:
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in. Its output is ``plain`` where jax alone gives it its structure.
+    floating type that it computes in. Its output is ``plain`` where jax alone gives it its structure,
+    ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -72,6 +73,7 @@ class Profile:
     waste: Waste = NOTHING
     precision: float = 0.0
     plain: bool = False
+    opened: tuple[tuple[str, Any], ...] = ()
 
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
@@ -100,7 +102,7 @@ def profile(subject: Subject) -> Profile:
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    plain = subject.output_tree.plain
+    plain, opened = subject.output_tree.plain, subject.output_tree.opened
     jaxpr = compat.open_jaxpr(closed)
     sources = jaxpr_flow.sources(jaxpr)[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
@@ -138,6 +140,7 @@ def profile(subject: Subject) -> Profile:
         removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
         restructured=structures[0] != structures[1],
         plain=plain,
+        opened=opened,
         dropped=dropped_updates(subject, jaxpr, [key[0] for key in known], changed),
         out_names=subject.output_tree.names,
         parameters=parameters,

@@ -47,11 +47,12 @@ class OutputTree:
     """The structure of what one program of the subject returned, with a name for each of its arrays, which travel through the program.
 
     Filled in while the program is traced or run. An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in
-    containers that jax knows.
+    containers that jax knows. ``opened`` are the classes of the objects in it that were opened, with their fields.
     """
 
     names: tuple[str, ...] = ()
     plain: bool = False
+    opened: tuple[tuple[str, Any], ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
 
 
@@ -62,7 +63,8 @@ class Subject:
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
     and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
     objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
-    name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart.
+    name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
+    some of them are in a `functools.partial` or an `nnx.cached_partial`.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Subject:
     code: Any
     owner: str = ""
     plain: bool = False
+    partial: bool = False
 
     def refuse_what_flax_cannot_split(self) -> None:
         """A module that holds what flax has no place for (an array outside a Variable, before 0.12) works eagerly only. Raises `CheckError`."""

@@ -11,19 +11,7 @@ from flax import nnx
 from healthy import numbers, rngs
 from reports import ScanOverRemat, inputs_scan_over_remat
 
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.core.text import format_bytes
-from pytest_nnxcheck.reproducer.compose import facts_of
-from pytest_nnxcheck.reproducer.runtime import long_form
-from pytest_nnxcheck.reproducer.runtime.checks import Rule, memory_is_within
-from pytest_nnxcheck.reproducer.runtime.long_form import Setup, first_of, run
-from pytest_nnxcheck.reproducer.runtime.taken_apart import take_apart
-from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.profile import profile
-from pytest_nnxcheck.transforms.compose import baseline_for, kept
-from pytest_nnxcheck.transforms.mapping import vmap_argument
-from pytest_nnxcheck.transforms.wrappers import jit_argument, jit_functional
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
@@ -111,23 +99,3 @@ def test_a_multiple_stays_what_it_was(session):
         found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x", session=session)
         assert found.outcome.budget == round(found.outcome.evidence.expected / 2)
         assert re.search(r"budget .* \(0\.5x the expected peak\)", text(found))
-
-
-@pytest.mark.parametrize("less", [0, 2**20])
-def test_the_program_to_paste_has_the_same_bound(less, capsys, session):
-    nesting = Nesting.parse("jit > vmap")
-    model, x, one = Mlp(), batch(), peak(Mlp(), "jit", session) - less
-    found = call(model, x, nesting=str(nesting), memory_budget=one).outcome
-    bound = bind(model, (x,), {})
-    facts = eval(facts_of(bound, profile(bound), nesting, merge({})).text, vars(long_form))
-    un_nested = Setup(run, lambda f, plans: jit_functional(f, plans[0]), lambda out: out, (0,), 0, 2)
-    assert str(baseline_for(nesting)) == "jit[functional]"
-    setup = Setup(run, lambda f, plans: jit_argument(vmap_argument(f, plans[1]), plans[0]), first_of, (1, 0), 1, 1)
-    ran = run(take_apart(model, (x,), {}), facts, setup)
-    try:
-        memory_is_within(ran, Rule(un_nested, kept=kept(nesting), budget=one))
-        verdict = "held"
-    except AssertionError:
-        verdict = "violated"
-    assert verdict == found.verdict
-    assert f"budget {format_bytes(found.budget)} (memory_budget {format_bytes(one)} + " in capsys.readouterr().out

@@ -9,18 +9,7 @@ from checking import broken, call, takes_over, text
 from flax import nnx
 from healthy import assign, numbers, rngs
 
-from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.reproducer.compose import facts_of
-from pytest_nnxcheck.reproducer.runtime import long_form
-from pytest_nnxcheck.reproducer.runtime.checks import donated_buffers_are_kept
-from pytest_nnxcheck.reproducer.runtime.long_form import Setup, first_of, run
-from pytest_nnxcheck.reproducer.runtime.taken_apart import take_apart
-from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.profile import profile
-from pytest_nnxcheck.transforms.mapping import vmap_argument
-from pytest_nnxcheck.transforms.wrappers import jit_argument
+from pytest_nnxcheck import check, compat
 
 
 class KeepsInDict(nnx.Module):
@@ -290,21 +279,7 @@ def test_where_tracers_remain_nothing_is_said_of_buffers():
 # --- message and program
 
 
-SETUPS = {
-    "jit": Setup(run, lambda call, plans: jit_argument(call, plans[0]), lambda out: out, (0,), 0, 1, "state,cache"),
-    "jit > vmap": Setup(
-        run,
-        lambda call, plans: jit_argument(vmap_argument(call, plans[1]), plans[0]),
-        first_of,
-        (1, 0),
-        1,
-        1,
-        "state,cache",
-    ),
-}
-
-
-@pytest.mark.parametrize("nesting", SETUPS)
+@pytest.mark.parametrize("nesting", ["jit", "jit > vmap"])
 @pytest.mark.parametrize(
     "subject",
     [
@@ -314,20 +289,22 @@ SETUPS = {
     ],
 )
 def test_the_program_to_paste_says_what_the_message_says(subject, nesting):
-    """The functions that are copied into a program, with the facts that are written into it."""
+    """The whole program, run here: it names the leaves that the message names."""
     cache = HEALTHY["LSTM"][1] if subject is lstm else two
-    found = call(subject, *args(cache), nesting=nesting, **DONATED)
-    bound = bind(subject, args(cache), {})
-    chosen = merge(parse_given(DONATED, str))
-    facts = eval(facts_of(bound, profile(bound), Nesting.parse(nesting), chosen).text, vars(long_form))
-    ran = run(take_apart(subject, args(cache), {}), facts, SETUPS[nesting])
-    if found.outcome.verdict == "held":
-        donated_buffers_are_kept(ran)
+    scope = {"check": check, "subject": subject, "args": args(cache), "nesting": nesting}
+    exec("report = check(subject, *args, nesting=nesting, donate='state,cache')", scope)
+    (outcome,) = [each for each in scope["report"].outcomes if str(each.nesting) == nesting]
+    if outcome.verdict == "held":
+        assert scope["report"].program(outcome) == ""
         return
+    program = (
+        scope["report"]
+        .program(outcome)
+        .replace("argument_0 = FILL_IN", "argument_0 = nnx.Linear(4, 4, rngs=nnx.Rngs(0))")
+    )
     with pytest.raises(AssertionError) as raised:
-        donated_buffers_are_kept(ran)
-    (violation,) = found.outcome.violations
-    rows = [violation.summary, *(row for _, row in violation.details)]
-    head, *told = str(raised.value).splitlines()
+        exec(program, {"__name__": "pasted"})
+    (violation,) = outcome.violations
+    head, *rows = str(raised.value).splitlines()
     assert head == "nnx invariant broken: donation"
-    assert [row.split("   ")[0].strip() for row in told] == [row.split("   ")[0] for row in rows]
+    assert [row.split("   ")[0].strip() for row in rows] == [finding.path for finding in violation.findings]

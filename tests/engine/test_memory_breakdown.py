@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reports
-from checking import broken, call, text
+from checking import broken, call, source, text
 from flax import nnx
 from healthy import FLAX, numbers
 from hypothesis import given
@@ -329,9 +329,8 @@ def test_the_same_line_is_held_against_the_un_nested_program():
     known = told(found)
     size = 40 * 64 * 64 * 4
     assert [(each.added, each.bytes) for each in known.buffers if each.whole] == [(False, size), (True, size)]
-    before = sum(each.bytes for each in known.un_nested_buffers if each.place == SCAN and each.kind != "constant")
-    # The evidence keeps the ten largest buffers of each program, and the figure counts them all.
-    assert before <= known.places[0].un_nested <= before + 64
+    # The un-nested program holds one copy of all layers, and what a step takes out of it.
+    assert size < known.places[0].un_nested < 1.1 * size
     assert "1 added by the nesting" in rows(found, "buffer")[0]
     assert f"un-nested {memory_breakdown.format_bytes(known.places[0].un_nested)}" in rows(found, "line")[0]
 
@@ -470,7 +469,7 @@ def test_a_program_of_plain_jax_has_its_lines_too():
     with compat.judged_compiles():
         compiled = jax.jit(running_sum).lower(jnp.ones((64, 128)), jnp.ones(5)).compile()
     found = buffers.read(compiled)
-    lines = {each.source for each in found.buffers if each.kind == "temporary" and each.bytes >= KiB}
+    lines = {source(each) for each in found.buffers if each.kind == "temporary" and each.bytes >= KiB}
     assert lines == {line(running_sum, "lax.scan")}
 
 

@@ -69,7 +69,7 @@ def test_what_flax_refused_and_what_cannot_run_is_no_neighbour():
     assert neighbours.neighbours(Nesting.parse("scan[functional]"), EVERY, adding) == ()
 
 
-@given(strategies.nestings(EVERY))
+@given(strategies.nestings(EVERY, lambda _: OPEN))
 def test_a_neighbour_differs_in_one_layer(nesting):
     for near in neighbours.neighbours(nesting, EVERY, OPEN):
         fewer = len(nesting) - len(near)

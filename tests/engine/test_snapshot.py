@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checking import replace_metadata
 from flax import nnx
 
 import pytest_nnxcheck.inspection.snapshot
@@ -248,7 +249,7 @@ def test_variables_value_and_metadata() -> None:
     kept = places(model)
     compat.set_variable_value(model.w, jnp.ones(2))
     # flax replaces the dict of the metadata, an old one kept elsewhere would not help.
-    compat.set_variable_metadata(model.w, {"norm": "new", "extra": 1})
+    replace_metadata(model.w, {"norm": "new", "extra": 1})
     assert compat.variable_metadata(model.w)["norm"] == "new"
     assert kept.restore() == ()
     assert compat.variable_value(model.w) is raw

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checking import replace_metadata
 from flax import nnx
 
 from pytest_nnxcheck import compat
@@ -279,7 +280,7 @@ def test_metadata_of_a_variable(kept: Keep) -> None:
             self.box.w = nnx.Param(jnp.ones(3), norm=None)
 
         def __call__(self, x: Any) -> Any:
-            compat.set_variable_metadata(self.box.w, {"norm": kept(x * 2)})
+            replace_metadata(self.box.w, {"norm": kept(x * 2)})
             return x
 
     check(Net(), kept, "model.box.w.norm (metadata)", "metadata")

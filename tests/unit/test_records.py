@@ -109,10 +109,10 @@ def test_nothing_that_is_measured_is_left_out(kind):
     renamed = {"expected": {Evidence: "expected_peak", Outcome: "expected_failures"}[kind]}
     told_by = {
         "by_mode": "reason",
+        "error": "reason",
         "excluded": "reason",
         "misfit": "reason",
         "evidence": "split",
-        "un_nested_buffers": "places",
     }
     names = {renamed.get(each.name, told_by.get(each.name, each.name)) for each in fields(kind)}
     assert names <= records.OfNesting.__annotations__.keys() == documents.mixed()["nestings"][0].keys()

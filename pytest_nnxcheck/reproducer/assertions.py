@@ -1,0 +1,162 @@
+"""The lines of a program that look for what is known of a broken nesting: before it runs, around its run, and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_nnxcheck.core.evidence import FLOOR
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import Finding, Outcome
+from pytest_nnxcheck.reproducer.nesting_text import Facts, meaning_text, primal_text
+
+SHOWN = 12
+"""Findings that a program looks for; the first are enough to know it by."""
+TYPED = ("dtype", "shape", "not returned")
+"""Causes of a lost buffer that a trace shows."""
+
+
+@dataclass
+class Assertions:
+    """The lines, of functions of `runtime`, and ways in which the program runs.
+
+    ``leaked`` are tracers to look for in the run, ``touched`` the leaves that no ``eval_shape`` may change. The outermost jit ``donates`` as the plugin's
+    does, or ``compiles`` a program that the lines measure. What is ``viewed`` must not be copied before. ``eager`` says that the same calls are made without
+    the nesting, ``traced`` that a trace of an abstract call shows the finding.
+    """
+
+    first: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    leaked: tuple[tuple[str, str], ...] = ()
+    touched: str = ""
+    donates: bool = True
+    compiles: bool = False
+    viewed: bool = False
+    eager: bool = False
+    traced: bool = False
+
+
+def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Assertions:
+    """What a program looks for; nothing before the nesting has run, and where it raised what the user's code raises."""
+    made = Assertions()
+    violations = outcome.violations if outcome is not None else ()
+    if outcome is None or not violations:
+        return made
+    made.donates = any(violation.invariant in ("donation", "memory") for violation in violations)
+    for violation in violations:
+        kinds: dict[str, list[Finding]] = {}
+        for finding in violation.findings:
+            kinds.setdefault(finding.kind, []).append(finding)
+        match violation.invariant:
+            case "tracers":
+                of_tracers(made, outcome, kinds, facts)
+            case "memory":
+                of_memory(made, outcome, kinds, facts)
+            case "donation":
+                of_donation(made, kinds, facts)
+            case "parity":
+                of_parity(made, kinds, nesting, facts)
+    return made
+
+
+def of_tracers(made: Assertions, outcome: Outcome, kinds: Mapping[str, list[Finding]], facts: Facts) -> None:
+    """Tracers that are left, Variables that cannot be written, leaves that an ``eval_shape`` changed."""
+    if outcome.evidence is not None:
+        made.leaked = tuple((leak.path, leak.type) for leak in outcome.evidence.leaks[:SHOWN])
+    if pinned := kinds.get("made in an ended trace"):
+        made.first.append(f"may_be_written(state, {keys_of(pinned, facts)!r})")
+    if touched := kinds.get("state touched"):
+        made.touched = f"lambda state: touches_nothing(state, {keys_of(touched, facts)!r})"
+
+
+def of_memory(made: Assertions, outcome: Outcome, kinds: Mapping[str, list[Finding]], facts: Facts) -> None:
+    """A peak over its budget, copies of the state, what the call captures."""
+    evidence = outcome.evidence
+    if evidence is not None and evidence.split is not None and {"peak over budget", "state copied"} & kinds.keys():
+        copied = sum(buffer.bytes for buffer in evidence.buffers if buffer.whole and buffer.name)
+        copies = f", state={facts.state_bytes}, copied={copied}, seen={evidence.split.peak}"
+        made.compiles = True
+        made.after.append(f"peak_is_within({outcome.budget}{copies if 'state copied' in kinds else ''})")
+    if "constants captured" in kinds:
+        made.first.append(f"captures_little(program, state, inputs, {FLOOR})")
+
+
+def of_donation(made: Assertions, kinds: Mapping[str, list[Finding]], facts: Facts) -> None:
+    """Leaves that lost their buffer, that share it, or of which a copy is updated."""
+    if shared := expressions(kinds.get("shared buffer", ()), facts):
+        made.first.append(f"shares_no_buffer(state, inputs, {dict_text(shared)})")
+    if lost := expressions([*kinds.get("viewed buffer", ()), *kinds.get("lost buffer", ())], facts):
+        made.viewed = "viewed buffer" in kinds
+        after = dict(expressions_after(lost, facts))
+        kept = "is_aliased(new)" if facts.abstract else "pointers(new) <= places"
+        if facts.abstract and all(finding.cause in TYPED for finding in kinds["lost buffer"]):
+            made.traced, kept = True, "True"
+        if any(finding.cause == "sharding" for finding in kinds.get("lost buffer", ())):
+            kept = f"in_same_shards(old, new) and {kept}"
+        made.before.append(f"donated = {dict_text(lost)}")
+        made.before += [] if facts.abstract else ["places = pointers(*jax.tree.leaves(nnx.state(state)), *inputs)"]
+        made.after.append(f"keeps_donated_buffers(donated, {dict_text(after)}, lambda old, new: {kept})")
+    if dropped := kinds.get("update dropped"):
+        if facts.abstract:
+            made.first.append(f"is_written(program, state, inputs, {keys_of(dropped, facts)!r})")
+        else:
+            must_change(made, "donation", dropped, facts)
+
+
+def must_change(made: Assertions, invariant: str, dropped: list[Finding], facts: Facts) -> None:
+    """Leaves of which an update is dropped."""
+    leaves = dict_text(expressions(dropped, facts)).replace("value_at", "anything_at")
+    made.before.append(f"old = own({leaves})")
+    made.after.append(f"changes({invariant!r}, old, {leaves})")
+
+
+def of_parity(made: Assertions, kinds: Mapping[str, list[Finding]], nesting: Nesting, facts: Facts) -> None:
+    """Updates that a transform inside the call drops, and values that are others than those of the same calls without the nesting."""
+    if dropped := kinds.get("update dropped"):
+        must_change(made, "parity", dropped, facts)
+    if differ := kinds.get("value differs", [])[:SHOWN]:
+        made.eager = True
+        text = dict_text({each.path: facts.value(each.path) or "output" for each in differ}).replace(
+            "value_at", "anything_at"
+        )
+        least = {each.path: min(each.size / 2, 1e300) for each in differ}
+        call = f"({meaning_text(nesting)})(eager, *inputs)" if nesting.layers else "call(eager, *inputs)"
+        made.before += [
+            "call, eager = program, nnx.clone(state)",
+            "nnx.update(eager, own(nnx.state(eager)))",
+            *([] if nesting.layers else ["with jax.disable_jit():", f"    output = {call}"]),
+            *([f"output = {call}"] if nesting.layers else []),
+            f"wanted = own({text.replace('anything_at(state', 'anything_at(eager')})",
+        ]
+        primal = primal_text(nesting, "output")
+        found = text.replace(": output", f": {primal}") if primal != "output" else text
+        made.after.append(f"agree(wanted, {found}, {least!r})")
+
+
+def keys_of(findings: list[Finding], facts: Facts) -> dict[str, Any]:
+    named = {finding.path: facts.keys(finding.path) for finding in findings[:SHOWN]}
+    return {path: keys for path, keys in named.items() if keys is not None}
+
+
+def expressions(findings: Any, facts: Facts) -> dict[str, str]:
+    """The expression for each leaf that findings name."""
+    named = {finding.path: facts.value(finding.path) for finding in [*findings][:SHOWN]}
+    return {path: text for path, text in named.items() if text is not None}
+
+
+def expressions_after(lost: Mapping[str, str], facts: Facts) -> Iterator[tuple[str, str]]:
+    """The same after the run: for an input the output that is its new value."""
+    for path, text in lost.items():
+        if path not in facts.inputs:
+            yield path, text
+        elif (number := facts.inputs.index(path)) in facts.returned:
+            yield path, f"jax.tree.leaves(output)[{facts.returned[number]}]"
+        else:
+            every = ", ".join(f"inputs[{each}]" for each in facts.donated)
+            yield path, f"counterpart(inputs[{number}], [{every}], output)"
+
+
+def dict_text(texts: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{name!a}: {text}' for name, text in texts.items())}}}"

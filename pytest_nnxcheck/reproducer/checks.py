@@ -1,0 +1,239 @@
+"""The checks of a pasted program: each looks for what is known of a broken nesting, and raises what the plugin would say of it.
+
+Copied by `own_source`, as `runtime` is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
+from pytest_nnxcheck.subject.jaxpr_flow import constants, sources
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def broken(invariant: str, lines: list[str], cause: BaseException | None = None) -> NoReturn:
+    """End the program as the plugin would."""
+    raise AssertionError("\n  ".join([f"nnx invariant broken: {invariant}", *lines])) from cause
+
+
+# --- tracers
+
+
+def living_tracers() -> dict[int, Any]:
+    """The tracers among all objects of Python."""
+    return {id(each): each for each in gc.get_objects() if issubclass(type(each), jax.core.Tracer)}
+
+
+def of_other_traces(tracers: dict[int, Any], ours: Any) -> dict[int, Any]:
+    """The tracers of any trace but that of ``ours``."""
+    keys = {compat.trace_key(compat.trace_identity(each)) for each in ours if isinstance(each, jax.core.Tracer)}
+    return {at: each for at, each in tracers.items() if compat.trace_key(compat.trace_identity(each)) not in keys}
+
+
+def leaves_no_tracers(run: Callable[[], Any], leaked: Any, living: Callable[[], dict[int, Any]]) -> Any:
+    """Run, and look for new tracers that are alive: each has outlived its trace. ``leaked`` are where, and their types."""
+    output: Any = None
+    error, told, before = None, "", living()
+    try:
+        output = jax.block_until_ready(run())
+    except Exception as raised:  # noqa: BLE001 - the call may raise anything
+        # Its frames hold tracers of their own.
+        error, told = raised, traceback.format_exc()
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    # Those that nobody needs any more go.
+    jax.clear_caches()
+    gc.collect()
+    kinds = {describe(tracer.aval) for key, tracer in living().items() if key not in before}
+    dropped = isinstance(error, jax.errors.UnexpectedTracerError)
+    lines = [f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped]
+    if lines:
+        broken("tracers", lines, error)
+    if error is not None:
+        print(told)  # noqa: T201 - with the lines that it lost
+        raise error
+    return output
+
+
+@contextlib.contextmanager
+def touches_nothing(state: Any, paths: dict[str, Any]) -> Iterator[None]:
+    """Hold the state after an ``eval_shape`` against that before it."""
+    before = [value_at(state, *keys) for keys in paths.values()]
+    yield
+    lines = []
+    for (name, keys), old in zip(paths.items(), before, strict=True):
+        if value_at(state, *keys) is not old:
+            lines.append(f"eval_shape changed {name}")
+    if lines:
+        broken("tracers", lines)
+
+
+def may_be_written(state: Any, paths: dict[str, Any]) -> None:
+    """Look for Variables that were made in a trace that has ended."""
+    for name, keys in paths.items():
+        if compat.is_pinned(variable_at(state, *keys)):
+            broken("tracers", [f"{name} was made in a trace that has ended: flax refuses every write to it"])
+
+
+# --- donation
+
+
+def pointers(*arrays: Any) -> set[int]:
+    """Where the shards of arrays lie."""
+    living = [array for array in arrays if isinstance(array, jax.Array) and array.size and not array.is_deleted()]
+    keys = jax.dtypes.prng_key
+    plain = [jax.random.key_data(array) if jnp.issubdtype(array.dtype, keys) else array for array in living]
+    return {shard.data.unsafe_buffer_pointer() for array in plain for shard in array.addressable_shards}
+
+
+def shares_no_buffer(state: Any, inputs: Any, leaves: dict[str, Any]) -> None:
+    """Hold leaves against all other arrays of the call: XLA refuses to donate a buffer twice."""
+    every = [*jax.tree.leaves(nnx.state(state)), *inputs]
+    for name, leaf in leaves.items():
+        if sum(bool(pointers(leaf) & pointers(other)) for other in every) > 1:
+            broken("donation", [f"{name} shares its buffer with another array: XLA refuses to donate it twice"])
+
+
+def counterpart(old: Any, donated: Any, output: Any) -> Any:
+    """An output of the type of a donated array; None where fewer come back than are donated."""
+    new = [leaf for leaf in jax.tree.leaves(output) if describe(leaf) == describe(old)]
+    return new[-1] if len(new) >= sum(describe(each) == describe(old) for each in donated) else None
+
+
+def keeps_donated_buffers(before: dict[str, Any], after: dict[str, Any], kept: Callable[[Any, Any], Any]) -> None:
+    """Hold donated leaves against what came back for them; ``kept`` says whether that lies in a donated buffer."""
+    lines = []
+    for name, old in before.items():
+        new, kind = after.get(name), describe(old)
+        if describe(new) != kind:
+            lines.append(f"{name}   {kind}   {'not returned' if new is None else f'became {describe(new)}'}")
+        elif not kept(old, new):
+            lines.append(f"{name}   {kind}   not reused by XLA, or in other shards")
+    if lines:
+        broken("donation", lines)
+
+
+def in_same_shards(old: Any, new: Any) -> Any:
+    return old.sharding.is_equivalent_to(new.sharding, len(old.shape))
+
+
+# --- memory
+
+
+def peak_is_within(limit: int, state: int = 0, copied: int = 0, seen: int = 0) -> None:
+    """Hold the peak of what was compiled last against a limit; ``copied`` are the bytes of a ``state`` that a peak of ``seen`` held once more."""
+    parts = parts_of_peak(COMPILED[-1])
+    aliased = COMPILED[-1].memory_analysis().alias_size_in_bytes
+    peak = sum(parts.values()) - aliased
+    text = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    figures = [
+        f"peak {format_bytes(peak)} = {text} - aliased {format_bytes(aliased)}",
+        f"budget {format_bytes(limit)}",
+    ]
+    print(*figures, sep="\n")  # noqa: T201 - the program tells its figures, whether they hold or not
+    wrong = [f"peak {format_bytes(peak)} is over the budget of {format_bytes(limit)}"] if peak > limit else []
+    if copied and peak > seen - copied / 2:
+        wrong.append(f"the program holds {copied / max(state, 1):.1f} more copies of its state at the peak")
+    if wrong:
+        broken("memory", [*wrong, *figures])
+
+
+def parts_of_peak(compiled: Any) -> dict[str, int]:
+    """What XLA sets aside for a program; captured constants are in no total, so they are counted in its text."""
+    totals = compiled.memory_analysis()
+    arrays = re.findall(r"= (\w+)\[([\d,]*)\]\S* constant\(", compiled.as_text())
+    return {
+        "arguments": totals.argument_size_in_bytes,
+        "outputs": totals.output_size_in_bytes,
+        "temporaries": totals.temp_size_in_bytes,
+        "constants": sum(bytes_of_constant(kind, sizes) for kind, sizes in arrays),
+    }
+
+
+def bytes_of_constant(kind: str, sizes: str) -> int:
+    """The bytes of ``f32[4,8]``; a single number is part of the code."""
+    elements = math.prod(int(size) for size in sizes.split(",") if size)
+    bits = int((re.findall(r"\d+", kind) or ["8"])[0])
+    return elements * bits // 8 if elements > 1 else 0
+
+
+def captures_little(program: Any, state: Any, inputs: Any, most: int) -> None:
+    """Hold the arrays that the call captures against a limit: they should be its arguments."""
+    graphdef, leaves = nnx.split(state)
+    jaxpr = jax.make_jaxpr(lambda leaves, *inputs: program(nnx.merge(graphdef, leaves), *inputs))(leaves, *inputs)
+    size = sum(math.prod(array.shape) * array.dtype.itemsize for array in constants(jaxpr))
+    if size >= most:
+        broken("memory", [f"the call captures {format_bytes(size)} of constants"])
+
+
+# --- values
+
+
+def distance(want: Any, have: Any) -> float:
+    """How far two values lie apart: those of another type or structure infinitely, others than floats by one."""
+    one, two = jax.tree.leaves(want), jax.tree.leaves(have)
+    if list(map(describe, one)) != list(map(describe, two)):
+        return math.inf
+    return max((distance_of_arrays(*map(plain, pair)) for pair in zip(one, two, strict=True)), default=0.0)
+
+
+def distance_of_arrays(want: Any, have: Any) -> float:
+    if want.dtype.kind not in "fc":
+        return float((want != have).any())
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(want - have)
+    same = (want == have) | (np.isnan(want) & np.isnan(have))
+    return float(np.max(np.where(same, 0, np.where(np.isnan(off), np.inf, off)), initial=0))
+
+
+def plain(value: Any) -> Any:
+    """A value as an array of NumPy, a float in the widest type."""
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    inexact = jnp.issubdtype(array.dtype, jnp.inexact)
+    return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64) if inexact else array
+
+
+def changes(invariant: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Look for values of which every one is still what it was: then an update of them was dropped."""
+    if all(describe(old) == describe(after[name]) and np.all(old == after[name]) for name, old in before.items()):
+        broken(invariant, [f"{name}   its update is dropped, or not written back" for name in before])
+
+
+def is_written(program: Any, state: Any, inputs: Any, paths: dict[str, Any]) -> None:
+    """The same for an abstract call, whose trace says which leaves come back as they were."""
+    graphdef, leaves = nnx.split(state)
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        program(module, *inputs)
+        return [value_at(module, *keys) for keys in paths.values()]
+
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pure)(leaves, *inputs))
+    if all(source is not None for source in sources(jaxpr)):
+        broken("donation", [f"{name}   not written back" for name in paths])
+
+
+def agree(wanted: dict[str, Any], found: dict[str, Any], least: dict[str, float]) -> None:
+    """Hold what the nesting left against what the same calls leave without it; ``least`` is how far apart counts as another value."""
+    lines = []
+    for name, want in wanted.items():
+        if (off := distance(want, found[name])) >= least[name]:
+            lines.append(f"{name} differs from that of the un-nested call, by {off:.3g}")
+    if lines:
+        broken("parity", lines)

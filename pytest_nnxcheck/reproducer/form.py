@@ -1,0 +1,208 @@
+"""The parts of a program around the user's test: the layers, the nesting, and what runs a call under it and looks for what was found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
+from pytest_nnxcheck.reproducer import checks, nesting_text, runtime
+from pytest_nnxcheck.reproducer.assertions import Assertions, assertions
+from pytest_nnxcheck.reproducer.nesting_text import Facts
+from pytest_nnxcheck.reproducer.own_source import extract, place, renamed
+from pytest_nnxcheck.subject.abstract_arrays import abstract_state
+from pytest_nnxcheck.transforms.layer import Plan, first, stack
+from pytest_nnxcheck.transforms.mapping import on_mesh
+
+GIVEN = (place(Plan), (Plan.__module__, "Program"))
+"""What a program has in another form: `TYPES`."""
+TYPES = "Plan, Program = types.SimpleNamespace, Callable[..., Any]"
+"""What stands for the class of the plans, of which the program writes what its layers read, and for the type of what is inside a layer."""
+IMPORTS = ("import types", "from collections.abc import Callable", "from typing import Any")
+UNKNOWN = Facts((), {}, (), (), {}, 0, (), plain_output=False, partial=False, opened={}, abstract=False)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What stands around the user's test in a program: import lines, the layers, the nesting, and what runs and checks it."""
+
+    imports: tuple[str, ...]
+    layers: tuple[str, ...]
+    nesting: tuple[str, ...]
+    support: tuple[str, ...]
+
+
+def form_of(
+    outcome: Outcome | None, nesting: Nesting, settings: Settings, calls: tuple[Facts, ...], taken: frozenset[str]
+) -> Form:
+    """The parts of a program; ``taken`` are names that mean something else in it."""
+    calls = calls or (UNKNOWN,)
+    asked = assertions(outcome, nesting, calls[-1])
+    layers = tuple(name for name in nesting_text.layers_of(nesting) if name not in GIVEN)
+    ran = extract(layers, taken, given=GIVEN).definitions
+    texts = [text for name, text in extract(layers, frozenset(), given=GIVEN).definitions.items() if name in ran]
+    nestings = "\n\n".join(
+        nested_text(nesting, settings, facts, asked, texts, f"nesting_{number}" if len(calls) > 1 else "nesting")
+        for number, facts in enumerate(calls, 1)
+    )
+    wrapper = wrapper_text(nesting, calls, asked)
+    needed = extract((*layers, *map(place, definitions(nesting, asked, nestings + wrapper))), taken, given=GIVEN)
+    return Form(
+        imports=(*IMPORTS, *(["import contextlib"] if "contextlib." in nestings else []), *needed.imports.values()),
+        layers=(renamed(TYPES, needed.aliases), *(text for name, text in needed.definitions.items() if name in ran)),
+        nesting=(renamed(nestings, needed.aliases),),
+        support=(
+            *(text for name, text in needed.definitions.items() if name not in ran),
+            renamed(wrapper, needed.aliases),
+        ),
+    )
+
+
+def definitions(nesting: Nesting, asked: Assertions, text: str) -> list[Callable[..., Any]]:
+    """Our functions that the text of a program names."""
+    every = [
+        *(
+            each
+            for room in (runtime, checks)
+            for each in vars(room).values()
+            if getattr(each, "__module__", "") == room.__name__
+        ),
+        first,
+        stack,
+        on_mesh,
+        abstract_state,
+        *(MEANINGS[name] for name in meaning_of(nesting) if asked.eager),
+    ]
+    return [each for each in every if re.search(rf"\b{each.__name__}\b", text)]
+
+
+# --- the nesting
+
+
+def nested_text(
+    nesting: Nesting, settings: Settings, facts: Facts, asked: Assertions, layers: list[str], name: str
+) -> str:
+    """The function that puts the layers around a call: with a plan of what the text of the layers reads."""
+    read = dict.fromkeys(word for text in layers for word in re.findall(r"\bplan\.(\w+)", text))
+    plans = []
+    for number, values in enumerate(facts.values):
+        jit = root_jit(nesting, settings, facts, asked) if number == 0 else "lambda wrapper, f: wrapper(f)"
+        every = dict(values, jit=jit, unchanged=asked.touched or "lambda state: contextlib.nullcontext()")
+        plans.append(f"Plan({', '.join(f'{word}={every[word]}' for word in read if word in every)})")
+    lines = ",\n        ".join(plans)
+    return f"def {name}(call):\n    plans = [{lines}]\n    return {nesting_text.composed(nesting)}"
+
+
+def root_jit(nesting: Nesting, settings: Settings, facts: Facts, asked: Assertions) -> str:
+    """The ``jit`` of the outermost layer."""
+    states = nesting_text.root_of(nesting) or 0
+    donated: tuple[int, ...] = (0,) if states and settings.donate != "none" else ()
+    donated += tuple(states + number for number in facts.donated)
+    options = f"keep_unused=True, donate_argnums={donated!r}" if donated and asked.donates else "keep_unused=True"
+    if is_traced(nesting, facts, asked):
+        return PLAIN
+    if facts.abstract:
+        return f"lambda wrapper, f: staged(wrapper, f, abstract_outputs, {options})"
+    if asked.compiles:
+        return f"lambda wrapper, f: staged(wrapper, f, lambda compiled, _: COMPILED.append(compiled), {options})"
+    return f"lambda wrapper, f: wrapper(f, {options})"
+
+
+PLAIN = "lambda wrapper, f: wrapper(f)"
+
+
+# --- the call
+
+WRAPPER = """def nnx_wrap(subject):
+    def wrapped(*args, **kwargs):
+        {lines}
+        return rebuild({output})
+
+    return wrapped"""
+
+
+def wrapper_text(nesting: Nesting, calls: tuple[Facts, ...], asked: Assertions) -> str:
+    """The function that stands for the fixture."""
+    facts, several = calls[-1], len(calls) > 1
+    run, output = run_text(nesting, facts, asked), un_nested(nesting, facts, "output")
+    function = "function" if any(call.partial for call in calls) else "subject"
+    pack = "arrays_of" if all(call.plain_output for call in calls) else "parts_of"
+    pack = f"emptied({pack}, opened)" if any(call.opened for call in calls) else pack
+    ready = [*own_lines(nesting, facts, asked), *place_lines(nesting, facts)]
+    lines = [*opening_lines(calls)]
+    if several:
+        lines += [f"names, nesting = CALLS[min(len(MADE), {len(calls) - 1})]", "MADE.append(subject)"]
+    lines += [
+        f"program, state, inputs, rebuild = take_apart({function}, args, kwargs, {'names' if several else repr(facts.names)}, {pack})"
+    ]
+    if several:
+        early = un_nested(nesting, facts, plain_run(nesting, facts, asked))
+        lines += [f"if len(MADE) < {len(calls)}:  # these hold", *(f"    {line}" for line in ready)]
+        lines += [f"    return rebuild({early})"]
+    lines += [*asked.first, *ready, *asked.before, f"output = {run}", *asked.after]
+    text = WRAPPER.format(lines="\n        ".join(lines), output=output)
+    if several:
+        pairs = ", ".join(f"({call.names!r}, nesting_{number})" for number, call in enumerate(calls, 1))
+        text = f"CALLS, MADE = [{pairs}], []\n\n{text}"
+    return text
+
+
+def un_nested(nesting: Nesting, facts: Facts, output: str) -> str:
+    """The expression for the call's own output."""
+    return nesting_text.un_nested(nesting, output, "first_abstract" if facts.abstract else "first")
+
+
+def opening_lines(calls: tuple[Facts, ...]) -> list[str]:
+    """The lines for what jax cannot take apart."""
+    opened = {name: fields for call in calls for name, fields in call.opened.items()}
+    lines = ["function, args, kwargs = unwrapped(subject, args, kwargs)"] if any(call.partial for call in calls) else []
+    if opened:
+        lines += [f"opened = {opened!r}", "open_objects([getattr(subject, '__self__', subject), args, kwargs], opened)"]
+    return lines
+
+
+def own_lines(nesting: Nesting, facts: Facts, asked: Assertions) -> list[str]:
+    """The lines that give the run arrays of its own: the jit donates them."""
+    if is_traced(nesting, facts, asked):
+        return []
+    if facts.abstract:
+        on_mesh = compat.active_mesh() is not None
+        return ["nnx.update(state, abstract_state(nnx.state(state)))"] if on_mesh else []
+    donates = asked.donates and not asked.viewed and nesting_text.root_of(nesting) is not None
+    lines = ["nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"] if donates else []
+    return [*lines, "inputs = list(map(jnp.array, inputs))"]
+
+
+def place_lines(nesting: Nesting, facts: Facts) -> list[str]:
+    """The lines that give the inputs their axes, and put state and inputs on a mesh."""
+    stacked = "inputs = [stack_abstract(each) for each in inputs]" if facts.abstract else "inputs = stack(inputs)"
+    lines = [stacked] * nesting_text.axes(nesting)
+    if nesting_text.places(nesting):
+        lines += ["nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)"]
+    return lines
+
+
+def run_text(nesting: Nesting, facts: Facts, asked: Assertions) -> str:
+    """The run, and the search for tracers around it."""
+    if not asked.leaked:
+        return plain_run(nesting, facts, asked)
+    if is_traced(nesting, facts, asked):
+        look = f"lambda run, ours: leaves_no_tracers(run, {asked.leaked!a}, lambda: of_other_traces(living_tracers(), ours))"
+        return f"traced(nesting(program), state, inputs, {look})"
+    return f"leaves_no_tracers(lambda: nesting(program)(state, *inputs), {asked.leaked!a}, living_tracers)"
+
+
+def plain_run(nesting: Nesting, facts: Facts, asked: Assertions) -> str:
+    if is_traced(nesting, facts, asked):
+        return "traced(nesting(program), state, inputs, lambda run, _: run())"
+    return "nesting(program)(state, *inputs)"
+
+
+def is_traced(nesting: Nesting, facts: Facts, asked: Assertions) -> bool:
+    return facts.abstract and (asked.traced or not nesting_text.root_of(nesting))

@@ -1,1 +1,0 @@
-"""What stands in a pasted program beside the layers and the test: how a call is taken apart, run and checked."""
