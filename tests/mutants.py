@@ -32,6 +32,7 @@ MUTANTS = (
     Mutant("core/catalogue.py", 'Transform("while_loop", default=True, means="repeat", loop="uncounted"', 'Transform("while_loop", default=True, means="repeat", loop="counted"', "test_nesting.py"),
     Mutant("core/nesting.py", "if row.excludes_itself and row in outer:", "if False:", "test_nesting.py test_house.py"),
     Mutant("core/expected_failures.py", "compiled or self.invariant not in COMPILED_INVARIANTS", "True", "test_expected_failures.py"),
+    Mutant("core/settings.py", "and {place} <= {None, *row.places}", "", "test_settings.py"),
     # compat
     Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
     Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_memory_breakdown.py"),
@@ -77,6 +78,7 @@ MUTANTS = (
     Mutant("runner/sweep.py", 'if is_named and case.settings.all == "off":', "if False:", "test_sweep.py"),
     Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_errors.py"),
     # plugin
+    Mutant("plugin/options.py", "return on_command_line(config, name, options) or in_ini_file(config, name)", "return in_ini_file(config, name) or on_command_line(config, name, options)", "test_options.py"),
     Mutant("plugin/marker.py", "*reversed([*_from_markers(item)])", "*_from_markers(item)", "test_plugin_collection.py"),
     Mutant("plugin/worker_data.py", "and not self.interrupted", "", "test_worker_data.py"),
     Mutant("plugin/hooks.py", 'not str(pair[0]).startswith("nnx_")', "True", "test_plugin.py test_plugin_forms.py"),
