@@ -65,6 +65,14 @@ def possible(names: Iterable[str]) -> bool:
     return not impossible(Nesting(tuple(map(Layer, names))))
 
 
+def takes(mode: str, layer: Layer) -> bool:
+    """Whether a mode takes a transform in this style."""
+    return mode == MODES[0] or layer.style == "functional" or layer.transform not in NEED_UPDATES
+
+
+LAYER_PAIRS = [
+    (outer, inner) for outer, inner in product(LAYERS, LAYERS) if possible((outer.transform, inner.transform))
+]
 PAIRS = {pair for pair in product(NAMES, NAMES) if possible(pair)}
 
 
@@ -115,8 +123,7 @@ def styled(names: Iterable[str], mode: str, used: dict[Layer, int]) -> Nesting:
     """The nesting with each transform in the style that was used least, of those that the mode has for it."""
     layers = []
     for name in names:
-        functional = mode in MODES[1:] and name in NEED_UPDATES
-        fitting = [each for each in LAYERS if each.transform == name and (each.style == "functional" or not functional)]
+        fitting = [layer for layer in LAYERS if layer.transform == name and takes(mode, layer)]
         layers.append(min(fitting, key=lambda layer: used[layer]))
         used[layers[-1]] += 1
     return Nesting(tuple(layers), mode)

@@ -279,6 +279,7 @@ def test_where_tracers_remain_nothing_is_said_of_buffers():
 # --- message and program
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # by jax before 0.10
 @pytest.mark.parametrize("nesting", ["jit", "jit > vmap"])
 @pytest.mark.parametrize(
     "subject",
