@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Parser = Callable[[str, object], Any]
 
-REPORTS = (".json", ".html", ".md")
+REPORTS = {".json": "records", ".html": "html_page", ".md": "markdown"}
+"""The suffixes of a report, each with the file of `reporting` whose ``render`` makes its text."""
 """The suffixes of a report: each is a form."""
 
 UNITS = {

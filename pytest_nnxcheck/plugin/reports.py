@@ -6,10 +6,11 @@ pytest and light rooms only. PYTEST_DONT_REWRITE: nothing here is an assertion f
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.setting_values import REPORTS, SettingError
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import atomic_file, options, worker_data
 from pytest_nnxcheck.plugin.worker_data import Part
-from pytest_nnxcheck.reporting import html_page, markdown, records, step_summary
+from pytest_nnxcheck.reporting import records, step_summary
 from pytest_nnxcheck.reporting.records import Place, Records
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ NAME = "nnxcheck_publish"
 TITLE = "nnx report"
 _WIRE = "nnx_records"
 _PACKAGES = ("pytest-nnxcheck", "jax", "jaxlib", "flax", "hypothesis", "pytest")
-FORMATS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    ".json": records.to_json,
-    ".html": html_page.render,
-    ".md": markdown.render,
-}
+
+
+def rendered(suffix: str, document: Mapping[str, Any]) -> str:
+    """The text of a report of the kind that a file with this suffix has."""
+    return str(importlib.import_module(f"pytest_nnxcheck.reporting.{REPORTS[suffix]}").render(document))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Target:
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put the whole report in place at once. Raises `OSError`."""
-        atomic_file.write(self.path, FORMATS[self.path.suffix.lower()](document))
+        atomic_file.write(self.path, rendered(self.path.suffix.lower(), document))
 
     def prepare(self) -> None:
         """Make the folder, and see whether a file can be written there. Raises `SettingError`."""

@@ -217,7 +217,7 @@ def document(run: Mapping[str, Any], tests: Iterable[Records]) -> dict[str, Any]
     }
 
 
-def to_json(document: Mapping[str, Any]) -> str:
+def render(document: Mapping[str, Any]) -> str:
     """The text of a ``.json`` report."""
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

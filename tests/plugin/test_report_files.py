@@ -250,7 +250,7 @@ def test_a_write_that_fails_at_the_end_fails_the_run_and_loses_nothing_else(run_
 
 
 def test_a_page_that_cannot_be_made_is_told_and_loses_nothing_else(run_inner, pytester):
-    broken = "def broken(document):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck.plugin import reports\nreports.FORMATS['.html'] = broken\n"
+    broken = "def broken(document):\n    raise RuntimeError('<what>')\nfrom pytest_nnxcheck.reporting import html_page\nhtml_page.render = broken\n"
     result = run_inner(MIXED, "--nnx-report=a.html", "--nnx-report=report.json", conftest=broken, subprocess=True)
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["ERROR option --nnx-report: cannot make a.html: RuntimeError: <what>"])

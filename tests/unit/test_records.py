@@ -62,7 +62,7 @@ def outcomes_of(draw, nesting):
 @given(st.lists(reports(), max_size=3, unique_by=lambda report: records.plain(report.test_id)))
 def test_any_run_survives_json_and_agrees_with_the_schema(found):
     document = records.document(documents.RUN, [records.of_report(report) for report in found])
-    text = records.to_json(document)
+    text = records.render(document)
     text.encode("utf-8")
     assert json.loads(text) == document
     assert violates(document) == []
