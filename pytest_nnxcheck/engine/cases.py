@@ -65,7 +65,7 @@ def case_of(call: Call, profile: Profile, observation: Observation, wanted: Effe
         originals=call.originals,
         written=written(call, profile, observation),
         bound=bound(observation, profile, baseline, settings.memory_budget) if baseline is not None else None,
-        advice=advice(call, profile, baseline) if baseline is not None else (),
+        advice=(lambda: advice(call, profile, baseline)) if baseline is not None else tuple,
         debug_nans=bool(jax.config.jax_debug_nans),
         compare=(lambda: agrees(subject, profile, observation, wanted)) if compares else None,
     )

@@ -56,8 +56,9 @@ class Judgement:
 class Case:
     """One nesting as it was observed, with all that it is judged by. Names are text: no invariant sees the subject.
 
-    ``bound`` is there where a program was measured beside the un-nested one, ``advice`` where it is to be a violation. ``compare`` holds the
-    values against those of the same calls without the nesting, and may make them once more; there where the nesting ran to its end.
+    ``bound`` is there where a program was measured beside the un-nested one; ``advice`` looks for advice on that, and gives what is to be a
+    violation. ``compare`` holds the values against those of the same calls without the nesting, and may make them once more; there where the
+    nesting ran to its end.
     """
 
     observation: Observation
@@ -66,6 +67,6 @@ class Case:
     originals: Originals = Originals()
     written: Written = Written()
     bound: Bound | None = None
-    advice: tuple[str, ...] = ()
+    advice: Callable[[], tuple[str, ...]] = tuple
     debug_nans: bool = False
     compare: Callable[[], Judgement] | None = None

@@ -22,7 +22,7 @@ def judge(case: Case) -> Judgement:
     """The bound, and what breaks none but is advised against where the settings make that a violation."""
     if case.bound is None:
         return Judgement()
-    return Judgement(memory(case.observation, case.profile, case.bound) or wasted(case.advice))
+    return Judgement(memory(case.observation, case.profile, case.bound) or wasted(case.advice()))
 
 
 def wasted(advice: tuple[str, ...]) -> tuple[Violation, ...]:
