@@ -69,8 +69,7 @@ def beyond_rounding(
 ) -> Differences:
     """The differences that a start which is a few roundings away does not explain: of the values' own types first, then of the lowest precision inside."""
     before = read(subject, subject.state)
-    again = evaluate(subject, meaning)
-    if again.error is not None or differences(wanted, again, before, drawn=drawn, inside=inside):
+    if not inside and differences(wanted, evaluate(subject, meaning), before, drawn=drawn):
         # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
         return different
     for precision in (0.0, facts.precision):

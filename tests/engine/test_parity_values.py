@@ -131,9 +131,11 @@ def mixed_step():
     return *optimizer_of(Mixed()), numbers((6, 8))
 
 
-@pytest.mark.parametrize("nesting", ["jit", "jit[functional] > remat"])
-def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(nesting, session):
-    found = call(step, *mixed_step(), nesting=nesting, invariants="parity", session=session)
+@pytest.mark.parametrize(
+    "subject, nesting", [(step, "jit"), (step, "jit[functional] > remat"), (nnx.jit(step), "un-nested")]
+)
+def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(subject, nesting, session):
+    found = call(subject, *mixed_step(), nesting=nesting, invariants="parity", session=session)
     assert found.outcome.verdict == "held", text(found)
     (note,) = found.outcome.notes
     assert note.startswith("rounding decides model.first.bias")
