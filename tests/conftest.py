@@ -36,8 +36,14 @@ import hypothesis.strategies
 import jax  # noqa: F401
 import pytest
 
+import pytest_nnxcheck
 from pytest_nnxcheck import api  # noqa: F401
 from pytest_nnxcheck.plugin import hooks
+
+# A process that a test starts runs the package that the test imports, and no other that may be installed.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(pytest_nnxcheck.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # The same examples in every run, and no clock: a machine that is busy for a moment is no failure.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -79,7 +85,7 @@ def fake(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def run_inner(pytester: pytest.Pytester, inner_args: list[str], monkeypatch: pytest.MonkeyPatch):
+def run_inner(pytester: pytest.Pytester, inner_args: list[str]):
     """Run a suite with the fake engine: ``run_inner(source, *args, subprocess=False, conftest="")``."""
 
     def run(source: str, *args: str, subprocess: bool = False, conftest: str = "") -> pytest.RunResult:
@@ -87,7 +93,6 @@ def run_inner(pytester: pytest.Pytester, inner_args: list[str], monkeypatch: pyt
         pytester.makeconftest(head + conftest)
         imports = "import pytest\nfrom fake_engine import RUNS, Model, has\nmarked = pytest.mark.nnx_invariants\n"
         pytester.makepyfile(test_inner=imports + source)
-        monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
         start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
         return start(*inner_args, "-p", "no:randomly", *args)
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -280,8 +279,8 @@ def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path, donate):
 USERS = """
 import sys
 import jax, jax.numpy as jnp
-from pathlib import Path
 from pytest_nnxcheck import compat
+from pathlib import Path
 from pytest_nnxcheck.compat.compile_cache import OPTIONS
 ours, his = map(Path, sys.argv[1:])
 if not jax.config.jax_compilation_cache_dir:
@@ -311,7 +310,6 @@ def test_a_users_own_folder_is_left_alone(by, tmp_path):
     ours.mkdir()
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(his)} if by == "environment" else dict(os.environ)
     command = [sys.executable, "-W", "error::UserWarning", "-c", USERS, str(ours), str(his)]
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout.split()) == (0, ["1", "2"] if WORKS else ["0", "3"]), ran.stderr
 
@@ -374,7 +372,6 @@ SUITE = """
 @pytest.fixture
 def suite(pytester, inner_args, monkeypatch):
     """Run the suite in a fresh process: how it ended, the entries of the folder, and what was reported."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     pytester.makepyfile(test_net=textwrap.dedent(SUITE))
     folder = pytester.path / ".pytest_cache" / "d" / cache.COMPILES

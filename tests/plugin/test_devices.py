@@ -1,7 +1,6 @@
 """Simulated devices: the flag as text, the texts where there are too few, and whole runs that simulate them."""
 
 import os
-from pathlib import Path
 
 import jax
 import pytest
@@ -135,7 +134,6 @@ def test_devices_are_simulated(run_inner, monkeypatch, workers):
 
 
 def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\nnnx_devices = 3\n")
     pytester.makeconftest("pytest_plugins = ['pytest_nnxcheck.plugin.hooks']\n")

@@ -2,7 +2,6 @@
 
 import json
 import stat
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -333,8 +332,7 @@ def test_a_run_without_reports_imports_nothing_for_them(run_inner):
     run_inner(source, subprocess=True).assert_outcomes(passed=1)
 
 
-def test_reports_alone_import_no_jax(pytester, inner_args, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+def test_reports_alone_import_no_jax(pytester, inner_args):
     pytester.makepyfile("def test_plain():\n    import sys\n    assert not {'jax', 'flax'} & sys.modules.keys()\n")
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:hypothesispytest", "--nnx-report=a.html")
     result.assert_outcomes(passed=1)

@@ -102,11 +102,10 @@ marked = pytest.mark.nnx_invariants
 
 
 @pytest.fixture
-def inner(pytester, inner_args, monkeypatch):
+def inner(pytester, inner_args):
     """Run a suite with the real engine in this process."""
 
     def run(source, *args, name="test_inner", conftest="", subprocess=False):
-        monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
         pytester.makeconftest(conftest)
         pytester.makepyfile(**{name: HEAD + source})
         start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
@@ -491,8 +490,7 @@ def shown(tmp_path_factory, inner_args):
     (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n{LAYER}", "utf-8")
     options = [*inner_args, "-p", "no:randomly", "--nnx-max-examples", "0", "--nnx-devices", "2", "-W", "ignore"]
     command = [sys.executable, "-c", RUN_SUITES, json.dumps(names), *options]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
-    done = subprocess.run(command, capture_output=True, cwd=folder, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, cwd=folder, check=False)
     messages = told(done.stdout.decode())
     assert messages, done.stdout.decode()
     mended = {}
@@ -947,7 +945,6 @@ def test_a_check_in_a_script_gives_the_program_as_text(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        env={**__import__("os").environ, "PYTHONPATH": str(TESTS.parent)},
     )
     *programs, none = done.stdout.split("#########\n")
     paths = [tmp_path / f"program_{number}.py" for number in range(len(programs))]
