@@ -19,7 +19,7 @@ from pytest_nnxcheck.core.observation import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import Checked, check_call
 from pytest_nnxcheck.engine.session import Session
-from pytest_nnxcheck.reporting import memory_breakdown
+from pytest_nnxcheck.reporting import wording
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
 
@@ -41,7 +41,7 @@ def call(
     """``subject(*args)`` under one nesting; settings as in the marker."""
     chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
     found = check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
-    return replace(found, outcome=memory_breakdown.located(found.outcome))
+    return replace(found, outcome=wording.worded(found.outcome))
 
 
 def takes_over(before: Any, after: Any) -> bool:

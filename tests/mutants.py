@@ -50,12 +50,11 @@ MUTANTS = (
     Mutant("transforms/compose.py", "if layer.row.axis:\n            inputs", "if False:\n            inputs", "test_compose.py"),
     Mutant("transforms/compose.py", "trace_of(found) not in alive", "trace_of(found) in alive", "test_leaky.py"),
     # invariants
-    Mutant("invariants/memory.py", "if used.peak > limit.budget:", "if used.peak > 2 * limit.budget:", "test_budget.py test_findings.py"),
-    Mutant("invariants/memory.py", "if limit.default and too_many(size, profile):", "if False:", "test_reports.py test_memory_breakdown.py"),
-    Mutant("invariants/donation.py", 'return "dtype" if dtype != new_dtype', 'return "dtype" if dtype == new_dtype', "test_findings.py"),
+    Mutant("invariants/memory.py", "if used.peak > bound.budget:", "if used.peak > 2 * bound.budget:", "test_budget.py test_findings.py"),
+    Mutant("invariants/memory.py", "if bound.default and too_many(size, profile):", "if False:", "test_reports.py test_memory_breakdown.py"),
+    Mutant("invariants/donation.py", 'return "dtype" if old.dtype != new.dtype', 'return "dtype" if old.dtype == new.dtype', "test_findings.py"),
     Mutant("invariants/donation.py", "if {one, two} <= donated or", "if", "test_findings.py"),
     Mutant("invariants/tracers.py", "if observation.leaks or not compat.is_tracer_error", "if not compat.is_tracer_error", "test_findings.py"),
-    Mutant("invariants/hints.py", 'case "sharding" | "not returned":', 'case "sharding":', "test_hints.py"),
     # engine
     Mutant("engine/check_call.py", "if judgement.violations and observation.shared:", "if False:", "test_findings.py"),
     Mutant("engine/observe.py", "keep_unused=True,", "keep_unused=False,", "test_findings.py"),
@@ -68,10 +67,13 @@ MUTANTS = (
     Mutant("reporting/html_page.py", "return max(highest, min(budget, _HEADROOM * highest), 1)", "return max(highest, budget, 1)", "test_page.py"),
     Mutant("reporting/baseline_file.py", "type(value) is int", "isinstance(value, int)", "test_baseline_file.py"),
     Mutant("reporting/baseline_update.py", "or end.narrowed or end.replayed:", "or end.replayed:", "test_baseline_policy.py"),
+    Mutant("reporting/hints.py", 'LostBuffer(cause="sharding" | "not returned" as cause)', 'LostBuffer(cause="sharding" as cause)', "test_hints.py"),
+    Mutant("reporting/hints.py", "leak.holder not in (*PLAIN, *OUTLIVING) and", "", "test_wording.py"),
+    Mutant("reporting/wording.py", "*others[: SHOWN_BUFFERS - 1]", "*others[:SHOWN_BUFFERS]", "test_wording.py"),
     # reproducer
     Mutant("reproducer/checks.py", "if key not in before}", "if key in before}", "test_pasted_checks.py"),
     Mutant("reproducer/checks.py", "elif not kept(old, new):", "elif kept(old, new):", "test_pasted_checks.py"),
-    Mutant("reproducer/assertions.py", "if 'state copied' in kinds else", "if 'peak over budget' in kinds else", "test_reproducer.py"),
+    Mutant("reproducer/assertions.py", "if StateCopied in kinds else", "if PeakOverBudget in kinds else", "test_reproducer.py"),
     Mutant("reproducer/form.py", "asked.donates and not asked.viewed and", "asked.donates and", "test_reproducer.py"),
     # runner
     Mutant("runner/exclusions.py", "exclusions = replace(exclusions, refused=exclusions.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),

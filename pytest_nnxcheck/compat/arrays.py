@@ -6,6 +6,8 @@ import functools
 import math
 from typing import Any
 
+from pytest_nnxcheck.core.observation import ArrayType
+
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
@@ -92,8 +94,17 @@ def nbytes(array: Any, sharding: Any = None) -> int:
     return int(math.prod(shape) * array.dtype.itemsize)
 
 
+def array_type(array: Any) -> ArrayType:
+    """The type of an array."""
+    return (
+        ArrayType(array.dtype.name, tuple(array.shape))
+        if hasattr(array, "shape")
+        else ArrayType(type(array).__name__, None)
+    )
+
+
 def describe(array: Any) -> str:
-    """The type of an array: ``float32[8,64]``."""
+    """The same as text: ``float32[8,64]``."""
     if not hasattr(array, "shape"):
         return type(array).__name__
     return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"

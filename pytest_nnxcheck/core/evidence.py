@@ -31,6 +31,20 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """What a nesting should cost, and what it may: bytes a device.
+
+    The budget is a ``multiple`` of the expected peak, written ``2x``, or bytes: then ``axes`` were added to it for the nesting's own.
+    """
+
+    expected: int
+    budget: int
+    multiple: str = ""
+    axes: int = 0
+    default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """A buffer that is live at the peak, largest first in `Evidence.buffers`: bytes a device.
 
@@ -92,6 +106,55 @@ class Captured:
     type: str
     line: str = ""
     name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recast:
+    """All of a leaf, by the number of the program's input, in another dtype: bytes of the new array; ``looped`` where a loop takes it."""
+
+    leaf: int
+    line: str
+    dtype: str
+    type: str
+    bytes: int
+    widens: bool
+    looped: bool
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a scan saves for its backward pass: bytes of all steps, and of those what its carry needs, which a remat saves as well."""
+
+    line: str
+    steps: int
+    bytes: int
+    carried: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stacked output of a scan, of which nothing or one step is read: bytes of all steps."""
+
+    line: str
+    type: str
+    bytes: int
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LargeLine:
+    """A line whose arrays are larger than all that goes into the call and comes out of it, ``handed``; type and operation of the largest."""
+
+    line: str
+    bytes: int
+    type: str
+    operation: str
+    handed: int
+
+
+Advice = Recast | Saved | Stack | LargeLine
+"""What the un-nested call spends memory on: bytes a device, and the user's line, empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_nnxcheck.core.evidence import Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 
 if TYPE_CHECKING:
@@ -19,19 +20,28 @@ Path = tuple[Any, ...]
 """Where a leaf is in a state: the keys that lead to it."""
 
 
+class ArrayType(NamedTuple):
+    """The type of an array, written ``float32[8,64]``; a Python number has no shape."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return self.dtype if self.shape is None else f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    def without_axes(self, count: int) -> ArrayType:
+        """The same without the first so many axes."""
+        return ArrayType(self.dtype, self.shape and self.shape[count:])
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array of the state: type as ``float32[8,64]``, its sharding, one pointer a shard; no pointer for a host value."""
+    """One array of the state: its type, its sharding, one pointer a shard; no pointer for a host value."""
 
     path: str
-    type: str
+    type: ArrayType
     sharding: jax.sharding.Sharding | None
     pointers: tuple[int, ...]
-
-    @property
-    def axes(self) -> int:
-        """How many axes the array has."""
-        return self.type.count(",") + 1 if not self.type.endswith("[]") else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +81,21 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of a compiled program, bytes a device, and the buffers live at its peak, largest first.
+class Memory(Split):
+    """The memory of a compiled program, and the buffers live at its peak, largest first.
 
     ``named`` is false where this jaxlib does not give the buffers: totals only then, with the constants unknown (0). ``names`` are
     those of the program's flat parameters, in order, as far as they are known.
     """
 
-    arguments: int
-    outputs: int
-    temporaries: int
-    aliased: int
-    constants: int
     buffers: tuple[Buffer, ...] = ()
     named: bool = False
     names: tuple[str, ...] = ()
 
     @property
-    def peak(self) -> int:
-        """Arguments + outputs + temporaries - aliased + captured constants."""
-        return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
+    def split(self) -> Split:
+        """The totals alone."""
+        return Split(self.arguments, self.outputs, self.temporaries, self.aliased, self.constants)
 
 
 @dataclass(frozen=True, slots=True)

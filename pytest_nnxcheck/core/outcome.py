@@ -1,4 +1,4 @@
-"""What a check says: violations, and the outcome of one nesting.
+"""What a check says: findings, violations, and the outcome of one nesting.
 
 Pure data: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -6,46 +6,197 @@ Pure data: nothing here imports jax, flax, hypothesis or pytest.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from pytest_nnxcheck.core.nesting import Nesting
-
-if TYPE_CHECKING:
-    from pytest_nnxcheck.core.evidence import Evidence
+from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Split
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.observation import ArrayType, Leak
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
-
-Kind = Literal[
-    "tracer left",
-    "made in an ended trace",
-    "state touched",
-    "peak over budget",
-    "state copied",
-    "constants captured",
-    "memory wasted",
-    "shared buffer",
-    "viewed buffer",
-    "lost buffer",
-    "update dropped",
-    "value differs",
-]
-"""What a finding is about."""
-
-Cause = Literal["", "dtype", "shape", "sharding", "not returned", "not reused"]
-"""Why a buffer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one.
+    """One thing that is broken, as data: ``path`` is the leaf or the place in the model, where it is about one."""
 
-    ``size`` says of a value how far it is from what it should be, 1 for what is no float.
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracerLeft(Finding):
+    """A tracer that outlived its trace; ``has_data`` says that the installed flax has `nnx.data`."""
+
+    leak: Leak
+    has_data: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeInEndedTrace(Finding):
+    """A Variable, of the type of itself and of its value, that flax refuses to write."""
+
+    type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTouched(Finding):
+    """A leaf that a layer changed, though it only asks for shapes."""
+
+    layer: Layer
+
+
+PeakCause = Literal[
+    "", "scan writes back", "scan writes back, checkpoint", "scan writes back, remat", "captured constant"
+]
+"""Why a peak is what it is, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a peak is judged by, bytes a device."""
+
+    split: Split
+    bound: Bound
+    state: int
+    devices: int
+    cause: PeakCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakOverBudget(Finding):
+    """More than the budget."""
+
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopied(Finding):
+    """Copies of the state at the peak, of so many bytes together."""
+
+    figures: Figures
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantsCaptured(Finding):
+    """Arrays of the user's that became constants of the program."""
+
+    figures: Figures
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWasted(Finding):
+    """What the un-nested call need not spend."""
+
+    advice: tuple[Advice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBuffer(Finding):
+    """Two leaves in one buffer; ``twice`` where both are donated, else the other is used beside that."""
+
+    other: str
+    twice: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewedBuffer(Finding):
+    """A donated leaf whose buffer a NumPy array, or another array, looks into."""
+
+    holder: str
+
+
+LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused"]
+"""Why a buffer was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostBuffer(Finding):
+    """A donated leaf whose buffer nothing came back in: its type, and that of its new value, as the call sees it, which is an ``output`` for an input.
+
+    ``pointers`` are those before and after, the first alone where there is no buffer after; ``shardings`` the two as their user writes them;
+    ``line`` is where the leaf got another dtype. ``abstract`` says that nothing was run, ``debug_nans`` that jax keeps old values.
     """
 
-    kind: Kind
-    path: str = ""
-    cause: Cause = ""
-    size: float = field(default=1.0, compare=False)
+    cause: LossCause
+    type: ArrayType
+    new: ArrayType | None = None
+    output: bool = False
+    shardings: tuple[str, ...] = ()
+    pointers: tuple[int, ...] = ()
+    line: str = ""
+    abstract: bool = False
+    debug_nans: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDropped(Finding):
+    """A leaf of an optimizer whose update went to a copy."""
+
+
+DropCause = Literal["attribute", "broadcast", "copy"]
+"""What dropped an update: it is of a plain attribute, the state was broadcast, or a transform of jax was handed a copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedInside(Finding):
+    """A value, ``of`` a type of Variable or an attribute, whose update a transform inside the call drops, called at ``where``.
+
+    ``cure`` is what advice needs to know: the type of an attribute, how one writes the type of a Variable, or the transform of nnx to use.
+    """
+
+    of: str
+    where: str
+    cause: DropCause
+    cure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueDiffers(Finding):
+    """A leaf, an attribute or an output that is not as it should be; ``rounding`` says that only floats differ, by a finite amount.
+
+    ``of`` is the type of the Variable, ``type`` that of the array, or of the Python value of an attribute. ``want`` and ``have`` are the
+    two values, types or counts: of ``elements``, of which so many are ``wrong``, those that lie furthest apart. ``size`` is that distance,
+    1 for what is no float, and ``allowed`` what it may be. ``cause`` is what dropped an update, ``variable`` how one writes its type.
+    """
+
+    label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs", "structure"]
+    of: str = ""
+    type: str = ""
+    want: str | complex = ""
+    have: str | complex = ""
+    wrong: int = 0
+    elements: int = 0
+    size: float = 1.0
+    allowed: float | None = None
+    rounding: bool = False
+    cause: DropCause | Literal[""] = ""
+    variable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedBy:
+    """A transform inside the call whose function captured graph nodes: name and type of each."""
+
+    transform: str
+    line: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FedBack:
+    """An output of another dtype than the input whose place it takes: the names and types of both, and the line that makes it so."""
+
+    layer: Layer
+    name: str
+    type: ArrayType
+    output: str
+    new: ArrayType
+    line: str
+
+
+Explanation = Leak | CapturedBy | FedBack | str
+"""What has to do with a failure; text is told as it is: the exception that a call raised as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +204,16 @@ class Violation:
     """One broken invariant.
 
     ``summary`` is one line, ``details`` are (label, text) rows of the message, ``hint`` says what to change
-    and is empty where no advice is certain to be right. ``findings`` are the same as data, all of them; no code reads the text.
+    and is empty where no advice is certain to be right. `reporting.wording` makes them of ``findings``, all that is broken as data, and of what
+    is ``explained`` beside it; no code reads the text.
     """
 
     invariant: str
-    summary: str
+    summary: str = ""
     details: tuple[tuple[str, str], ...] = ()
     hint: str = ""
     findings: tuple[Finding, ...] = field(default=(), metadata={"record": False})
+    explained: tuple[Explanation, ...] = field(default=(), metadata={"record": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +225,7 @@ class Outcome:
     then the reason without the layer that it is about. ``notes`` are facts that are reported but not
     judged. ``expected`` are the keys of the expected failures that came true in it.
 
-    ``error`` names the type of the exception of a nesting that failed. ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
+    ``error`` names the type of the exception of a nesting that failed, ``causes`` are what explains it, which become notes. ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
     message, which were found after hypothesis was done. ``seconds`` took the nesting, the test's own body included.
     """
 
@@ -81,6 +234,7 @@ class Outcome:
     violations: tuple[Violation, ...] = ()
     reason: str = ""
     error: str = field(default="", metadata={"record": False})
+    causes: tuple[Explanation, ...] = field(default=(), metadata={"record": False})
     peak: int | None = None
     budget: int | None = None
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from pytest_nnxcheck.core.catalogue import VALUE_INVARIANTS
+from pytest_nnxcheck.core.evidence import Advice
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Memory, Observation
 from pytest_nnxcheck.core.settings import Settings
@@ -99,9 +100,9 @@ def donates(call: Call, observation: Observation) -> bool:
     return handed and call.settings.donate != "none" and settled(observation)
 
 
-def advice(call: Call, profile: Profile, baseline: Memory) -> tuple[str, ...]:
+def advice(call: Call, profile: Profile, baseline: Memory) -> tuple[Advice, ...]:
     """The advice on the un-nested call, where the settings make it a violation of the nestings that are measured by it."""
     if baseline_for(call.nesting) != BASELINE:
         return ()
     pieces = call.session.learn_of_un_nested(call.subject, profile, baseline).advice
-    return () if call.settings.memory_advice == "note" else tuple(piece.text for piece in pieces)
+    return () if call.settings.memory_advice == "note" else pieces

@@ -20,31 +20,27 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.frames import CALLED
 from pytest_nnxcheck.core.observation import Leak, Observation
+from pytest_nnxcheck.core.outcome import CapturedBy, Explanation
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.walk import walk
-from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.subject.subject import Subject
 
 SHOWN = 4
 
 
-def causes(subject: Subject, error: BaseException, found: Observation | None) -> tuple[str, ...]:
-    """Notes for the user's exception: the tracers that are left, and the transform that captured a module."""
+def causes(subject: Subject, error: BaseException, observation: Observation | None) -> tuple[Explanation, ...]:
+    """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
     if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
         return ()
-    leaks = (found.leaks or found.dropped) if found else ()
+    leaks = (observation.leaks or observation.dropped) if observation else ()
     leaks = leaks or merged_inside(subject)
-    texts = [
-        f"tracer left in {each.path}: {each.type}" + (f", created at {each.line}" if each.line else "")
-        for each in leaks
-    ]
-    return (*texts[:SHOWN], *captured(subject))
+    return (*leaks[:SHOWN], *captured(subject))
 
 
-def captured(subject: Subject) -> tuple[str, ...]:
-    """The transforms that the call applies to a function which captured a graph node: where, what, and the form that works."""
-    texts: dict[str, None] = {}
+def captured(subject: Subject) -> tuple[CapturedBy, ...]:
+    """The transforms that the call applies to a function which captured a graph node: where, and what."""
+    captures: dict[CapturedBy, None] = {}
     running: list[FrameType] = []
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
@@ -59,10 +55,10 @@ def captured(subject: Subject) -> tuple[str, ...]:
         if caller and nodes:
             running.append(frame)
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            texts[f"{name} at {where} captured {', '.join(nodes)}; {hints.captured_by(name)}"] = None
+            captures[CapturedBy(name, where, tuple(nodes))] = None
 
     rehearse(subject, profiled(watch))
-    return tuple(texts)[:SHOWN]
+    return tuple(captures)[:SHOWN]
 
 
 def merged_inside(subject: Subject) -> tuple[Leak, ...]:
@@ -146,8 +142,8 @@ def closure_of(function: Any) -> dict[str, Any]:
     if not inspect.isfunction(function):
         return {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    found = {}
+    captured = {}
     for name, cell in cells:
         with contextlib.suppress(ValueError):
-            found[name] = cell.cell_contents
-    return found
+            captured[name] = cell.cell_contents
+    return captured

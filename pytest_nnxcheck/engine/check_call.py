@@ -142,10 +142,10 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
     """What a nesting came to that ended, or broke an invariant: its verdict, the figures, and what explains them."""
     observation, bound = case.observation, case.bound
     baseline = call.un_nested_memory() if bound else None
-    known = evidence(call.subject, case.profile, observation, bound, baseline)
+    measured = evidence(call.subject, case.profile, observation, bound, baseline)
     if any(violation.invariant == "memory" for violation in judgement.violations):
-        growth = call.session.growth_of(call.subject, call.settings.donate, call.nesting, known.split)
-        known = replace(known, growth=growth)
+        growth = call.session.growth_of(call.subject, call.settings.donate, call.nesting, measured.split)
+        measured = replace(measured, growth=growth)
     return Outcome(
         nesting=call.nesting,
         verdict="violated" if judgement.violations else "held",
@@ -157,7 +157,7 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
             *saved_state(observation, case.profile),
             *judgement.notes,
         ),
-        evidence=known,
+        evidence=measured,
     )
 
 
@@ -186,8 +186,8 @@ def raised(call: Call, profile: Profile, observation: Observation, error: Except
     if refused(observation):
         return rejected(call, first_line(error))
     checked = failed(call, error, observation)
-    notes = (*checked.outcome.notes, *of_failure(call.subject, profile, observation))
-    return replace(checked, outcome=replace(checked.outcome, notes=notes))
+    explanations = (*checked.outcome.causes, *of_failure(call.subject, profile, observation))
+    return replace(checked, outcome=replace(checked.outcome, causes=explanations))
 
 
 def refused(observation: Observation) -> bool:
@@ -201,9 +201,11 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
     nesting = call.nesting
     if compat.is_mode_refusal(error, nesting.mode):
         return Checked(None, Outcome(nesting, "rejected", reason=compat.mode_words(error), by_mode=True))
-    notes = causes.causes(call.subject, error, observation)
+    explanations = causes.causes(call.subject, error, observation)
     return Checked(
-        None, Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, notes=notes), error
+        None,
+        Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, causes=explanations),
+        error,
     )
 
 
@@ -216,8 +218,8 @@ def fails_when_traced(call: Call, error: Exception) -> Checked:
     judgement = invariants.judge(Case(observation, only_tracers)) if observation.leaks else Judgement()
     if not judgement.violations:
         return failed(call, error, observation)
-    own = ("raises", first_line(error))
-    violations = tuple(replace(violation, details=(*violation.details, own)) for violation in judgement.violations)
+    own = (first_line(error),)
+    violations = tuple(replace(violation, explained=own) for violation in judgement.violations)
     return Checked(None, Outcome(call.nesting, "violated", violations, evidence=left(observation)), error)
 
 
@@ -244,8 +246,8 @@ def un_nested(call: Call) -> Checked:
         return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
-        rows = [("cause", text) for text in causes.captured(call.subject)]
-        violations = tuple(replace(violation, details=(*violation.details, *rows)) for violation in violations)
+        captured = causes.captured(call.subject)
+        violations = tuple(replace(violation, explained=captured) for violation in violations)
     outcome = Outcome(call.nesting, "violated", violations, notes=judgement.notes, evidence=left(observation))
     return Checked(observation.rebuild(observation.output), outcome)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import jax
 
@@ -12,48 +13,52 @@ from pytest_nnxcheck.compat.frames import NNX_TWINS
 from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import Finding, Violation
+from pytest_nnxcheck.core.outcome import DropCause, DroppedInside, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.dropped_updates import Drop, transparent
 from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, names_of
-from pytest_nnxcheck.invariants import Judgement, hints
-from pytest_nnxcheck.invariants.parity import Difference, compare, differences, scalars, violation
+from pytest_nnxcheck.invariants import Judgement
+from pytest_nnxcheck.invariants.parity import compare, differences, scalars
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import Effect, read, structure, type_of
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
 
-Differences = tuple[Difference, ...]
+Differences = tuple[ValueDiffers, ...]
 FLOAT32 = 2.0**-23
 """The distance between one and the next number of float32, the lowest precision whose roundings the first nudge has."""
 THREEFRY = "threefry2x32"
 BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
-TWINS = {name: hints.hint("jax transform", transform=twin) for name, twin in NNX_TWINS.items()}
-"""What to use instead of a transform of jax that got a module."""
 
 
-def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect | None) -> Judgement:
+def agrees(subject: Subject, facts: Profile, observation: Observation, wanted: Effect | None) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
-    nesting = found.nesting
+    nesting = observation.nesting
     if wanted is None:
         return Judgement(notes=ABSTRACT)
     if wanted.error is not None:
         return Judgement(notes=(f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
     meaning = meaning_of(nesting)
-    before, got = read(subject, subject.state), effect_of(subject, found, names_of(meaning, wanted.structure.names))
+    before, got = (
+        read(subject, subject.state),
+        effect_of(subject, observation, names_of(meaning, wanted.structure.names)),
+    )
     drawn = other_draws(subject, nesting)
     notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
-    if any(each.rounding for each in different):
-        told, different = different, beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn))
-        notes += decided_by_rounding(told, different)
-    if any(is_rounding(each) for each in different):
-        told, different = different, beyond_fusion(subject, facts, nesting, wanted, different, drawn=bool(drawn))
-        notes += decided_by_fusion(told, different)
+    if any(difference.rounding for difference in different):
+        suspects, different = (
+            different,
+            beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn)),
+        )
+        notes += decided_by_rounding(suspects, different)
+    if any(is_rounding(difference) for difference in different):
+        suspects, different = different, beyond_fusion(subject, facts, nesting, wanted, different, drawn=bool(drawn))
+        notes += decided_by_fusion(suspects, different)
     notes += scalars(got.after, before)
-    return Judgement((violation(different, advice(different, nesting)),) if different else (), notes)
+    return Judgement(violations(different, cause(different, nesting)), notes)
 
 
 def beyond_rounding(
@@ -76,21 +81,21 @@ def beyond_rounding(
         nudged = evaluate(subject, meaning, nudged=True, precision=precision)
         if nudged.error is None:
             different = differences(wanted, got, before, nudged, drawn=drawn, inside=inside)
-        if not any(each.rounding for each in different) or facts.precision <= FLOAT32:
+        if not any(difference.rounding for difference in different) or facts.precision <= FLOAT32:
             break
     return different
 
 
-def decided_by_rounding(told: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_rounding(suspects: Differences, left: Differences) -> tuple[str, ...]:
     """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
-    paths = {each.path for each in left}
-    decided = [each.path for each in told if each.path not in paths]
+    paths = {difference.path for difference in left}
+    decided = [difference.path for difference in suspects if difference.path not in paths]
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: inputs a few roundings away move the un-nested result as far",)
 
 
-def is_rounding(difference: Difference) -> bool:
+def is_rounding(difference: ValueDiffers) -> bool:
     """Whether another order of the same operations may be all of a difference; an update that was dropped is none."""
     return difference.rounding and difference.label != "dropped"
 
@@ -107,26 +112,26 @@ def beyond_fusion(
     left = differences(wanted, got, before, drawn=drawn)
     if any(map(is_rounding, left)):
         left = beyond_rounding(subject, facts, meaning, wanted, got, left, drawn=drawn)
-    paths = {each.path for each in left}
-    return tuple(each for each in different if each.path in paths or not is_rounding(each))
+    paths = {difference.path for difference in left}
+    return tuple(difference for difference in different if difference.path in paths or not is_rounding(difference))
 
 
-def decided_by_fusion(told: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_fusion(suspects: Differences, left: Differences) -> tuple[str, ...]:
     """A note on what the compiler alone makes differ: a value at a kink, which a fused operation rounds to its other side."""
-    decided = [each.path for each in told if each not in left]
+    decided = [difference.path for difference in suspects if difference not in left]
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: where XLA fuses no operations, the nesting gives the un-nested values",)
 
 
-def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
+def effect_of(subject: Subject, observation: Observation, names: Any) -> Effect:
     """What a nesting returned and left in its copy of the state."""
     return Effect(
-        returned=primal(found.nesting.layers, found.returned),
+        returned=primal(observation.nesting.layers, observation.returned),
         names=names,
-        output=found.output,
-        structure=structure(found.output_names, found.rebuild, found.output),
-        after=read(subject, found.state),
+        output=observation.output,
+        structure=structure(observation.output_names, observation.rebuild, observation.output),
+        after=read(subject, observation.state),
     )
 
 
@@ -146,21 +151,29 @@ def other_draws(subject: Subject, nesting: Nesting) -> str:
     )
 
 
-def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
-    """Advice that is true: an attribute belongs into a Variable; a layer that broadcasts the state drops its updates."""
+def violations(different: Differences, cause: DropCause | Literal[""]) -> tuple[Violation, ...]:
+    """The violation that the differences make; ``cause`` is why the first is there, where that is known."""
+    if not different:
+        return ()
+    first = replace(different[0], cause=cause, variable=compat.variable_name(different[0].of))
+    return (Violation("parity", findings=(first, *different[1:])),)
+
+
+def cause(different: Differences, nesting: Nesting) -> DropCause | Literal[""]:
+    """Why a value differs: transforms carry no attribute out, and a layer that broadcasts the state drops its updates."""
+    if not different:
+        return ""
     first = different[0]
-    if first.kind == "attribute" and first.label in ("dropped", "attribute"):
-        return hints.attribute(first.type, first.path)
+    if first.of == "attribute" and first.label in ("dropped", "attribute"):
+        return "attribute"
     loops = any(layer.transform in BROADCASTING for layer in nesting.layers)
-    if first.label == "dropped" and loops:
-        return f"a layer that broadcasts the state (None) drops its updates, {hints.broadcast(first.kind)}"
-    return ""
+    return "broadcast" if first.label == "dropped" and loops else ""
 
 
 # --- inside the call
 
 
-def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judgement:
+def agrees_inside(subject: Subject, facts: Profile, observation: Observation) -> Judgement:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
     if subject.abstract:
         return Judgement(notes=ABSTRACT)
@@ -169,19 +182,19 @@ def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judge
         reason = first_line(wanted.error)
         return Judgement(notes=(f"parity inside the call not asserted: with jax.disable_jit it raises {reason}",))
     before = read(subject, subject.state)
-    got = effect_of(subject, found, wanted.names)
+    got = effect_of(subject, observation, wanted.names)
     different = differences(wanted, got, before, inside=True)
     notes = scalars(got.after, before)
-    if any(each.rounding for each in different):
-        told, different = different, beyond_rounding(subject, facts, (), wanted, got, different, inside=True)
-        notes += decided_by_rounding(told, different)
-    different = tuple(each for each in different if not returned(each, wanted, got))
+    if any(difference.rounding for difference in different):
+        suspects, different = different, beyond_rounding(subject, facts, (), wanted, got, different, inside=True)
+        notes += decided_by_rounding(suspects, different)
+    different = tuple(difference for difference in different if not returned(difference, wanted, got))
     if drops:
-        return Judgement((dropped_inside(drops),), notes)
-    return Judgement((violation(different, advice_inside(different)),) if different else (), notes)
+        return Judgement((Violation("parity", findings=tuple(map(dropped_inside, drops))),), notes)
+    return Judgement(violations(different, "copy" if different and different[0].label == "dropped" else ""), notes)
 
 
-def returned(difference: Difference, wanted: Effect, got: Effect) -> bool:
+def returned(difference: ValueDiffers, wanted: Effect, got: Effect) -> bool:
     """Whether an update that is missing in the state is among what the call returns, as a call in functional style has it."""
     leaf = wanted.after.leaves.get(difference.path)
     if difference.label != "dropped" or leaf is None:
@@ -189,22 +202,10 @@ def returned(difference: Difference, wanted: Effect, got: Effect) -> bool:
     return any(compare("", leaf.value, array, None, None, "") is None for array in got.output)
 
 
-def advice_inside(different: tuple[Difference, ...]) -> str:
-    if different[0].label != "dropped":
-        return ""
-    return hints.hint("jax transform, jit")
-
-
-def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
-    first = drops[0]
-    attribute = first.new.kind == "attribute"
-    if attribute:
-        reason, hint = "which carries no Python attribute out", hints.attribute(type_of(first.new.value), first.path)
-    elif first.transform.startswith("nnx."):
-        reason, hint = "which broadcasts it (in_axes None)", hints.broadcast(first.new.kind)
-    else:
-        reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")
-    rows = tuple(("dropped", f"{each.path}   {each.new.kind} in the body of {each.where}") for each in drops)
-    summary = f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped"
-    findings = tuple(Finding("update dropped", each.path) for each in drops)
-    return Violation("parity", summary, rows, hint, findings)
+def dropped_inside(drop: Drop) -> DroppedInside:
+    kind = drop.new.kind
+    if kind == "attribute":
+        return DroppedInside(drop.path, of=kind, where=drop.where, cause="attribute", cure=type_of(drop.new.value))
+    if drop.transform.startswith("nnx."):
+        return DroppedInside(drop.path, of=kind, where=drop.where, cause="broadcast", cure=compat.variable_name(kind))
+    return DroppedInside(drop.path, of=kind, where=drop.where, cause="copy", cure=NNX_TWINS.get(drop.transform, ""))

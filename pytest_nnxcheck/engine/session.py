@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe, nbytes
-from pytest_nnxcheck.core.evidence import Evidence, Growth, Split
+from pytest_nnxcheck.core.evidence import Advice, Evidence, Growth, Split
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Memory
 from pytest_nnxcheck.core.outcome import Outcome
@@ -17,7 +17,7 @@ from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_ev
 from pytest_nnxcheck.engine.observe import measure, observe
 from pytest_nnxcheck.engine.reference import References
 from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.invariants.advice import Advice, Sizes, advice
+from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.subject.profile import Profile, profile, restored_leaves
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values

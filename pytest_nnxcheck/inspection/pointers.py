@@ -13,14 +13,14 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.observation import Leaf
 
 
 def read_leaf(path: str, array: Any) -> Leaf:
     sharding = getattr(array, "sharding", None)
     return Leaf(
-        path, describe(array), sharding if isinstance(sharding, jax.sharding.Sharding) else None, pointers(array)
+        path, array_type(array), sharding if isinstance(sharding, jax.sharding.Sharding) else None, pointers(array)
     )
 
 
@@ -33,7 +33,7 @@ def resharded(before: Leaf, after: Leaf) -> bool:
     """Whether a leaf came back in other shards."""
     if before.sharding is None or after.sharding is None:
         return devices_of(before) != devices_of(after)
-    return not before.sharding.is_equivalent_to(after.sharding, before.axes)
+    return not before.sharding.is_equivalent_to(after.sharding, len(before.type.shape or ()))
 
 
 def in_other_shards(before: Leaf, after: Leaf) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pytest_nnxcheck.core.evidence import Advice, Bound
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.invariants.bound import Bound
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 
 Pairs = tuple[tuple[str, str], ...]
@@ -67,6 +67,6 @@ class Case:
     originals: Originals = Originals()
     written: Written = Written()
     bound: Bound | None = None
-    advice: Callable[[], tuple[str, ...]] = tuple
+    advice: Callable[[], tuple[Advice, ...]] = tuple
     debug_nans: bool = False
     compare: Callable[[], Judgement] | None = None

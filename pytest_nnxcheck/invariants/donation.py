@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck.core.observation import Leaf, Observation
-from pytest_nnxcheck.core.outcome import Cause, Finding, Violation
-from pytest_nnxcheck.core.text import Row
+from pytest_nnxcheck.core.observation import ArrayType, Leaf, Observation
+from pytest_nnxcheck.core.outcome import LossCause, LostBuffer, SharedBuffer, UpdateDropped, ViewedBuffer, Violation
 from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
-from pytest_nnxcheck.invariants import hints
 from pytest_nnxcheck.invariants.case import Case, Judgement, Written
-
-SHOWN = 12
 
 
 def judge(case: Case) -> Judgement:
@@ -18,50 +14,22 @@ def judge(case: Case) -> Judgement:
     if not observation.moves and not call.dropped:
         return Judgement()
     donated = {move.before.path for move in observation.moves}
-    found: list[tuple[Finding, Row]] = [
-        row for one, two in case.originals.shared if (row := sharing(one, two, donated, call))
-    ]
-    found += [
-        (
-            Finding("viewed buffer", leaf),
-            ("viewed", f"{leaf} is viewed by {holder}: its buffer cannot be reused"),
-        )
-        for holder, leaf in case.originals.views
-        if leaf in donated
-    ]
     after = {move.before.path: move.after for move in observation.moves}
-    lost = lost_leaves(observation)
-    for leaf in lost:
-        finding = Finding("lost buffer", leaf.path, cause(leaf, after[leaf.path], observation))
-        reason = why(leaf, after[leaf.path], observation, case.debug_nans)
-        found.append((finding, ("lost", f"{leaf.path}   {leaf.type}   {reason}")))
-    found += [
-        (
-            Finding("update dropped", path),
-            ("dropped", f"{path}   not written back: the call updates a copy of the optimizer"),
-        )
-        for path in call.dropped
-    ]
-    if not found:
-        return Judgement()
-    findings, rows = zip(*found, strict=True)
-    more = [("", f"and {len(rows) - SHOWN} more")] if len(rows) > SHOWN else []
-    dtypes = {leaf.path: leaf.type.partition("[")[0] for leaf in lost}
-    first = findings[0]
-    hint = hints.lost_buffer(first, dtypes.get(first.path, ""), call.promoted.get(first.path, ""))
-    return Judgement((Violation("donation", rows[0][1], (*rows[1:SHOWN], *more), hint, findings),))
+    findings = (
+        *(finding for one, two in case.originals.shared if (finding := sharing(one, two, donated, call))),
+        *(ViewedBuffer(leaf, holder=holder) for holder, leaf in case.originals.views if leaf in donated),
+        *(lost_buffer(leaf, after[leaf.path], case) for leaf in lost_leaves(observation)),
+        *map(UpdateDropped, call.dropped),
+    )
+    return Judgement((Violation("donation", findings=findings),) if findings else ())
 
 
-def sharing(one: str, two: str, donated: set[str], call: Written) -> tuple[Finding, Row] | None:
+def sharing(one: str, two: str, donated: set[str], call: Written) -> SharedBuffer | None:
     """Two leaves in one buffer, where XLA refuses the program: both donated, or one donated and the other one used beside it."""
     if {one, two} <= donated or not call.inputs & {one, two}:
-        text = f"{one} and {two} share a buffer: XLA refuses to donate it twice"
-        return Finding("shared buffer", one), ("shared", text)
+        return SharedBuffer(one, other=two, twice=True)
     # A leaf that the call leaves alone is donated by the generated jit only.
-    if {one, two} & donated & call.changed:
-        text = f"{one} and {two} share a buffer: XLA refuses to donate it and use it beside that"
-        return Finding("shared buffer", one), ("shared", text)
-    return None
+    return SharedBuffer(one, other=two, twice=False) if {one, two} & donated & call.changed else None
 
 
 def lost_leaves(observation: Observation) -> tuple[Leaf, ...]:
@@ -71,49 +39,36 @@ def lost_leaves(observation: Observation) -> tuple[Leaf, ...]:
     return without_successor(before, after, observation.reused)
 
 
-def cause(before: Leaf, after: Leaf | None, observation: Observation) -> Cause:
-    """Why a leaf lost its buffer."""
+def lost_buffer(before: Leaf, after: Leaf | None, case: Case) -> LostBuffer:
+    """What became of a donated leaf that lost its buffer."""
     if after is None:
-        return "not returned"
+        return LostBuffer(before.path, type=before.type, cause="not returned")
+    return LostBuffer(
+        before.path,
+        type=before.type,
+        cause=cause(before, after, case.observation),
+        new=as_called(after, before, case.observation),
+        output=before.path != after.path,
+        shardings=(spec(before.sharding), spec(after.sharding)),
+        pointers=(*before.pointers[:1], *after.pointers[:1]),
+        line=case.written.promoted.get(before.path, ""),
+        abstract=case.observation.abstract,
+        debug_nans=case.debug_nans,
+    )
+
+
+def cause(before: Leaf, after: Leaf, observation: Observation) -> LossCause:
+    """Why a leaf lost its buffer."""
     if before.type != after.type:
-        old, new = types_of(before, after, observation)
-        dtype, _, shape = old.partition("[")
-        new_dtype, _, new_shape = new.partition("[")
-        return "dtype" if dtype != new_dtype and shape == new_shape else "shape"
+        old, new = as_called(before, after, observation), as_called(after, before, observation)
+        return "dtype" if old.dtype != new.dtype and old.shape == new.shape else "shape"
     return "sharding" if resharded(before, after) else "not reused"
 
 
-def why(before: Leaf, after: Leaf | None, observation: Observation, debug_nans: bool) -> str:
-    """The same for the reader."""
-    if after is None:
-        return "not returned"
-    changed = cause(before, after, observation)
-    if changed in ("dtype", "shape"):
-        given = before.path != after.path  # an input: the output that is its new value has a path of its own
-        _, new = types_of(before, after, observation)
-        return f"{'an output is' if given else 'became'} {new}: {changed} changed"
-    if changed == "sharding":
-        return f"sharding changed from {spec(before.sharding)} to {spec(after.sharding)}"
-    if observation.abstract:
-        return "no output of the compiled program is aliased with it"
-    where = (
-        f"pointer {before.pointers[0]:#x} before, {after.pointers[0]:#x} after" if after.pointers else "no buffer after"
-    )
-    return f"{'jax_debug_nans keeps the old value' if debug_nans else 'not reused by XLA'} ({where})"
-
-
-def types_of(before: Leaf, after: Leaf, observation: Observation) -> tuple[str, str]:
-    """The types of a leaf as the call sees them."""
-    if before.path == after.path:
-        return before.type, after.type
-    return without_axes(before.type, observation), without_axes(after.type, observation)
-
-
-def without_axes(kind: str, observation: Observation) -> str:
-    """The type that the call sees: scan and vmap give the program's own inputs and outputs a leading axis each."""
-    dtype, _, shape = kind.rstrip("]").partition("[")
+def as_called(leaf: Leaf, other: Leaf, observation: Observation) -> ArrayType:
+    """The type that the call sees: scan and vmap give the program's own inputs, and the outputs that are their new values, a leading axis each."""
     axes = sum(bool(layer.row.axis) for layer in observation.nesting.layers)
-    return f"{dtype}[{','.join(shape.split(',')[axes:])}]"
+    return leaf.type if leaf.path == other.path else leaf.type.without_axes(axes)
 
 
 def notes(observation: Observation) -> tuple[str, ...]:
@@ -135,11 +90,16 @@ def notes(observation: Observation) -> tuple[str, ...]:
             if displaced(before, after, old)
         ),
         *(
-            f"{before.path}   {before.type}   {why(before, after, observation, debug_nans=False)}, {where}"
+            f"{before.path}   {before.type}   {retyped(before, after, observation)}, {where}"
             for before, after in moves
             if before.type != after.type and (where := place(before, after, old, in_state=(before, after) in state))
         ),
     )
+
+
+def retyped(before: Leaf, after: Leaf, observation: Observation) -> str:
+    became = "became" if before.path == after.path else "an output is"
+    return f"{became} {as_called(after, before, observation)}: {cause(before, after, observation)} changed"
 
 
 def donated_pointers(observation: Observation) -> set[int]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck.core.evidence import FLOOR
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.evidence import FLOOR, Advice, Bound
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Buffer, Memory, Observation
-from pytest_nnxcheck.core.outcome import Finding, Kind, Violation
-from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.core.outcome import (
+    ConstantsCaptured,
+    Figures,
+    Finding,
+    MemoryWasted,
+    PeakCause,
+    PeakOverBudget,
+    StateCopied,
+    Violation,
+)
 from pytest_nnxcheck.inspection.buffers import state_copies
-from pytest_nnxcheck.invariants import hints
-from pytest_nnxcheck.invariants.bound import Bound
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.transforms.compose import differentiated
@@ -22,47 +29,31 @@ def judge(case: Case) -> Judgement:
     """The bound, and what breaks none but is advised against where the settings make that a violation."""
     if case.bound is None:
         return Judgement()
-    return Judgement(memory(case.observation, case.profile, case.bound) or wasted(case.advice()))
+    findings = memory(case.observation, case.profile, case.bound) or wasted(case.advice())
+    return Judgement((Violation("memory", findings=findings),) if findings else ())
 
 
-def wasted(advice: tuple[str, ...]) -> tuple[Violation, ...]:
-    """The violation that advice on the un-nested call makes."""
-    if not advice:
-        return ()
-    rows = tuple(("advice", text) for text in advice)
-    summary = "the un-nested call spends memory that it need not"
-    return (Violation("memory", summary, rows, findings=(Finding("memory wasted"),)),)
+def wasted(advice: tuple[Advice, ...]) -> tuple[Finding, ...]:
+    """What advice on the un-nested call says is broken."""
+    return (MemoryWasted(advice=advice),) if advice else ()
 
 
-def memory(observation: Observation, profile: Profile, limit: Bound) -> tuple[Violation, ...]:
-    """Violations of the bound; with the default bound also copies of the state and captured constants."""
+def memory(observation: Observation, profile: Profile, bound: Bound) -> tuple[Finding, ...]:
+    """What breaks the bound; with the default bound also copies of the state and captured constants."""
     used = observation.memory
     if used is None:
         return ()
-    found: dict[Kind, str] = {}
+    findings: list[Finding] = []
     copies = copied_state(observation, used)
     size = 0 if saves_steps(observation.nesting) else sum(buffer.bytes for buffer in copies)
-    if used.peak > limit.budget:
-        found["peak over budget"] = f"peak {format_bytes(used.peak)} is over the budget of {format_bytes(limit.budget)}"
-    if limit.default and too_many(size, profile):
-        found["state copied"] = (
-            f"the program holds {size / profile.state_bytes:.1f} more copies of its state at the peak"
-        )
-    if limit.default and captures(observation) and profile.constant_bytes >= FLOOR:
-        found["constants captured"] = f"the call captures {format_bytes(profile.constant_bytes)} of constants"
-    if not found:
-        return ()
-    summary, *others = found.values()
-    rows = [("", text) for text in others]
-    return (
-        Violation(
-            "memory",
-            summary,
-            (*rows, *details(profile, used, limit)),
-            hint(observation, profile, copies),
-            tuple(map(Finding, found)),
-        ),
-    )
+    figures = Figures(used.split, bound, profile.state_bytes, profile.devices, cause(observation, profile, copies))
+    if used.peak > bound.budget:
+        findings.append(PeakOverBudget(figures=figures))
+    if bound.default and too_many(size, profile):
+        findings.append(StateCopied(figures=figures, bytes=size))
+    if bound.default and captures(observation, profile):
+        findings.append(ConstantsCaptured(figures=figures, bytes=profile.constant_bytes))
+    return tuple(findings)
 
 
 def too_many(size: int, profile: Profile) -> bool:
@@ -90,9 +81,10 @@ def saved_state(observation: Observation, profile: Profile) -> tuple[str, ...]:
     )
 
 
-def captures(observation: Observation) -> bool:
-    """Whether constants of the program are the user's: a generated closure captures the state by construction."""
-    return not any(layer.captures for layer in observation.nesting.layers)
+def captures(observation: Observation, profile: Profile) -> bool:
+    """Whether the call captures constants worth telling that are the user's: a generated closure captures the state by construction."""
+    own = not any(layer.captures for layer in observation.nesting.layers)
+    return own and profile.constant_bytes >= FLOOR
 
 
 def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
@@ -101,29 +93,10 @@ def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
     return copies if observation.moves else tuple(buffer for buffer in copies if buffer.kind == "temporary")
 
 
-def details(profile: Profile, used: Memory, limit: Bound) -> list[tuple[str, str]]:
-    """The totals; where the bytes are is told by `pytest_nnxcheck.story`."""
-    parts = {
-        "arguments": used.arguments,
-        "outputs": used.outputs,
-        "temporaries": used.temporaries,
-        "constants": used.constants,
-    }
-    split = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
-    rows = [
-        ("peak", f"{format_bytes(used.peak)} = {split} - aliased {format_bytes(used.aliased)}"),
-        ("budget", f"{format_bytes(limit.budget)} ({limit.origin})"),
-        ("expected", f"{format_bytes(limit.expected)}   state {format_bytes(profile.state_bytes)}"),
-    ]
-    if profile.devices > 1:
-        rows.append(("devices", f"{profile.devices}, the bytes are those of one"))
-    return rows
-
-
-def hint(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> str:
-    """What to change, where the cause is known: a scan that writes its parameters back, constants that could be arguments."""
+def cause(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> PeakCause:
+    """Why the peak is what it is, where that is known: a scan that writes its parameters back, constants that could be arguments."""
     if copies and profile.rewritten:
-        return hints.scan_cure(profile.remat_in_scan)
-    if captures(observation) and profile.constant_bytes >= FLOOR:
-        return hints.hint("captured constant")
-    return ""
+        if not profile.remat_in_scan:
+            return "scan writes back"
+        return "scan writes back, remat" if compat.remat_updates_can_be_off() else "scan writes back, checkpoint"
+    return "captured constant" if captures(observation, profile) else ""

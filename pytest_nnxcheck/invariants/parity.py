@@ -9,8 +9,8 @@ that started a few roundings away tells how far the value may lie.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.outcome import Finding, Violation
+from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
 
@@ -36,22 +36,6 @@ def judge(case: Case) -> Judgement:
     return Judgement() if case.compare is None else case.compare()
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One leaf or attribute that is not as it should be; ``rounding`` says that only floats differ, by a finite amount.
-
-    ``type`` is that of the Python value of an attribute, ``size`` the largest difference of floats.
-    """
-
-    path: str
-    label: str
-    text: str
-    kind: str = ""
-    rounding: bool = False
-    type: str = ""
-    size: float = 1.0
-
-
 def differences(
     wanted: Effect,
     got: Effect,
@@ -60,23 +44,25 @@ def differences(
     *,
     drawn: bool = False,
     inside: bool = False,
-) -> tuple[Difference, ...]:
+) -> tuple[ValueDiffers, ...]:
     """All differences, the state first. ``before`` is the state that both started from; ``drawn`` excepts what random numbers decide;
     ``inside`` says that both are the un-nested call.
     """
-    found = [*of_state(wanted, got, before, nudged, drawn=drawn), *of_attributes(wanted.after, got.after, before)]
-    return (*found, *(() if drawn else of_outputs(wanted, got, nudged, inside=inside)))
+    return (
+        *of_state(wanted, got, before, nudged, drawn=drawn),
+        *of_attributes(wanted.after, got.after, before),
+        *(() if drawn else of_outputs(wanted, got, nudged, inside=inside)),
+    )
 
 
-def of_state(wanted: Effect, got: Effect, before: Facts, nudged: Effect | None, *, drawn: bool) -> Iterator[Difference]:
+def of_state(
+    wanted: Effect, got: Effect, before: Facts, nudged: Effect | None, *, drawn: bool
+) -> Iterator[ValueDiffers]:
     for path in dict.fromkeys([*wanted.after.leaves, *got.after.leaves]):
         old, want, have = before.leaves.get(path), wanted.after.leaves.get(path), got.after.leaves.get(path)
         if want is None or have is None:
-            known = want or have
-            assert known is not None
-            if not (drawn and old is None):
-                label, text = ("missing", "after the run") if have is None else ("added", "that the call does not add")
-                yield Difference(path, label, f"{known.kind} {text}", known.kind)
+            if (leaf := want or have) and not (drawn and old is None):
+                yield ValueDiffers(path, label="missing" if have is None else "added", of=leaf.kind)
             continue
         want, have = of_old(want, old), of_old(have, old)
         if want.value is have.value or (drawn and want is not old and not want.kind.startswith("Rng")):
@@ -91,72 +77,96 @@ def of_old(leaf: Leaf, old: Leaf | None) -> Leaf:
     return old if leaf.value is UNCHANGED and old is not None else leaf
 
 
-def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[Difference]:
+def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDiffers]:
     for path in dict.fromkeys([*wanted.attributes, *got.attributes]):
         old, want, have = (facts.attributes.get(path) for facts in (before, wanted, got))
         if want == have:
             continue
         texts = [show(value) if value is not None else "missing" for value in (want, have)]
-        label = "dropped" if have == old else "attribute"
-        text = f"{texts[0]} expected, {texts[1]} after"
-        yield Difference(path, label, text, "attribute", type=type_of(have if want is None else want))
+        yield ValueDiffers(
+            path,
+            label="dropped" if have == old else "attribute",
+            of="attribute",
+            type=type_of(have if want is None else want),
+            want=texts[0],
+            have=texts[1],
+        )
 
 
-def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None, *, inside: bool) -> Iterator[Difference]:
+def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None, *, inside: bool) -> Iterator[ValueDiffers]:
     if wanted.structure.others != got.structure.others:
-        yield Difference("output", "differs", "has another structure than that of the un-nested call")
+        yield ValueDiffers("output", label="structure")
         return
-    structures: list[Any] = [jax.tree.structure(each.returned) for each in (wanted, got)]
-    runs = [by_name(each, whole=structures[0] == structures[1]) for each in (wanted, got, nudged) if each]
+    structures: list[Any] = [jax.tree.structure(effect.returned) for effect in (wanted, got)]
+    runs = [by_name(effect, whole=structures[0] == structures[1]) for effect in (wanted, got, nudged) if effect]
     for name in dict.fromkeys([*runs[0], *runs[1]]):
         want, have, *shaken = (run.get(name, []) for run in runs)
         if len(want) != len(have):
             # A module that a jit inside the call hands out as a copy comes in arrays, the call's own module in none: neither is wrong.
             if not inside:
-                yield Difference(name, "differs", f"{len(want)} arrays expected, {len(have)} after")
+                yield ValueDiffers(name, label="differs", want=f"{len(want)} arrays", have=str(len(have)))
             continue
-        known = shaken and len(shaken[0]) == len(want)
-        spreads = [distance(*pair) for pair in zip(want, shaken[0], strict=True)] if known else [None] * len(want)
-        found = (compare(name, a, b, None, spread, "") for a, b, spread in zip(want, have, spreads, strict=True))
-        yield from (difference for difference in found if difference is not None)
+        paired = shaken and len(shaken[0]) == len(want)
+        spreads = [distance(*pair) for pair in zip(want, shaken[0], strict=True)] if paired else [None] * len(want)
+        for a, b, spread in zip(want, have, spreads, strict=True):
+            if difference := compare(name, a, b, None, spread, ""):
+                yield difference
 
 
 def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
     """The arrays of an output by name, with the axes that the layers added where ``whole`` says so."""
-    found: dict[str, list[Any]] = {}
+    arrays: dict[str, list[Any]] = {}
     names, tree = (effect.names, effect.returned) if whole else (effect.structure.names, effect.output)
     for name, leaf in zip(jax.tree.leaves(names), jax.tree.leaves(tree), strict=True):
-        found.setdefault(name, []).append(leaf)
-    return found
+        arrays.setdefault(name, []).append(leaf)
+    return arrays
 
 
-def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kind: str) -> Difference | None:
+def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kind: str) -> ValueDiffers | None:
     """One array against the other."""
     if isinstance(have, jax.Array) and have.is_deleted():
-        return Difference(
-            path, "deleted", f"{kind} {describe(want)} was donated, and no new value took its place", kind
-        )
+        return ValueDiffers(path, label="deleted", of=kind, type=describe(want))
     want, have = comparable(want, kind), comparable(have, kind)
     if describe(want) != describe(have):
-        return Difference(path, "differs", f"{describe(want)} expected, {describe(have)} after", kind)
-    heading = f"{kind} {describe(want)}".strip()
-    if not inexact(want):
-        a, b = bits(want), bits(have)
-        wrong = int(np.count_nonzero(a != b))
-        text = f"{first_wrong(a, b)}, {wrong} of {a.size} elements" if wrong else ""
-        return Difference(path, label_of(b, old), f"{heading}   {text}", kind) if wrong else None
+        return ValueDiffers(path, label="differs", of=kind, want=describe(want), have=describe(have))
+    difference = of_floats(want, have, old, spread) if inexact(want) else of_bits(want, have, old)
+    return difference and replace(difference, path=path, of=kind, type=describe(want))
+
+
+def of_bits(want: Any, have: Any, old: Any) -> ValueDiffers | None:
+    a, b = bits(want), bits(have)
+    wrong = a != b
+    if not wrong.any():
+        return None
+    first = tuple(int(number[0]) for number in np.nonzero(wrong)) if a.ndim else ()
+    return ValueDiffers(
+        label=label_of(b, old),
+        want=str(a[first]),
+        have=str(b[first]),
+        wrong=int(np.count_nonzero(wrong)),
+        elements=a.size,
+    )
+
+
+def of_floats(want: Any, have: Any, old: Any, spread: float | None) -> ValueDiffers | None:
     a, b = numbers(want), numbers(have)
     allowed = allowance(a, want, numbers(old) if same_type(want, old) else None)
     allowed += NOISE * spread if spread is not None else 0.0
     off = apart(a, b)
-    wrong = int(np.count_nonzero(~(off <= allowed)))
-    if not wrong:
+    wrong = ~(off <= allowed)
+    if not wrong.any():
         return None
     worst = np.unravel_index(int(np.argmax(off)), off.shape)
-    values = f"{a[worst]:.5g} expected, {b[worst]:.5g} after"
-    text = f"{heading}   largest difference {off[worst]:.3g} ({allowed:.2g} allowed): {values}, {wrong} of {a.size} elements"
-    finite = bool(np.all(np.isfinite(off)))
-    return Difference(path, label_of(b, old), text, kind, rounding=finite, size=float(off[worst]))
+    return ValueDiffers(
+        label=label_of(b, old),
+        want=a[worst].item(),
+        have=b[worst].item(),
+        wrong=int(np.count_nonzero(wrong)),
+        elements=a.size,
+        size=float(off[worst]),
+        allowed=float(allowed),
+        rounding=bool(np.all(np.isfinite(off))),
+    )
 
 
 def comparable(value: Any, kind: str) -> Any:
@@ -181,17 +191,12 @@ def scalars(got: Facts, before: Facts) -> tuple[str, ...]:
     return tuple(f"{text}: jax.checkpoint outside of a jit hands a constant out as it is" for text in paths[:SHOWN])
 
 
-def label_of(have: Any, old: Any) -> str:
+def label_of(have: Any, old: Any) -> Literal["dropped", "differs"]:
     """Whether the value that is there is the old one: then the update was dropped."""
     if old is None or np.shape(bits(old)) != np.shape(have):
         return "differs"
     before = numbers(old) if inexact(old) else bits(old)
     return "dropped" if np.array_equal(before, have, equal_nan=before.dtype.kind in "fc") else "differs"
-
-
-def first_wrong(a: Any, b: Any) -> str:
-    index = tuple(int(number[0]) for number in np.nonzero(a != b)) if a.ndim else ()
-    return f"{a[index]} expected, {b[index]} after"
 
 
 def same_type(value: Any, old: Any) -> bool:
@@ -248,31 +253,8 @@ def spread_of(path: str, wanted: Effect, nudged: Effect) -> float | None:
         return None
     if describe(want.value) != describe(shaken.value) or not inexact(want.value):
         return None
-    starts = [each.before.leaves.get(path) for each in (wanted, nudged)]
+    starts = [effect.before.leaves.get(path) for effect in (wanted, nudged)]
     moves = [numbers(want.value), numbers(shaken.value)]
     if all(start is not None and describe(start.value) == describe(want.value) for start in starts):
         moves = [move - numbers(start.value) for move, start in zip(moves, starts, strict=True) if start]
     return largest(apart(*moves))
-
-
-# --- the message
-
-
-def violation(found: tuple[Difference, ...], hint: str = "") -> Violation:
-    """The violation that the differences make; the first of them is its summary."""
-    rows = [(each.label, f"{each.path}   {each.text}") for each in found[:SHOWN]]
-    if len(found) > SHOWN:
-        rows.append(("", f"and {len(found) - SHOWN} more"))
-    findings = tuple(Finding("value differs", each.path, size=each.size) for each in found)
-    return Violation("parity", summary(found[0]), tuple(rows), hint, findings)
-
-
-def summary(first: Difference) -> str:
-    if first.kind == "attribute" and first.label in ("dropped", "attribute"):
-        return f"{first.path}: {first.text}"
-    return {
-        "dropped": f"{first.path} kept its old value: the update was dropped",
-        "deleted": f"{first.path} was donated, and no new value took its place",
-        "missing": f"{first.path} is missing: the call adds it",
-        "added": f"{first.path} was added: the call adds no such leaf",
-    }.get(first.label, f"{first.path} differs from that of the un-nested call")

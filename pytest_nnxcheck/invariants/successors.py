@@ -10,20 +10,21 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import array_type
+from pytest_nnxcheck.core.observation import ArrayType
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 
-Typed = tuple[str, str]
-"""Name and type of an array: ``("cache['keys']", "float32[8,64]")``."""
+Typed = tuple[str, ArrayType]
+"""Name and type of an array."""
 
 
 def successors(subject: Subject, profile: Profile, donate: str) -> dict[int, int]:
     """The number of the output that is the new value of each donated input, as far as there is one."""
     donated = {
-        number: (subject.input_names[number], describe(subject.inputs[number])) for number in subject.donated(donate)
+        number: (subject.input_names[number], array_type(subject.inputs[number])) for number in subject.donated(donate)
     }
-    outputs = list(zip(profile.out_names, map(describe, profile.out), strict=True)) if donated else []
+    outputs = list(zip(profile.out_names, map(array_type, profile.out), strict=True)) if donated else []
     return new_values(donated, outputs, profile.origins)
 
 
@@ -66,7 +67,13 @@ class Match:
 
     @classmethod
     def of(
-        cls, path: list[str], place: list[str], kind: str, other: str, made_of: AbstractSet[int], number: int
+        cls,
+        path: list[str],
+        place: list[str],
+        kind: ArrayType,
+        other: ArrayType,
+        made_of: AbstractSet[int],
+        number: int,
     ) -> Match:
         named = common(path, place)
         return cls(
@@ -101,11 +108,8 @@ def common(one: list[str], other: list[str]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def likeness(one: str, other: str) -> int:
+def likeness(one: ArrayType, other: ArrayType) -> int:
     if one == other:
         return 3
-    shapes = [kind.partition("[")[2].rstrip("]") for kind in (one, other)]
-    if shapes[0] == shapes[1]:
-        return 2
-    axes = [shape.count(",") + bool(shape) for shape in shapes]
-    return int(axes[0] == axes[1])
+    shapes = [kind.shape or () for kind in (one, other)]
+    return 2 if shapes[0] == shapes[1] else int(len(shapes[0]) == len(shapes[1]))

@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.setting_values import REPORTS, SettingError
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import atomic_file, options, worker_data
 from pytest_nnxcheck.plugin.worker_data import Part
-from pytest_nnxcheck.reporting import records, step_summary
+from pytest_nnxcheck.reporting import markdown, records
 from pytest_nnxcheck.reporting.records import Place, Records
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def targets(config: pytest.Config) -> tuple[Target, ...]:
 
 def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
     """Register a publisher where there is something to publish. Raises `SettingError`."""
-    asked, summary = targets(config), step_summary.file_of(os.environ)
+    asked, summary = targets(config), markdown.step_summary(os.environ)
     if not asked and summary is None:
         return
     if not worker_data.is_worker(config):
@@ -214,7 +214,7 @@ class Publisher:
     def _fill_summary(self, summary: Path, document: Mapping[str, Any]) -> None:
         """Nobody asked for it: where it cannot be written, that is said, and the run does not fail."""
         try:
-            step_summary.append(summary, document)
+            markdown.append(summary, document)
         except OSError as error:
             self.problems.append(f"cannot write the summary of the step: {atomic_file.reason(error)}")
 

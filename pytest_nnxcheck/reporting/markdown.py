@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck.core.text import format_bytes
@@ -17,6 +18,9 @@ from pytest_nnxcheck.reporting.tally import counts
 
 COMMENT = 65_536
 """Bytes that the comment of a pull request may have on GitHub; the characters that it counts are never more."""
+
+STEP = 1024 * 1024
+"""Bytes that GitHub takes of the summary of one step; of a larger one it shows nothing."""
 
 _LONGEST = 8_000
 _RESERVED = 400
@@ -51,6 +55,21 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
             force=True,
         )
     return space.text()
+
+
+def step_summary(environ: Mapping[str, str]) -> Path | None:
+    """The file of the step's summary; `None` outside of GitHub Actions."""
+    summary = environ.get("GITHUB_STEP_SUMMARY") if environ.get("GITHUB_ACTIONS") == "true" else None
+    return Path(summary) if summary else None
+
+
+def append(summary: Path, document: Mapping[str, Any]) -> None:
+    """Add the run to the summary of the step, as much of it as fits. Raises `OSError`."""
+    there = summary.stat().st_size if summary.exists() else 0
+    body = render(document, STEP - there - 2)
+    if there + len(body.encode()) < STEP - 2:
+        with summary.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(f"\n{body}\n" if there else f"{body}\n")
 
 
 class _Space:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from pytest_nnxcheck.core.evidence import FLOOR, Captured, Evidence, Held, Place, Split
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.text import Row, format_bytes
 
 BUFFERS = (2, 1, 0)
@@ -26,43 +24,29 @@ OUTER = 3
 """Lines that are shown of those that called a line."""
 
 
-def located(outcome: Outcome) -> Outcome:
-    """The outcome, its violations of memory with the rows that say where the bytes are."""
-    if outcome.evidence is None or not any(each.invariant == "memory" for each in outcome.violations):
-        return outcome
-    where_rows = rows(outcome.evidence)
-    return replace(
-        outcome,
-        violations=tuple(
-            replace(each, details=(*each.details, *where_rows)) if each.invariant == "memory" else each
-            for each in outcome.violations
-        ),
-    )
-
-
-def rows(known: Evidence) -> tuple[Row, ...]:
+def rows(evidence: Evidence) -> tuple[Row, ...]:
     """What made the peak: the un-nested program beside it, the lines with their largest buffers, what is captured, what a step adds."""
-    if known.split is None:
+    if evidence.split is None:
         return ()
-    return (*beside(known), *where(known), *captured(known), *growth(known))
+    return (*beside(evidence), *where(evidence), *captured(evidence), *growth(evidence))
 
 
-def of_un_nested(name: str, known: Evidence) -> tuple[Row, ...]:
+def of_un_nested(name: str, evidence: Evidence) -> tuple[Row, ...]:
     """Where the bytes of a call are that runs in no nesting but a jit: its peak, and the lines that hold most of it."""
-    peak = known.split.peak if known.split else 0
-    return (("un-nested", f"{name}: peak {format_bytes(peak)}"), *where(known))
+    peak = evidence.split.peak if evidence.split else 0
+    return (("un-nested", f"{name}: peak {format_bytes(peak)}"), *where(evidence))
 
 
-def beside(known: Evidence) -> Iterator[Row]:
+def beside(evidence: Evidence) -> Iterator[Row]:
     """The peak of the un-nested program, and what the nesting adds to it."""
-    if known.split is None or known.un_nested is None:
+    if evidence.split is None or evidence.un_nested is None:
         return
-    more = known.split.peak - known.un_nested.peak
-    peak = format_bytes(known.un_nested.peak)
+    more = evidence.split.peak - evidence.un_nested.peak
+    peak = format_bytes(evidence.un_nested.peak)
     if more > 0:
         yield (
             "un-nested",
-            f"{peak}; the nesting adds {format_bytes(more)}: {parts(difference(known.split, known.un_nested))}",
+            f"{peak}; the nesting adds {format_bytes(more)}: {parts(difference(evidence.split, evidence.un_nested))}",
         )
     else:
         yield "un-nested", f"{peak}: the nesting adds nothing to the peak"
@@ -87,21 +71,21 @@ def parts(sizes: dict[str, int]) -> str:
     )
 
 
-def where(known: Evidence) -> Iterator[Row]:
+def where(evidence: Evidence) -> Iterator[Row]:
     """The lines that hold most of the peak beyond the arguments, each with its largest buffers."""
-    if known.split is None:
+    if evidence.split is None:
         return
-    if not known.places and known.split.temporaries:
+    if not evidence.places and evidence.split.temporaries:
         yield "line", "unknown: this jaxlib does not name the buffers"
-    total = sum(place.bytes for place in known.places)
+    total = sum(place.bytes for place in evidence.places)
     least = max(SHARE * total, LEAST)
-    shown = [place for place in known.places if place.bytes >= least][: len(BUFFERS)]
+    shown = [place for place in evidence.places if place.bytes >= least][: len(BUFFERS)]
     for place, most in zip(shown, BUFFERS, strict=False):
-        yield "line", f"{heading(place)}   {shares(place, known.split)}{un_nested(place, known)}"
-        yield from [("buffer", text) for text in buffers(place, known, least)][:most]
+        yield "line", f"{heading(place)}   {shares(place, evidence.split)}{un_nested(place, evidence)}"
+        yield from [("buffer", text) for text in buffers(place, evidence, least)][:most]
     rest = total - sum(place.bytes for place in shown)
     if shown and rest >= least:
-        yield "", f"{format_bytes(rest)} more in {len(known.places) - len(shown)} other places"
+        yield "", f"{format_bytes(rest)} more in {len(evidence.places) - len(shown)} other places"
 
 
 def heading(place: Place) -> str:
@@ -129,26 +113,26 @@ def shares(place: Place, split: Split) -> str:
     return ", ".join([format_bytes(place.bytes), *texts])
 
 
-def un_nested(place: Place, known: Evidence) -> str:
+def un_nested(place: Place, evidence: Evidence) -> str:
     """What the same line costs in the un-nested program, where that is another one."""
-    if known.un_nested is None or known.un_nested == known.split:
+    if evidence.un_nested is None or evidence.un_nested == evidence.split:
         return ""
     return f"; un-nested {format_bytes(place.un_nested)}" if place.un_nested else "; not in the un-nested program"
 
 
-def buffers(place: Place, known: Evidence, least: float) -> list[str]:
+def buffers(place: Place, evidence: Evidence, least: float) -> list[str]:
     """The kept buffers of a place that are large enough, largest first, those that say the same together."""
     same: dict[str, list[Held]] = {}
-    for each in known.buffers:
-        if belongs(each, place):
-            same.setdefault(describe(each), []).append(each)
-    large = {text: group for text, group in same.items() if sum(each.bytes for each in group) >= least}
+    for held in evidence.buffers:
+        if belongs(held, place):
+            same.setdefault(describe(held), []).append(held)
+    large = {text: group for text, group in same.items() if sum(held.bytes for held in group) >= least}
     return [counted(text, group) for text, group in large.items()]
 
 
 def counted(text: str, group: list[Held]) -> str:
     """``2 x 512.0 KiB temporary ...   1 added by the nesting``, where it did not add all or none of them."""
-    times, new = len(group), sum(each.added for each in group)
+    times, new = len(group), sum(held.added for held in group)
     return (f"{times} x " if times > 1 else "") + text + (f"   {new} added by the nesting" if 0 < new < times else "")
 
 
@@ -167,27 +151,29 @@ def describe(held: Held) -> str:
     return text + ("   inserted by XLA for this loop" if held.inserted and held.place else "")
 
 
-def captured(known: Evidence) -> Iterator[Row]:
+def captured(evidence: Evidence) -> Iterator[Row]:
     """The arrays that the call captures, each with the line that uses it first, and where it is kept."""
-    if sum(each.bytes for each in known.captured) < FLOOR:
+    if sum(array.bytes for array in evidence.captured) < FLOOR:
         return
-    yield from [("captured", text_of(each)) for each in known.captured][:CAPTURED]
+    yield from [("captured", text_of(array)) for array in evidence.captured][:CAPTURED]
 
 
-def text_of(each: Captured) -> str:
-    name = f"   {each.name}" if each.name else ""
-    return f"{each.type} {format_bytes(each.bytes)}{name}   " + (f"used at {each.line}" if each.line else "(no line)")
+def text_of(array: Captured) -> str:
+    name = f"   {array.name}" if array.name else ""
+    return f"{array.type} {format_bytes(array.bytes)}{name}   " + (
+        f"used at {array.line}" if array.line else "(no line)"
+    )
 
 
-def growth(known: Evidence) -> Iterator[Row]:
+def growth(evidence: Evidence) -> Iterator[Row]:
     """What each further step of the generated loop adds to the peak."""
-    if known.growth is None:
+    if evidence.growth is None:
         return
-    each = known.growth
-    what = "element" if Layer.parse(each.layer).row.axis == "elements" else "step"
-    adds = f"adds {format_bytes(each.per_step.peak)}: {parts(difference(each.per_step, NOTHING))}"
-    text = adds if each.per_step.peak > 0 else "adds nothing to the peak"
-    yield "growth", f"each further {what} of {each.layer} {text}   (from {each.steps} and {2 * each.steps} {what}s)"
+    gain = evidence.growth
+    what = "element" if Layer.parse(gain.layer).row.axis == "elements" else "step"
+    adds = f"adds {format_bytes(gain.per_step.peak)}: {parts(difference(gain.per_step, NOTHING))}"
+    text = adds if gain.per_step.peak > 0 else "adds nothing to the peak"
+    yield "growth", f"each further {what} of {gain.layer} {text}   (from {gain.steps} and {2 * gain.steps} {what}s)"
 
 
 NOTHING = Split(0, 0, 0, 0, 0)

@@ -8,8 +8,25 @@ from typing import Any
 
 from pytest_nnxcheck.core.evidence import FLOOR
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Finding, Outcome
+from pytest_nnxcheck.core.outcome import (
+    ConstantsCaptured,
+    DroppedInside,
+    Finding,
+    LostBuffer,
+    MadeInEndedTrace,
+    Outcome,
+    PeakOverBudget,
+    SharedBuffer,
+    StateCopied,
+    StateTouched,
+    UpdateDropped,
+    ValueDiffers,
+    ViewedBuffer,
+)
 from pytest_nnxcheck.reproducer.nesting_text import Facts, meaning_text, primal_text
+
+Kinds = dict[type[Finding], list[Any]]
+"""The findings of a violation, by their class."""
 
 SHOWN = 12
 """Findings that a program looks for; the first are enough to know it by."""
@@ -46,9 +63,9 @@ def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Asser
         return made
     made.donates = any(violation.invariant in ("donation", "memory") for violation in violations)
     for violation in violations:
-        kinds: dict[str, list[Finding]] = {}
+        kinds: Kinds = {}
         for finding in violation.findings:
-            kinds.setdefault(finding.kind, []).append(finding)
+            kinds.setdefault(type(finding), []).append(finding)
         match violation.invariant:
             case "tracers":
                 of_tracers(made, outcome, kinds, facts)
@@ -61,62 +78,62 @@ def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Asser
     return made
 
 
-def of_tracers(made: Assertions, outcome: Outcome, kinds: Mapping[str, list[Finding]], facts: Facts) -> None:
+def of_tracers(made: Assertions, outcome: Outcome, kinds: Kinds, facts: Facts) -> None:
     """Tracers that are left, Variables that cannot be written, leaves that an ``eval_shape`` changed."""
     if outcome.evidence is not None:
         made.leaked = tuple((leak.path, leak.type) for leak in outcome.evidence.leaks[:SHOWN])
-    if pinned := kinds.get("made in an ended trace"):
+    if pinned := kinds.get(MadeInEndedTrace):
         made.first.append(f"may_be_written(state, {keys_of(pinned, facts)!r})")
-    if touched := kinds.get("state touched"):
+    if touched := kinds.get(StateTouched):
         made.touched = f"lambda state: touches_nothing(state, {keys_of(touched, facts)!r})"
 
 
-def of_memory(made: Assertions, outcome: Outcome, kinds: Mapping[str, list[Finding]], facts: Facts) -> None:
+def of_memory(made: Assertions, outcome: Outcome, kinds: Kinds, facts: Facts) -> None:
     """A peak over its budget, copies of the state, what the call captures."""
     evidence = outcome.evidence
-    if evidence is not None and evidence.split is not None and {"peak over budget", "state copied"} & kinds.keys():
+    if evidence is not None and evidence.split is not None and {PeakOverBudget, StateCopied} & kinds.keys():
         copied = sum(buffer.bytes for buffer in evidence.buffers if buffer.whole and buffer.name)
         copies = f", state={facts.state_bytes}, copied={copied}, seen={evidence.split.peak}"
         made.compiles = True
-        made.after.append(f"peak_is_within({outcome.budget}{copies if 'state copied' in kinds else ''})")
-    if "constants captured" in kinds:
+        made.after.append(f"peak_is_within({outcome.budget}{copies if StateCopied in kinds else ''})")
+    if ConstantsCaptured in kinds:
         made.first.append(f"captures_little(program, state, inputs, {FLOOR})")
 
 
-def of_donation(made: Assertions, kinds: Mapping[str, list[Finding]], facts: Facts) -> None:
+def of_donation(made: Assertions, kinds: Kinds, facts: Facts) -> None:
     """Leaves that lost their buffer, that share it, or of which a copy is updated."""
-    if shared := expressions(kinds.get("shared buffer", ()), facts):
+    if shared := expressions(kinds.get(SharedBuffer, ()), facts):
         made.first.append(f"shares_no_buffer(state, inputs, {dict_text(shared)})")
-    if lost := expressions([*kinds.get("viewed buffer", ()), *kinds.get("lost buffer", ())], facts):
-        made.viewed = "viewed buffer" in kinds
+    if lost := expressions([*kinds.get(ViewedBuffer, ()), *kinds.get(LostBuffer, ())], facts):
+        made.viewed = ViewedBuffer in kinds
         after = dict(expressions_after(lost, facts))
         kept = "is_aliased(new)" if facts.abstract else "pointers(new) <= places"
-        if facts.abstract and all(finding.cause in TYPED for finding in kinds["lost buffer"]):
+        if facts.abstract and all(finding.cause in TYPED for finding in kinds[LostBuffer]):
             made.traced, kept = True, "True"
-        if any(finding.cause == "sharding" for finding in kinds.get("lost buffer", ())):
+        if any(finding.cause == "sharding" for finding in kinds.get(LostBuffer, ())):
             kept = f"in_same_shards(old, new) and {kept}"
         made.before.append(f"donated = {dict_text(lost)}")
         made.before += [] if facts.abstract else ["places = pointers(*jax.tree.leaves(nnx.state(state)), *inputs)"]
         made.after.append(f"keeps_donated_buffers(donated, {dict_text(after)}, lambda old, new: {kept})")
-    if dropped := kinds.get("update dropped"):
+    if dropped := kinds.get(UpdateDropped):
         if facts.abstract:
             made.first.append(f"is_written(program, state, inputs, {keys_of(dropped, facts)!r})")
         else:
             must_change(made, "donation", dropped, facts)
 
 
-def must_change(made: Assertions, invariant: str, dropped: list[Finding], facts: Facts) -> None:
+def must_change(made: Assertions, invariant: str, dropped: list[Any], facts: Facts) -> None:
     """Leaves of which an update is dropped."""
     leaves = dict_text(expressions(dropped, facts)).replace("value_at", "anything_at")
     made.before.append(f"old = own({leaves})")
     made.after.append(f"changes({invariant!r}, old, {leaves})")
 
 
-def of_parity(made: Assertions, kinds: Mapping[str, list[Finding]], nesting: Nesting, facts: Facts) -> None:
+def of_parity(made: Assertions, kinds: Kinds, nesting: Nesting, facts: Facts) -> None:
     """Updates that a transform inside the call drops, and values that are others than those of the same calls without the nesting."""
-    if dropped := kinds.get("update dropped"):
+    if dropped := kinds.get(DroppedInside):
         must_change(made, "parity", dropped, facts)
-    if differ := kinds.get("value differs", [])[:SHOWN]:
+    if differ := kinds.get(ValueDiffers, [])[:SHOWN]:
         made.eager = True
         text = dict_text({each.path: facts.value(each.path) or "output" for each in differ}).replace(
             "value_at", "anything_at"
@@ -135,7 +152,7 @@ def of_parity(made: Assertions, kinds: Mapping[str, list[Finding]], nesting: Nes
         made.after.append(f"agree(wanted, {found}, {least!r})")
 
 
-def keys_of(findings: list[Finding], facts: Facts) -> dict[str, Any]:
+def keys_of(findings: list[Any], facts: Facts) -> dict[str, Any]:
     named = {finding.path: facts.keys(finding.path) for finding in findings[:SHOWN]}
     return {path: keys for path, keys in named.items() if keys is not None}
 

@@ -16,7 +16,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import one_line
-from pytest_nnxcheck.reporting import memory_breakdown, report
+from pytest_nnxcheck.reporting import report, wording
 from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.subject import uncomputed
@@ -66,7 +66,7 @@ class Execution:
             checked = engine().check_call(
                 subject, args, kwargs, nesting=self.nesting, settings=self.settings, session=session, owner=owner
             )
-        self.settle(replace(checked, outcome=memory_breakdown.located(checked.outcome)))
+        self.settle(replace(checked, outcome=wording.worded(checked.outcome)))
         return checked.output
 
     def settle(self, checked: Checked) -> None:

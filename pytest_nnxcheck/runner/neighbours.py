@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
-from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 
@@ -120,9 +120,8 @@ def measures_the_same(broken: Outcome, near: Outcome) -> bool:
 
 def told(outcome: Outcome, around: Around) -> Outcome:
     """Copy of the outcome with the rows of ``around``; drops a hint that was tried and failed."""
-    handing = {hints.hand_on(layer) for layer in outcome.nesting.layers if layer.captures}
     violations = tuple(
-        replace(violation, hint="") if violation.hint in handing and around.handed is False else violation
+        replace(violation, hint="") if around.handed is False and hints.asks_to_hand_on(violation) else violation
         for violation in outcome.violations
     )
     return replace(outcome, violations=violations, explained=(*outcome.explained, *rows(around)))

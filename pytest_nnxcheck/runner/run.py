@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import MODES, Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.reporting import memory_breakdown, report, tally
+from pytest_nnxcheck.reporting import memory_breakdown, report, tally, wording
 from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import passes_through, plainest
@@ -93,7 +93,7 @@ class Run:
             options,
             texts,
             self.not_run,
-            advice=tuple(dict.fromkeys(piece.text for call in calls for piece in call.advice)),
+            advice=tuple(dict.fromkeys(wording.advice(piece) for call in calls for piece in call.advice)),
             un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
         )
 

@@ -13,43 +13,11 @@ from typing import Any
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import CALLS, LOOPS, SCAN
+from pytest_nnxcheck.core.evidence import Recast, Saved, Stack
 from pytest_nnxcheck.subject.jaxpr_flow import handed_through, inner_jaxprs
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 """Equations that take one element of a stack where their result is no larger than one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recast:
-    """All of a leaf, by the number of the program's input, in another dtype: bytes of the new array; ``looped`` where a loop takes it."""
-
-    leaf: int
-    line: str
-    dtype: str
-    type: str
-    bytes: int
-    widens: bool
-    looped: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What a scan saves for its backward pass: bytes of all steps, and of those what its carry needs, which a remat saves as well."""
-
-    line: str
-    steps: int
-    bytes: int
-    carried: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A stacked output of a scan, of which nothing or one step is read: bytes of all steps."""
-
-    line: str
-    type: str
-    bytes: int
-    read: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +53,15 @@ def waste(jaxpr: Any) -> Waste:
 
 def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
     """A jaxpr and those of the jits, remats and custom rules inside it."""
-    known = dict(inputs)
+    numbers = dict(inputs)
     for eqn in jaxpr.eqns:
         for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
-            if operand is not None and id(eqn.invars[operand]) in known:
-                known[id(var)] = known[id(eqn.invars[operand])]
-    yield Level(jaxpr, known, users_of(jaxpr))
+            if operand is not None and id(eqn.invars[operand]) in numbers:
+                numbers[id(var)] = numbers[id(eqn.invars[operand])]
+    yield Level(jaxpr, numbers, users_of(jaxpr))
     for eqn in jaxpr.eqns:
         for inner, arguments in called(eqn):
-            yield from levels(inner, {id(var): known[argument] for var, argument in arguments if argument in known})
+            yield from levels(inner, {id(var): numbers[argument] for var, argument in arguments if argument in numbers})
 
 
 def recasts(level: Level) -> Iterator[Recast]:

@@ -14,9 +14,9 @@ from healthy import HEALTHY
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.compat import primitives
-from pytest_nnxcheck.core.evidence import Held
+from pytest_nnxcheck.core.evidence import Held, LargeLine, Recast, Saved, Stack
 from pytest_nnxcheck.invariants.advice import Sizes, advice
-from pytest_nnxcheck.subject.waste import Recast, Saved, Stack, Waste, waste
+from pytest_nnxcheck.subject.waste import Waste, waste
 
 JIT = {"nesting": "jit"}
 
@@ -169,7 +169,7 @@ def pieces(at_line=0, *, inserted=False, **facts):
         Held(200_000, "float32[50000]", "output", "dot", ("m.py:9",)),
         Held(at_line, "float32[7,7]", "temporary", "dot", ("m.py:1",), inserted=inserted),
     ]
-    return [(piece.kind, piece.bytes) for piece in advice(2_001_000, live, Waste(**facts), ["model.w"], SIZES)]
+    return [(type(piece), piece.bytes) for piece in advice(2_001_000, live, Waste(**facts), ["model.w"], SIZES)]
 
 
 def recast(size, **changed):
@@ -177,31 +177,31 @@ def recast(size, **changed):
 
 
 def test_a_leaf_counts_from_a_quarter_of_the_state_on_where_its_buffer_is_at_the_peak():
-    assert pieces(recasts=(recast(250_000),)) == [("recast", 250_000)]
+    assert pieces(recasts=(recast(250_000),)) == [(Recast, 250_000)]
     assert pieces(recasts=(recast(249_999),)) == []
     assert pieces(recasts=(recast(250_000, type="float32[7]"),)) == []
 
 
 def test_mixed_precision_is_no_waste_and_a_stack_that_a_loop_takes_is():
     assert pieces(recasts=(recast(250_000, widens=False),)) == []
-    assert pieces(recasts=(recast(250_000, widens=False, looped=True),)) == [("recast", 250_000)]
+    assert pieces(recasts=(recast(250_000, widens=False, looped=True),)) == [(Recast, 250_000)]
 
 
 def test_what_a_scan_saves_counts_from_half_of_the_peak_on_without_its_carry():
-    assert pieces(saved=(Saved("m.py:3", 4, 1_000_500, 0),)) == [("saved", 1_000_500)]
+    assert pieces(saved=(Saved("m.py:3", 4, 1_000_500, 0),)) == [(Saved, 1_000_500)]
     assert pieces(saved=(Saved("m.py:3", 4, 1_000_500, 1),)) == []
 
 
 def test_a_stack_counts_from_the_floor_on():
-    assert pieces(stacks=(Stack("m.py:4", "float32[50000]", 65536, False),)) == [("unread", 65536)]
+    assert pieces(stacks=(Stack("m.py:4", "float32[50000]", 65536, False),)) == [(Stack, 65536)]
     assert pieces(stacks=(Stack("m.py:4", "float32[50000]", 65535, False),)) == []
 
 
 def test_a_line_counts_where_it_is_larger_than_all_that_goes_in_and_comes_out():
-    assert pieces(at_line=1_002_001) == [("line", 1_002_001)]
+    assert pieces(at_line=1_002_001) == [(LargeLine, 1_002_001)]
     assert pieces(at_line=1_002_000) == []
     assert pieces(at_line=1_002_001, inserted=True) == []
-    assert pieces(at_line=1_002_001, stacks=(Stack("m.py:1", "float32[50000]", 70_000, True),)) == [("unread", 70_000)]
+    assert pieces(at_line=1_002_001, stacks=(Stack("m.py:1", "float32[50000]", 70_000, True),)) == [(Stack, 70_000)]
 
 
 # --- the facts of a jaxpr

@@ -20,8 +20,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.observation import Leaf
+from pytest_nnxcheck.compat.arrays import array_type
+from pytest_nnxcheck.core.observation import ArrayType, Leaf
 from pytest_nnxcheck.inspection.pointers import without_successor
 from pytest_nnxcheck.invariants.successors import likeness, new_values
 
@@ -107,7 +107,7 @@ def new_type(plan, number):
 
 
 def abstract(shape, dtype):
-    return describe(jax.ShapeDtypeStruct(shape, dtype))
+    return array_type(jax.ShapeDtypeStruct(shape, dtype))
 
 
 def named(tree, root):
@@ -202,6 +202,10 @@ def test_the_engine_names_exactly_the_one_that_is_lost(fault, data, nesting):
 # --- names and types, one by one
 
 
+def f32(*shape):
+    return ArrayType("float32", shape)
+
+
 def pairs(inputs, outputs, origins=()):
     found = new_values(dict(enumerate(inputs)), outputs, origins)
     return {inputs[number][0]: outputs[place][0] for number, place in found.items()}
@@ -209,31 +213,39 @@ def pairs(inputs, outputs, origins=()):
 
 def test_the_best_match_over_all_outputs_counts():
     """A token that comes first has the last key of a cache's first array."""
-    inputs = [("cache[0]", "float32[3,4]"), ("cache[1]", "float32[3,4]")]
-    outputs = [("[0]", "float32[4]"), ("[1][0]", "float32[3,4]"), ("[1][1]", "float32[3,4]")]
+    inputs = [("cache[0]", f32(3, 4)), ("cache[1]", f32(3, 4))]
+    outputs = [
+        ("[0]", f32(4)),
+        ("[1][0]", f32(3, 4)),
+        ("[1][1]", f32(3, 4)),
+    ]
     assert pairs(inputs, outputs) == {"cache[0]": "[1][0]", "cache[1]": "[1][1]"}
 
 
 def test_a_number_for_a_name_is_no_match_by_itself():
-    inputs = [("cache[0]", "float32[3,4]"), ("cache[1]", "float32[3,4]")]
-    assert pairs(inputs, [("[0]", "float32[4]"), ("[1]", "float32[3,4]")]) == {"cache[1]": "[1]"}
+    inputs = [("cache[0]", f32(3, 4)), ("cache[1]", f32(3, 4))]
+    assert pairs(inputs, [("[0]", f32(4)), ("[1]", f32(3, 4))]) == {"cache[1]": "[1]"}
 
 
 def test_an_array_that_grows_is_known_by_its_place():
-    inputs = [("cache[0]", "float32[3,4]"), ("cache.k", "float32[3,4]")]
-    outputs = [("[0]", "float32[]"), ("[1][0]", "float32[2,4,4]"), ("[1].k", "float32[9]")]
+    inputs = [("cache[0]", f32(3, 4)), ("cache.k", f32(3, 4))]
+    outputs = [
+        ("[0]", f32()),
+        ("[1][0]", f32(2, 4, 4)),
+        ("[1].k", f32(9)),
+    ]
     assert pairs(inputs, outputs) == {"cache[0]": "[1][0]", "cache.k": "[1].k"}
 
 
 def test_an_output_of_the_same_name_as_deep_as_in_a_tuple_comes_first():
-    inputs = [("cache[0]", "float32[3,4]")]
-    outputs = [("[0]", "float32[3,4]"), ("[1][0]", "float32[3,4]")]
+    inputs = [("cache[0]", f32(3, 4))]
+    outputs = [("[0]", f32(3, 4)), ("[1][0]", f32(3, 4))]
     assert pairs(inputs, outputs) == {"cache[0]": "[1][0]"}
 
 
 def test_what_goes_into_an_output_tells_more_than_its_name():
-    inputs = [("cache['a']", "float32[3]"), ("cache['b']", "float32[3]")]
-    outputs = [("['a']", "float32[3]"), ("['b']", "float32[3]")]
+    inputs = [("cache['a']", f32(3)), ("cache['b']", f32(3))]
+    outputs = [("['a']", f32(3)), ("['b']", f32(3))]
     assert pairs(inputs, outputs) == {"cache['a']": "['a']", "cache['b']": "['b']"}
     swapped = [frozenset({1}), frozenset({0})]
     assert pairs(inputs, outputs, swapped) == {"cache['a']": "['b']", "cache['b']": "['a']"}
@@ -244,11 +256,11 @@ def test_what_goes_into_an_output_tells_more_than_its_name():
 @pytest.mark.parametrize(
     "one, other, alike",
     [
-        ("float32[3,4]", "float32[3,4]", 3),
-        ("float32[3,4]", "int8[3,4]", 2),
-        ("float32[3,4]", "float32[4,3]", 1),
-        ("float32[3]", "float32[]", 0),
-        ("float32[3,4]", "float32[12]", 0),
+        (f32(3, 4), f32(3, 4), 3),
+        (f32(3, 4), ArrayType("int8", (3, 4)), 2),
+        (f32(3, 4), f32(4, 3), 1),
+        (f32(3), f32(), 0),
+        (f32(3, 4), f32(12), 0),
     ],
 )
 def test_how_alike_types_are(one, other, alike):

@@ -15,7 +15,7 @@ from leaky import LEAKY
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Leak, Observation
-from pytest_nnxcheck.core.outcome import Finding
+from pytest_nnxcheck.core.outcome import LostBuffer, PeakOverBudget, SharedBuffer, TracerLeft
 from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.tracers import tracers
 
@@ -27,14 +27,15 @@ def findings(found):
 @pytest.mark.parametrize(
     "step, expected",
     [
-        ("step_other_dtype", [Finding("lost buffer", "pair.b", "dtype")]),
-        ("step_drops_one", [Finding("lost buffer", "pair.b", "not returned")]),
+        ("step_other_dtype", [(LostBuffer, "pair.b", "dtype")]),
+        ("step_drops_one", [(LostBuffer, "pair.b", "not returned")]),
         ("step_in_place", []),
     ],
 )
 def test_a_lost_buffer_says_its_path_and_its_cause(step, expected):
     # Of several elements, so that newer jax cannot put bfloat16 where float32 was.
-    assert findings(call(getattr(reports, step), reports.Pair(64), nesting="jit")) == expected
+    lost = findings(call(getattr(reports, step), reports.Pair(64), nesting="jit"))
+    assert [(type(finding), finding.path, finding.cause) for finding in lost] == expected
 
 
 def test_a_leaf_that_is_written_and_never_read_keeps_its_buffer():
@@ -48,26 +49,28 @@ def test_a_leaf_that_is_written_and_never_read_keeps_its_buffer():
 def test_buffers_that_are_shared_or_viewed_are_of_their_own_kind():
     pair = reports.Pair(64)
     pair.b = nnx.Param(pair.a[...])
-    assert findings(call(reports.step_in_place, pair, nesting="jit"))[0].kind == "shared buffer"
+    assert findings(call(reports.step_in_place, pair, nesting="jit"))[0] == SharedBuffer(
+        "pair.a", other="pair.b", twice=True
+    )
 
 
 def test_an_array_that_is_donated_for_two_inputs_is_shared():
     array = jnp.ones(64)
     found = call(reports.arrays_step, array, array, nesting="jit", donate="all")
-    assert findings(found) == [Finding("shared buffer", "a")], text(found)
+    assert findings(found) == [SharedBuffer("a", other="b", twice=True)], text(found)
     assert "a and b share a buffer: XLA refuses to donate it twice" in text(found)
 
 
 def test_a_budget_that_is_passed_is_a_finding():
     found = call(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((1, 64)), nesting="jit", memory_budget="1KiB")
     assert broken(found) == ["memory"], text(found)
-    assert findings(found) == [Finding("peak over budget")]
+    assert [(type(finding), finding.figures.bound.budget) for finding in findings(found)] == [(PeakOverBudget, 1024)]
 
 
 def test_every_leak_is_a_finding_with_its_path():
     leaky = LEAKY["cached_function"].leaky()
     found = call(leaky.subject, *leaky.args, nesting="jit")
-    assert {finding.kind for finding in findings(found)} == {"tracer left"}
+    assert {type(finding) for finding in findings(found)} == {TracerLeft}
     assert findings(found)[0].path.startswith(LEAKY["cached_function"].path)
 
 
@@ -91,10 +94,10 @@ def test_where_jax_trips_over_a_leak_the_leak_is_what_broke():
     error = jax.errors.UnexpectedTracerError("a tracer from a trace that has ended")
     kept, inside = (Leak(path, "list", "DynamicJaxprTracer", "float32[]", "", None) for path in ("KEPT[0]", "merged"))
     nesting = Nesting.parse("jit")
-    (violation,) = tracers(Observation(nesting, None, error=error, leaks=(kept,), dropped=(inside,)))
-    assert [finding.path for finding in violation.findings] == ["KEPT[0]"]
-    (violation,) = tracers(Observation(nesting, None, error=error, dropped=(inside,)))
-    assert [finding.path for finding in violation.findings] == ["merged"]
+    (left,) = tracers(Observation(nesting, None, error=error, leaks=(kept,), dropped=(inside,)))
+    assert left.path == "KEPT[0]"
+    (left,) = tracers(Observation(nesting, None, error=error, dropped=(inside,)))
+    assert left.path == "merged"
 
 
 def test_a_program_that_was_compiled_for_another_call_names_the_lines_of_its_own():

@@ -20,6 +20,7 @@ from pytest_nnxcheck.core.nesting import Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.engine import causes
+from pytest_nnxcheck.reporting import wording
 from pytest_nnxcheck.runner import neighbours, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 from pytest_nnxcheck.subject.bind import bind
@@ -227,5 +228,6 @@ def test_a_loop_over_a_bound_method_captured_its_self():
             return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
 
     (cause,) = causes.captured(bind(Decoder().decode, (numbers(BATCH),), {}))
-    assert "captured self (Decoder); pass the module in the loop's carry" in cause
+    (text_of_cause,) = wording.explanation(cause)
+    assert "captured self (Decoder); pass the module in the loop's carry" in text_of_cause
     assert causes.captured(bind(lambda x: x, (jnp.ones(3),), {})) == ()

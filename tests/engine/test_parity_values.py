@@ -12,7 +12,7 @@ from healthy import FLAX, assign, numbers
 from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.invariants import hints
+from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.transforms import wrappers
 
 X = numbers((3, 4))

@@ -15,7 +15,7 @@ from pytest_nnxcheck.transforms.compose import layer_function
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(pytest_nnxcheck.__file__).parent
-WORDS = ("core/catalogue.py", "transforms/", "invariants/hints.py", "compat/")
+WORDS = ("core/catalogue.py", "transforms/", "reporting/hints.py", "compat/")
 """Where the name of a transform may stand in quotes."""
 
 

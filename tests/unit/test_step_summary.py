@@ -3,23 +3,23 @@
 import documents
 import pytest
 
-from pytest_nnxcheck.reporting import step_summary
+from pytest_nnxcheck.reporting import markdown
 
 
 @pytest.mark.parametrize(
     "environ", [{}, {"GITHUB_ACTIONS": "false", "GITHUB_STEP_SUMMARY": "x"}, {"GITHUB_STEP_SUMMARY": "x"}]
 )
 def test_elsewhere_there_is_no_summary(environ):
-    assert step_summary.file_of(environ) is None
+    assert markdown.step_summary(environ) is None
 
 
 def test_the_summary_is_added_to_what_is_there(tmp_path):
     file = tmp_path / "summary.md"
     file.write_text("# Before\n")
-    assert step_summary.file_of({"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(file)}) == file
-    step_summary.append(file, documents.mixed())
+    assert markdown.step_summary({"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(file)}) == file
+    markdown.append(file, documents.mixed())
     assert file.read_text().startswith("# Before\n\n## ✗ nnx invariants: 1 of 2 tests failed\n")
-    step_summary.append(file, documents.mixed())
+    markdown.append(file, documents.mixed())
     assert file.read_text().count("## ✗ nnx") == 2
 
 
@@ -30,6 +30,6 @@ def test_the_summary_never_grows_over_what_github_takes(tmp_path, there):
     tests = [
         documents.ended(f"t.py::test_{n:04}", documents.BROKEN, end="failed", message="é" * 9_000) for n in range(100)
     ]
-    step_summary.append(file, documents.document(*tests))
-    assert file.stat().st_size <= max(there, step_summary.LONGEST)
+    markdown.append(file, documents.document(*tests))
+    assert file.stat().st_size <= max(there, markdown.STEP)
     assert (file.stat().st_size > there) == (there < 1024 * 1024 - 10)

@@ -5,10 +5,20 @@ No hint is better than a wrong one: a cause that is not here has none.
 
 from __future__ import annotations
 
-from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.outcome import Finding, Kind
+from pytest_nnxcheck.core.outcome import (
+    DroppedInside,
+    Finding,
+    LostBuffer,
+    PeakCause,
+    SharedBuffer,
+    TracerLeft,
+    UpdateDropped,
+    ValueDiffers,
+    ViewedBuffer,
+    Violation,
+)
 
 TABLE = {
     "plain value": "keep the value in an nnx.Variable: {path} is a plain Python {holder}, which no transform carries out",
@@ -58,19 +68,28 @@ def hint(cause: str, **filled: object) -> str:
     return TABLE[cause].format(**filled)
 
 
-def residue(path: str, holder: str, layer: Layer | None, place: str) -> str:
+def tracer_left(finding: TracerLeft) -> str:
     """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
-    captured = layer is not None and layer.captures
-    if holder in PLAIN and place == "outside":
-        return hint("outlives", holder=f"{article(holder)} outside of the module")
-    if holder in PLAIN and place == "object":
+    leak, path = finding.leak, finding.path
+    captured = leak.layer is not None and leak.layer.captures
+    if leak.holder in PLAIN and leak.place == "outside":
+        return hint("outlives", holder=f"{article(leak.holder)} outside of the module")
+    if leak.holder in PLAIN and leak.place == "object":
         return hint("plain object", path=path)
-    if holder in PLAIN:
-        plain = "plain value, captured" if captured else "plain value, data" if compat.has_data() else "plain value"
-        return hint(plain, path=path, holder=holder)
-    if holder in OUTLIVING:
-        return hint("outlives", holder=article(holder))
-    return hand_on(layer) if layer is not None and captured else ""
+    if leak.holder in PLAIN:
+        plain = "plain value, captured" if captured else "plain value, data" if finding.has_data else "plain value"
+        return hint(plain, path=path, holder=leak.holder)
+    if leak.holder in OUTLIVING:
+        return hint("outlives", holder=article(leak.holder))
+    return hand_on(leak.layer) if leak.layer is not None and captured else ""
+
+
+def asks_to_hand_on(violation: Violation) -> bool:
+    """Whether the advice is to hand the module to a layer that captured it."""
+    leaks = [finding.leak for finding in violation.findings[:1] if isinstance(finding, TracerLeft)]
+    return any(
+        leak.holder not in (*PLAIN, *OUTLIVING) and leak.layer is not None and leak.layer.captures for leak in leaks
+    )
 
 
 def article(noun: str) -> str:
@@ -82,8 +101,8 @@ def hand_on(layer: Layer) -> str:
     name = layer.transform
     if f"captured by {name}" in TABLE:
         return hint(f"captured by {name}")
-    known = name in (*TRANSFORMS, *FURTHER)
-    return hint("captured" if known else "captured by registered", transform=name)
+    is_built_in = name in (*TRANSFORMS, *FURTHER)
+    return hint("captured" if is_built_in else "captured by registered", transform=name)
 
 
 def attribute(type_: str, path: str) -> str:
@@ -97,29 +116,46 @@ def captured_by(name: str) -> str:
     return hint(f"captured by {name}") if f"captured by {name}" in TABLE else hint("captured", transform=name)
 
 
-BUFFERS: dict[Kind, str] = {"shared buffer": "shared", "viewed buffer": "viewed", "update dropped": "dropped"}
-"""Causes of the table, by what a finding of donation is about."""
-
-
-def lost_buffer(finding: Finding, dtype: str, line: str) -> str:
-    """Advice for the first finding of a donation violation; ``line`` is where another dtype than ``dtype`` came in."""
-    if finding.kind in BUFFERS:
-        return hint(BUFFERS[finding.kind])
-    match finding.cause:
-        case "dtype":
-            return hint("dtype", dtype=dtype, line=f": it becomes another at {line}" if line else "")
-        case "sharding" | "not returned":
-            return hint(finding.cause)
+def buffer(finding: Finding) -> str:
+    """Advice for the first finding of donation."""
+    match finding:
+        case SharedBuffer():
+            return hint("shared")
+        case ViewedBuffer():
+            return hint("viewed")
+        case UpdateDropped():
+            return hint("dropped")
+        case LostBuffer(cause="dtype", type=type_, line=line):
+            return hint("dtype", dtype=type_.dtype, line=f": it becomes another at {line}" if line else "")
+        case LostBuffer(cause="sharding" | "not returned" as cause):
+            return hint(cause)
     return ""
 
 
-def scan_cure(remat: bool) -> str:
-    """How to keep a scan over layers from writing its parameters back, on the installed flax."""
-    if remat and compat.remat_updates_can_be_off():
-        return hint("scan writes back, remat")
-    return hint("scan writes back", checkpoint=" under jax.checkpoint" if remat else "")
+def peak(cause: PeakCause) -> str:
+    """Advice for a peak."""
+    if cause == "scan writes back, checkpoint":
+        return hint("scan writes back", checkpoint=" under jax.checkpoint")
+    return hint(cause, checkpoint="") if cause else ""
 
 
-def broadcast(kind: str) -> str:
-    """How a loop hands back the updates of one type of Variable."""
-    return hint("broadcast", kind=compat.variable_name(kind))
+def value(finding: ValueDiffers) -> str:
+    """Advice that is true: an attribute belongs into a Variable; a layer that broadcasts the state drops its updates."""
+    match finding.cause:
+        case "attribute":
+            return attribute(finding.type, finding.path)
+        case "broadcast":
+            return f"a layer that broadcasts the state (None) drops its updates, {hint('broadcast', kind=finding.variable)}"
+        case "copy":
+            return hint("jax transform, jit")
+    return ""
+
+
+def dropped_inside(finding: DroppedInside) -> str:
+    """Advice for an update that a transform inside the call drops."""
+    match finding.cause:
+        case "attribute":
+            return attribute(finding.cure, finding.path)
+        case "broadcast":
+            return hint("broadcast", kind=finding.cure)
+    return hint("jax transform", transform=finding.cure) if finding.cure else ""

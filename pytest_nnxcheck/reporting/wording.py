@@ -1,0 +1,300 @@
+"""The sentences of violations: summary, rows and hint of each, made of what it found. Nothing reads them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.outcome import (
+    CapturedBy,
+    ConstantsCaptured,
+    DroppedInside,
+    Explanation,
+    FedBack,
+    Figures,
+    Finding,
+    LostBuffer,
+    MadeInEndedTrace,
+    MemoryWasted,
+    Outcome,
+    PeakOverBudget,
+    SharedBuffer,
+    StateCopied,
+    TracerLeft,
+    ValueDiffers,
+    ViewedBuffer,
+    Violation,
+)
+from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.reporting import hints, memory_breakdown
+
+Findings = tuple[Any, ...]
+"""The findings of one violation: of one class, but for those of memory and donation."""
+
+Text = tuple[str, Iterable[Row], str]
+"""Summary, rows and hint."""
+
+SHOWN = 6
+SHOWN_BUFFERS = 12
+"""Findings that have a row; the others are counted."""
+
+
+def worded(outcome: Outcome) -> Outcome:
+    """The outcome with the sentences of its violations, and what explains a failure as notes."""
+    violations = tuple(with_text(violation, outcome.evidence) for violation in outcome.violations)
+    notes = tuple(text for cause in outcome.causes for text in explanation(cause))
+    return replace(outcome, violations=violations, notes=(*outcome.notes, *notes))
+
+
+def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
+    """A violation with its sentences; one that found nothing has those that it was made with."""
+    summary, rows, hint = violation.summary, violation.details, violation.hint
+    if violation.findings:
+        summary, more, hint = TEXTS[violation.invariant](violation.findings)
+        rows = (*rows, *more)
+    for cause in violation.explained:
+        label = "raises" if isinstance(cause, str) else "cause"
+        rows = (*rows, *((label, text) for text in explanation(cause)))
+    if violation.invariant == "memory" and evidence is not None:
+        rows = (*rows, *memory_breakdown.rows(evidence))
+    return replace(violation, summary=summary, details=rows, hint=hint)
+
+
+def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
+    """How many findings have no row."""
+    return [("", f"and {len(findings) - shown} more")] if len(findings) > shown else []
+
+
+# --- tracers
+
+
+def tracers(findings: Findings) -> Text:
+    """Tracers that are left, Variables that cannot be written, or leaves that were touched."""
+    first, shown = findings[0], findings[:SHOWN]
+    if isinstance(first, TracerLeft):
+        rows = [row for finding in shown for row in leaked(finding.leak)]
+        layer = first.leak.layer
+        left_by = ("left by", str(layer) if layer else "the call itself, un-nested")
+        paths = ", ".join(finding.path for finding in findings[:2])
+        return f"tracers remain in {paths}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
+    if isinstance(first, MadeInEndedTrace):
+        rows = [("pinned", f"{finding.path}   {finding.type}") for finding in shown]
+        summary = f"{first.path} was made in a trace that has ended: flax refuses every write to it"
+        return summary, [*rows, *rest(findings)], hints.hint("pinned")
+    rows = [("changed", finding.path) for finding in shown]
+    return f"eval_shape changed {first.path}", [*rows, ("left by", str(first.layer))], ""
+
+
+def leaked(leak: Leak) -> list[Row]:
+    row = ("leaked", f"{leak.path}   {leak.holder} {leak.type}   <- {leak.kind}")
+    return [row, ("", f"created at {leak.line}")] if leak.line else [row]
+
+
+# --- memory
+
+
+def memory(findings: Findings) -> Text:
+    """What breaks the bound, with the figures; or advice that was asked to be a violation."""
+    first = findings[0]
+    if isinstance(first, MemoryWasted):
+        texts = dict.fromkeys(map(advice, first.advice))
+        return "the un-nested call spends memory that it need not", [("advice", text) for text in texts], ""
+    summary, *others = map(of_memory, findings)
+    rows = [*(("", text) for text in others), *totals(first.figures)]
+    return summary, rows, hints.peak(first.figures.cause)
+
+
+def of_memory(finding: PeakOverBudget | StateCopied | ConstantsCaptured) -> str:
+    figures = finding.figures
+    match finding:
+        case PeakOverBudget():
+            peak, budget = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
+            return f"peak {peak} is over the budget of {budget}"
+        case StateCopied(bytes=size):
+            return f"the program holds {size / figures.state:.1f} more copies of its state at the peak"
+        case ConstantsCaptured(bytes=size):
+            return f"the call captures {format_bytes(size)} of constants"
+
+
+def totals(figures: Figures) -> list[Row]:
+    """The sums; where the bytes are is told by `memory_breakdown`."""
+    split, bound = figures.split, figures.bound
+    parts = " + ".join(
+        f"{name} {format_bytes(getattr(split, name))}" for name in ("arguments", "outputs", "temporaries", "constants")
+    )
+    rows = [
+        ("peak", f"{format_bytes(split.peak)} = {parts} - aliased {format_bytes(split.aliased)}"),
+        ("budget", f"{format_bytes(bound.budget)} ({origin(bound)})"),
+        ("expected", f"{format_bytes(bound.expected)}   state {format_bytes(figures.state)}"),
+    ]
+    return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
+
+
+def origin(bound: Bound) -> str:
+    """Where a budget comes from."""
+    if bound.multiple:
+        return f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
+    asked = f" {format_bytes(bound.budget - bound.axes)} + {format_bytes(bound.axes)} for the nesting's own axes"
+    return f"memory_budget{asked if bound.axes else ''}"
+
+
+def advice(piece: Advice) -> str:
+    """What most authors would change in the un-nested call."""
+    at = f" ({piece.line})" if piece.line else ""
+    size = format_bytes(piece.bytes)
+    match piece:
+        case Recast():
+            cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
+            return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
+        case Saved():
+            return (
+                f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
+                f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
+            )
+        case Stack():
+            cure = (
+                "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
+            )
+            return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
+        case LargeLine():
+            handed = format_bytes(piece.handed)
+            what = f"one line holds more than state, inputs and outputs together, {handed}"
+            return f"{size}, {piece.type} {piece.operation}: {what}{at}"
+
+
+# --- donation
+
+
+def donation(findings: Findings) -> Text:
+    """Buffers that were lost, and those that cannot be donated; the first is the summary."""
+    first, *others = map(of_buffer, findings)
+    rows = [*others[: SHOWN_BUFFERS - 1], *rest(findings, SHOWN_BUFFERS)]
+    return first[1], rows, hints.buffer(findings[0])
+
+
+def of_buffer(finding: Finding) -> Row:
+    path = finding.path
+    match finding:
+        case SharedBuffer(other=other, twice=twice):
+            refused = "donate it twice" if twice else "donate it and use it beside that"
+            return "shared", f"{path} and {other} share a buffer: XLA refuses to {refused}"
+        case ViewedBuffer(holder=holder):
+            return "viewed", f"{path} is viewed by {holder}: its buffer cannot be reused"
+        case LostBuffer():
+            return "lost", f"{path}   {finding.type}   {loss(finding)}"
+    return "dropped", f"{path}   not written back: the call updates a copy of the optimizer"
+
+
+def loss(finding: LostBuffer) -> str:
+    """Why a buffer was lost."""
+    match finding.cause:
+        case "dtype" | "shape":
+            return f"{'an output is' if finding.output else 'became'} {finding.new}: {finding.cause} changed"
+        case "sharding":
+            return "sharding changed from {} to {}".format(*finding.shardings)
+        case "not returned":
+            return "not returned"
+    if finding.abstract:
+        return "no output of the compiled program is aliased with it"
+    before, *after = finding.pointers
+    where = f"pointer {before:#x} before, {after[0]:#x} after" if after else "no buffer after"
+    return f"{'jax_debug_nans keeps the old value' if finding.debug_nans else 'not reused by XLA'} ({where})"
+
+
+# --- parity
+
+
+def parity(findings: Findings) -> Text:
+    """Updates that a transform inside the call drops, or values that differ; the first is the summary."""
+    first = findings[0]
+    if isinstance(first, DroppedInside):
+        rows = [("dropped", f"{finding.path}   {finding.of} in the body of {finding.where}") for finding in findings]
+        how = HOW[first.cause]
+        summary = f"{first.path} is updated in the body of {first.where}, {how}: the update is dropped"
+        return summary, rows, hints.dropped_inside(first)
+    rows = [
+        (LABELS.get(finding.label, finding.label), f"{finding.path}   {difference(finding)}")
+        for finding in findings[:SHOWN]
+    ]
+    return differs(first), [*rows, *rest(findings)], hints.value(first)
+
+
+HOW = {
+    "attribute": "which carries no Python attribute out",
+    "broadcast": "which broadcasts it (in_axes None)",
+    "copy": "which hands its body a copy",
+}
+"""By what a transform drops an update."""
+
+LABELS = {"structure": "differs"}
+
+
+def differs(first: ValueDiffers) -> str:
+    """The summary that a difference makes."""
+    match first.label:
+        case "dropped" | "attribute" if first.of == "attribute":
+            return f"{first.path}: {difference(first)}"
+        case "dropped":
+            return f"{first.path} kept its old value: the update was dropped"
+        case "deleted":
+            return f"{first.path} was donated, and no new value took its place"
+        case "missing":
+            return f"{first.path} is missing: the call adds it"
+        case "added":
+            return f"{first.path} was added: the call adds no such leaf"
+    return f"{first.path} differs from that of the un-nested call"
+
+
+def difference(finding: ValueDiffers) -> str:
+    """What is not as it should be."""
+    match finding.label:
+        case "missing":
+            return f"{finding.of} after the run"
+        case "added":
+            return f"{finding.of} that the call does not add"
+        case "deleted":
+            return f"{finding.of} {finding.type} was donated, and no new value took its place"
+        case "structure":
+            return "has another structure than that of the un-nested call"
+    if not finding.elements:
+        return f"{finding.want} expected, {finding.have} after"
+    heading, wrong = f"{finding.of} {finding.type}".strip(), f"{finding.wrong} of {finding.elements} elements"
+    if finding.allowed is None:
+        return f"{heading}   {finding.want} expected, {finding.have} after, {wrong}"
+    values = f"{finding.want:.5g} expected, {finding.have:.5g} after, {wrong}"
+    return f"{heading}   largest difference {finding.size:.3g} ({finding.allowed:.2g} allowed): {values}"
+
+
+TEXTS: dict[str, Callable[[Findings], Text]] = {
+    "tracers": tracers,
+    "memory": memory,
+    "donation": donation,
+    "parity": parity,
+}
+
+
+# --- what explains a failure
+
+
+def explanation(cause: Explanation) -> tuple[str, ...]:
+    """What has to do with a failure, and what to write instead."""
+    match cause:
+        case Leak():
+            return (
+                f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else ""),
+            )
+        case CapturedBy():
+            nodes = ", ".join(cause.nodes)
+            return (f"{cause.transform} at {cause.line} captured {nodes}; {hints.captured_by(cause.transform)}",)
+        case FedBack():
+            types = f"{cause.name} is {cause.type}, output{cause.output} is {cause.new}"
+            line = f" ({cause.line})" if cause.line else ""
+            return (
+                f"{cause.layer} feeds the output back: {types}",
+                hints.hint("dtype", dtype=cause.type.dtype, line=line),
+            )
+        case str():
+            return (cause,)

@@ -1,0 +1,282 @@
+"""What is said of each finding, from its data alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_nnxcheck.core.evidence import Bound, LargeLine, Recast, Saved, Split, Stack
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.observation import ArrayType, Leak
+from pytest_nnxcheck.core.outcome import (
+    CapturedBy,
+    ConstantsCaptured,
+    DroppedInside,
+    FedBack,
+    Figures,
+    LostBuffer,
+    MadeInEndedTrace,
+    MemoryWasted,
+    Outcome,
+    PeakOverBudget,
+    SharedBuffer,
+    StateCopied,
+    StateTouched,
+    TracerLeft,
+    UpdateDropped,
+    ValueDiffers,
+    ViewedBuffer,
+    Violation,
+)
+from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.reporting.wording import advice, explanation, worded
+
+KIB = 1024
+FLOAT, HALF = ArrayType("float32", (4, 64)), ArrayType("bfloat16", (4, 64))
+CLOSURE = Layer("jit", "closure")
+FIGURES = Figures(
+    Split(4 * KIB, 2 * KIB, 8 * KIB, KIB, 0), Bound(6 * KIB, 12 * KIB, "2x"), 4 * KIB, 1, "scan writes back, checkpoint"
+)
+LEAK = Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "m.py:7", CLOSURE, "module")
+
+
+def said(invariant, *findings, explained=()):
+    """The violation with its sentences."""
+    violation = Violation(invariant, findings=findings, explained=explained)
+    return worded(Outcome(Nesting(), "violated", (violation,))).violations[0]
+
+
+def left(*leaks):
+    return said("tracers", *(TracerLeft(leak.path, leak=leak) for leak in leaks))
+
+
+def test_a_tracer_that_is_left():
+    violation = left(LEAK, replace(LEAK, path="model.first", line=""))
+    assert violation.summary == "tracers remain in model.last, model.first"
+    assert violation.details == (
+        ("leaked", "model.last   attribute float32[3]   <- DynamicJaxprTracer"),
+        ("", "created at m.py:7"),
+        ("leaked", "model.first   attribute float32[3]   <- DynamicJaxprTracer"),
+        ("left by", "jit[closure]"),
+    )
+    assert violation.hint.startswith(
+        "keep the value in an nnx.Variable, and pass the module as an argument: model.last"
+    )
+    assert left(replace(LEAK, layer=None)).details[-1] == ("left by", "the call itself, un-nested")
+
+
+def test_findings_without_a_row_are_counted():
+    assert ("", "and 2 more") in left(*[LEAK] * 8).details
+    dropped = said("donation", *[UpdateDropped("optimizer.step")] * 13)
+    assert len(dropped.details) == 12, "the first is the summary"
+    assert dropped.details[-1] == ("", "and 1 more")
+    assert len(said("donation", *[UpdateDropped("optimizer.step")] * 12).details) == 11
+
+
+@pytest.mark.parametrize(
+    "holder, layer, is_asked",
+    [("Param", CLOSURE, True), ("Param", Layer("jit"), False), ("Param", None, False), ("list", CLOSURE, False)],
+)
+def test_handing_the_module_on_is_asked_of_what_a_closure_holds(holder, layer, is_asked):
+    violation = left(replace(LEAK, holder=holder, layer=layer))
+    assert hints.asks_to_hand_on(violation) == is_asked
+    assert (violation.hint == hints.captured_by("jit")) == is_asked
+
+
+def test_variables_that_cannot_be_written_and_leaves_that_were_touched():
+    pinned = said("tracers", MadeInEndedTrace("model.w", type="Param float32[3]"))
+    assert pinned.summary == "model.w was made in a trace that has ended: flax refuses every write to it"
+    assert pinned.details == (("pinned", "model.w   Param float32[3]"),)
+    touched = said("tracers", StateTouched("model.w", layer=Layer("eval_shape")))
+    assert (touched.summary, touched.hint) == ("eval_shape changed model.w", "")
+    assert touched.details == (("changed", "model.w"), ("left by", "eval_shape"))
+
+
+def test_a_peak_over_its_budget_with_all_that_broke_the_bound():
+    over = PeakOverBudget(figures=FIGURES)
+    copied, captured = StateCopied(figures=FIGURES, bytes=6 * KIB), ConstantsCaptured(figures=FIGURES, bytes=64 * KIB)
+    violation = said("memory", over, copied, captured)
+    assert violation.summary == "peak 13.0 KiB is over the budget of 12.0 KiB"
+    assert violation.details == (
+        ("", "the program holds 1.5 more copies of its state at the peak"),
+        ("", "the call captures 64.0 KiB of constants"),
+        (
+            "peak",
+            "13.0 KiB = arguments 4.0 KiB + outputs 2.0 KiB + temporaries 8.0 KiB + constants 0 B - aliased 1.0 KiB",
+        ),
+        ("budget", "12.0 KiB (2x the expected peak)"),
+        ("expected", "6.0 KiB   state 4.0 KiB"),
+    )
+    assert violation.hint == hints.hint("scan writes back", checkpoint=" under jax.checkpoint")
+    assert said("memory", copied).summary == "the program holds 1.5 more copies of its state at the peak"
+    several = said("memory", PeakOverBudget(figures=replace(FIGURES, devices=8, cause="")))
+    assert several.details[-1] == ("devices", "8, the bytes are those of one")
+    assert several.hint == ""
+
+
+@pytest.mark.parametrize(
+    "bound, row",
+    [
+        (Bound(1, KIB, "2x", default=True), "1.0 KiB (2x the expected peak + 64 KiB, the default)"),
+        (Bound(1, KIB), "1.0 KiB (memory_budget)"),
+        (Bound(1, 3 * KIB, axes=KIB), "3.0 KiB (memory_budget 2.0 KiB + 1.0 KiB for the nesting's own axes)"),
+    ],
+)
+def test_where_a_budget_comes_from(bound, row):
+    assert dict(said("memory", PeakOverBudget(figures=replace(FIGURES, bound=bound))).details)["budget"] == row
+
+
+@pytest.mark.parametrize(
+    "piece, text",
+    [
+        (
+            Recast(0, "m.py:3", "float32", "float32[64]", KIB, widens=True, looped=False, name="model.w"),
+            "1.0 KiB float32[64]: all of model.w once more in another dtype; keep it in float32 (m.py:3)",
+        ),
+        (
+            Recast(9, "", "float32", "float32[64]", KIB, widens=True, looped=True),
+            "1.0 KiB float32[64]: all of an input once more in another dtype; cast it inside the loop, a step's part at a time",
+        ),
+        (
+            Saved("m.py:3", 4, 8 * KIB, 0),
+            "8.0 KiB, the largest part of the peak: what 4 steps of a scan save for the backward pass, 2.0 KiB each; wrap its body in nnx.remat, or let the policy save less (m.py:3)",
+        ),
+        (
+            Stack("", "float32[64]", KIB, read=True),
+            "1.0 KiB float32[64]: a scan stacks its outputs, of which one step is read; carry that one",
+        ),
+        (
+            Stack("", "float32[64]", KIB, read=False),
+            "1.0 KiB float32[64]: a scan stacks its outputs, which nothing reads; do not return it",
+        ),
+        (
+            LargeLine("m.py:3", 2 * KIB, "float32[64]", "dot", KIB),
+            "2.0 KiB, float32[64] dot: one line holds more than state, inputs and outputs together, 1.0 KiB (m.py:3)",
+        ),
+    ],
+)
+def test_advice_on_the_un_nested_call(piece, text):
+    assert advice(piece) == text
+    assert said("memory", MemoryWasted(advice=(piece, piece))).details == (("advice", text),)
+
+
+def test_buffers_that_cannot_be_donated():
+    shared = SharedBuffer("a", other="b", twice=True)
+    assert said("donation", shared).summary == "a and b share a buffer: XLA refuses to donate it twice"
+    beside = replace(shared, twice=False)
+    assert said("donation", beside).summary == "a and b share a buffer: XLA refuses to donate it and use it beside that"
+    viewed = said("donation", shared, ViewedBuffer("c", holder="model.view"))
+    assert viewed.details == (("viewed", "c is viewed by model.view: its buffer cannot be reused"),)
+
+
+@pytest.mark.parametrize(
+    "facts, why",
+    [
+        ({"cause": "not returned"}, "not returned"),
+        ({"cause": "dtype", "new": HALF}, "became bfloat16[4,64]: dtype changed"),
+        ({"cause": "shape", "new": FLOAT, "output": True}, "an output is float32[4,64]: shape changed"),
+        ({"cause": "sharding", "shardings": ("P('x')", "P()")}, "sharding changed from P('x') to P()"),
+        ({"cause": "not reused", "abstract": True}, "no output of the compiled program is aliased with it"),
+        ({"cause": "not reused", "pointers": (255,)}, "not reused by XLA (no buffer after)"),
+        (
+            {"cause": "not reused", "pointers": (255, 256), "debug_nans": True},
+            "jax_debug_nans keeps the old value (pointer 0xff before, 0x100 after)",
+        ),
+    ],
+)
+def test_why_a_buffer_was_lost(facts, why):
+    lost = LostBuffer("model.w", type=FLOAT, **facts)
+    assert said("donation", lost).summary == f"model.w   float32[4,64]   {why}"
+
+
+def test_a_dtype_that_changed_is_named_with_its_line():
+    lost = LostBuffer("model.w", cause="dtype", type=FLOAT, new=HALF, line="m.py:3")
+    hint = "cast the new value back to float32 before it is stored or returned: it becomes another at m.py:3"
+    assert said("donation", lost).hint == hint
+
+
+VALUE = ValueDiffers("model.w", label="differs", of="Param", type="int32[2]", want="1", have="2", wrong=1, elements=2)
+
+
+@pytest.mark.parametrize(
+    "finding, summary, row",
+    [
+        (
+            VALUE,
+            "model.w differs from that of the un-nested call",
+            ("differs", "model.w   Param int32[2]   1 expected, 2 after, 1 of 2 elements"),
+        ),
+        (
+            replace(VALUE, label="dropped", want=0.123456, have=-1e-9, size=0.5, allowed=0.001),
+            "model.w kept its old value: the update was dropped",
+            (
+                "dropped",
+                "model.w   Param int32[2]   largest difference 0.5 (0.001 allowed): 0.12346 expected, -1e-09 after, 1 of 2 elements",
+            ),
+        ),
+        (
+            ValueDiffers("model.w", label="missing", of="Param"),
+            "model.w is missing: the call adds it",
+            ("missing", "model.w   Param after the run"),
+        ),
+        (
+            ValueDiffers("model.w", label="added", of="Param"),
+            "model.w was added: the call adds no such leaf",
+            ("added", "model.w   Param that the call does not add"),
+        ),
+        (
+            ValueDiffers("model.w", label="deleted", of="Param", type="int32[2]"),
+            "model.w was donated, and no new value took its place",
+            ("deleted", "model.w   Param int32[2] was donated, and no new value took its place"),
+        ),
+        (
+            ValueDiffers("output", label="structure"),
+            "output differs from that of the un-nested call",
+            ("differs", "output   has another structure than that of the un-nested call"),
+        ),
+        (
+            ValueDiffers("model.n", label="attribute", of="attribute", type="int", want="1", have="missing"),
+            "model.n: 1 expected, missing after",
+            ("attribute", "model.n   1 expected, missing after"),
+        ),
+    ],
+)
+def test_a_value_that_differs(finding, summary, row):
+    violation = said("parity", finding)
+    assert (violation.summary, violation.details) == (summary, (row,))
+
+
+@pytest.mark.parametrize(
+    "cause, cure, how, hint",
+    [
+        ("attribute", "int", "which carries no Python attribute out", "keep the value in an nnx.Variable: model.n"),
+        ("broadcast", "nnx.BatchStat", "which broadcasts it (in_axes None)", "carry it: in_axes=(nnx.StateAxes({nnx.B"),
+        ("copy", "scan", "which hands its body a copy", "use nnx.scan, which hands the updates"),
+    ],
+)
+def test_an_update_that_a_transform_inside_the_call_drops(cause, cure, how, hint):
+    violation = said("parity", DroppedInside("model.n", of="BatchStat", where="scan at m.py:3", cause=cause, cure=cure))
+    assert violation.summary == f"model.n is updated in the body of scan at m.py:3, {how}: the update is dropped"
+    assert violation.details == (("dropped", "model.n   BatchStat in the body of scan at m.py:3"),)
+    assert violation.hint.startswith(hint)
+
+
+def test_what_explains_a_failure_becomes_rows_of_a_violation_and_notes_of_an_exception():
+    captured = CapturedBy("jit", "m.py:3", ("model (Linear)", "self (Block)"))
+    text = "jit at m.py:3 captured model (Linear), self (Block); pass the module as an argument: nnx.jit(f)(model, x)"
+    touched = StateTouched("model.w", layer=Layer("eval_shape"))
+    assert said("tracers", touched, explained=(captured,)).details[-1] == ("cause", text)
+    assert said("tracers", touched, explained=("TypeError: no",)).details[-1] == ("raises", "TypeError: no")
+    failed = worded(Outcome(Nesting(), "failed", notes=("first",), causes=(LEAK, captured)))
+    assert failed.notes == ("first", "tracer left in model.last: float32[3], created at m.py:7", text)
+
+
+def test_an_output_that_cannot_be_fed_back():
+    assert explanation(FedBack(Layer("fori_loop"), "x", FLOAT, "[0]", HALF, "m.py:3")) == (
+        "fori_loop feeds the output back: x is float32[4,64], output[0] is bfloat16[4,64]",
+        "cast the new value back to float32 before it is stored or returned (m.py:3)",
+    )
+
+
+def test_a_violation_that_found_nothing_keeps_the_text_that_it_was_made_with():
+    violation = Violation("memory", "over the budget", (("peak", "1 B"),), "use less")
+    assert worded(Outcome(Nesting(), "violated", (violation,))).violations == (violation,)
