@@ -1,6 +1,6 @@
 """What a nesting means: the same calls, made eagerly one after the other on a copy of the state, without any transform.
 
-Most transforms mean the call once. Those that mean more have a row in `MEANINGS`; many nestings share one meaning, and a session
+Most transforms mean the call once. Those that mean more have a row in `MEANINGS`; many nestings share one meaning, and a test
 evaluates each only once for the same call.
 """
 
@@ -205,33 +205,21 @@ class Entry:
     held: Any
 
 
-class References:
-    """The references that one test has evaluated, by call, meaning and values.
+def recalled(table: dict[Any, Entry], subject: Subject, meaning: Meaning, number: int) -> Effect | None:
+    """The reference of a call, the manieth of its example, from the table or evaluated; none where the call cannot run.
 
-    The key holds all that decides the result: how manieth call of the example it is, the code with what it captured, the graph, the
-    content of state and inputs. Where one of them cannot be told for sure, the reference is evaluated anew.
+    The key holds all that decides the result: the number, the code with what it captured, the graph, the content of state and inputs.
+    Where one of them cannot be told for sure, the reference is evaluated anew.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Entry] = {}
-        self._calls = 0
-
-    def begin_example(self) -> None:
-        self._calls = 0
-
-    def of(self, subject: Subject, meaning: Meaning) -> Effect | None:
-        """The reference of the next call of the example; none where the call cannot run."""
-        self._calls += 1
-        if subject.abstract:
-            return None
-        key = identity(subject)
-        if key is None:
-            return evaluate(subject, meaning)
-        whole = (self._calls, meaning, key)
-        if whole not in self._known:
-            found = evaluate(subject, meaning)
-            self._known[whole] = Entry(found, (subject.function, subject.program_of))
-        return self._known[whole].effect
+    if subject.abstract:
+        return None
+    content = identity(subject)
+    if content is None:
+        return evaluate(subject, meaning)
+    key = (number, meaning, content)
+    if key not in table:
+        table[key] = Entry(evaluate(subject, meaning), (subject.function, subject.program_of))
+    return table[key].effect
 
 
 class Unknown(Exception):

@@ -18,6 +18,7 @@ import pytest
 
 from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import NestingFinished
 from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import MARKER, flag
 from pytest_nnxcheck.plugin import atomic_file, options, selection, worker_data
@@ -77,23 +78,21 @@ def start(config: pytest.Config) -> BaselineHooks | None:
 
 
 class Measurements:
-    """What the first run of each nesting of a test measured: a listener to its run."""
+    """What the first run of each nesting of a test measured."""
 
     def __init__(self) -> None:
         self.seen: set[Nesting] = set()
         self.held: dict[str, Measured] = {}
 
-    def begin(self, run: Run, nesting: Nesting) -> None:
-        """Nothing is known yet."""
-
-    def end(self, run: Run, nesting: Nesting) -> None:
+    def listen(self, event: object) -> None:
         """Keep what held, on its first run: with arguments of the user's that hypothesis draws, further ones are others each time."""
-        outcome, first = run.outcomes.get(nesting), nesting not in self.seen
-        self.seen.add(nesting)
-        whole = run.sweeping or run.remembers
-        if first and whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
-            entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=not run.sweeping)
-            self.held[str(nesting)] = Measured(outcome, entry, fleeting=not run.sweeping and not run.repeats)
+        if not isinstance(event, NestingFinished):
+            return
+        outcome, first = event.outcome, event.nesting not in self.seen
+        self.seen.add(event.nesting)
+        if first and event.whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
+            entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=event.drawn)
+            self.held[str(event.nesting)] = Measured(outcome, entry, fleeting=not event.repeats)
 
 
 class BaselineHooks:
@@ -124,7 +123,7 @@ class BaselineHooks:
     def listen(self, item: pytest.Item, run: Run) -> None:
         """Note what the nestings of a test measure."""
         item.stash[_measurements] = measurements = Measurements()
-        run.listeners.append(measurements)
+        run.listeners.append(measurements.listen)
 
     def finished(self, item: pytest.Item, run: Run) -> str:
         """Hold a test that is all right in itself against the baseline: the text of its failure, or nothing."""

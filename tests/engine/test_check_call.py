@@ -15,7 +15,7 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.subject.signatures import identifiers
 
 X = jnp.ones((2, 4))
@@ -140,15 +140,13 @@ def test_a_call_inside_a_trace_is_refused():
 
 def test_the_module_sees_its_state_advance_and_is_put_back_at_the_end():
     model, x = Norm(), numbers((8, 4))
-    session = Session()
     before = model.norm.mean[...]
-    session.begin_example()
-    call(model, x, session=session, nesting="jit")
-    first = np.asarray(model.norm.mean[...])
-    call(model, x, session=session, nesting="jit")
-    assert not np.array_equal(first, before)
-    assert not np.array_equal(model.norm.mean[...], first)
-    session.end_example()
+    with Example() as example:
+        call(model, x, example=example, nesting="jit")
+        first = np.asarray(model.norm.mean[...])
+        call(model, x, example=example, nesting="jit")
+        assert not np.array_equal(first, before)
+        assert not np.array_equal(model.norm.mean[...], first)
     assert model.norm.mean[...] is before
 
 
@@ -168,9 +166,8 @@ def test_a_call_that_adds_state_is_known(seen):
             self.sow(nnx.Intermediate, "seen", seen(x))
             return x
 
-    session = Session()
-    assert call(Sows(), X, session=session).outcome.verdict == "held"
-    assert session.adds_state
+    plain = call(Sows(), X)
+    assert (plain.outcome.verdict, plain.facts.added) == ("held", ("model.seen",))
     for nesting in ["jit", "remat", "eval_shape", "scan[functional]", "vmap[functional]", "while_loop[functional]"]:
         assert call(Sows(), X, nesting=nesting).outcome.verdict == "held", nesting
 
