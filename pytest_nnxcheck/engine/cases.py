@@ -98,11 +98,11 @@ class Call:
     def remapped(self) -> Profile:
         """The profile of the call, with the leaves that it writes and restores."""
 
-        def with_restored(known: Profile) -> Profile:
+        def with_restored(before: Profile) -> Profile:
             with differentiable.restored(self.subject):
-                paths = restored_leaves(self.subject, known.changed)
+                paths = restored_leaves(self.subject, before.changed)
             size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(self.subject.state) if path in paths)
-            return replace(known, restored=paths, restored_bytes=size)
+            return replace(before, restored=paths, restored_bytes=size)
 
         return recall(self.memo.remapped, self.key, lambda: with_restored(self.profile()))
 
@@ -141,7 +141,7 @@ class Call:
             # Not the program's own names, which are in the order of its parameters.
             names = [*map(self.subject.path, profile.state_paths), *self.subject.input_names]
             advised = advice(memory.peak, buffers(memory), profile.waste, names, sizes)
-            return UnNested(self.subject.name, un_nested_evidence(memory), tuple(piece.text for piece in advised))
+            return UnNested(self.subject.name, un_nested_evidence(memory), tuple(entry.text for entry in advised))
 
         return recall(self.memo.un_nested, self.key, found_out)
 

@@ -29,15 +29,15 @@ from pytest_nnxcheck.subject.subject import Subject
 SHOWN = 4
 
 
-def causes(subject: Subject, error: BaseException, found: Observation | None) -> tuple[str, ...]:
+def causes(subject: Subject, error: BaseException, observation: Observation | None) -> tuple[str, ...]:
     """Notes for the user's exception: the tracers that are left, and the transform that captured a module."""
     if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
         return ()
-    leaks = (found.leaks or found.dropped) if found else ()
+    leaks = (observation.leaks or observation.dropped) if observation else ()
     leaks = leaks or merged_inside(subject)
     texts = [
-        f"tracer left in {each.path}: {each.type}" + (f", created at {each.line}" if each.line else "")
-        for each in leaks
+        f"tracer left in {left.path}: {left.type}" + (f", created at {left.line}" if left.line else "")
+        for left in leaks
     ]
     return (*texts[:SHOWN], *captured(subject))
 
@@ -146,8 +146,8 @@ def closure_of(function: Any) -> dict[str, Any]:
     if not inspect.isfunction(function):
         return {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    found = {}
+    contents = {}
     for name, cell in cells:
         with contextlib.suppress(ValueError):
-            found[name] = cell.cell_contents
-    return found
+            contents[name] = cell.cell_contents
+    return contents

@@ -22,21 +22,21 @@ LARGE = 0.05
 
 
 def evidence(
-    subject: Subject, facts: Profile, found: Observation, limit: Bound | None, un_nested: Memory | None
+    subject: Subject, facts: Profile, observation: Observation, limit: Bound | None, un_nested: Memory | None
 ) -> Evidence:
     """What an observation leaves to be told; buffers that are plain arguments are what the program was handed."""
     before = buffers(un_nested)
-    after = added(buffers(found.memory), before)
+    after = added(buffers(observation.memory), before)
     return Evidence(
-        split=split(found.memory),
+        split=split(observation.memory),
         expected=limit.expected if limit else None,
         un_nested=split(un_nested),
         buffers=after[:SHOWN],
         places=places(after, before)[:PLACES],
         captured=facts.captured[:SHOWN],
-        leaks=left(found).leaks,
-        moves=lost_moves(found),
-        reusable=reusable(subject, facts, found),
+        leaks=left(observation).leaks,
+        moves=lost_moves(observation),
+        reusable=reusable(subject, facts, observation),
     )
 
 
@@ -48,17 +48,19 @@ def un_nested_evidence(memory: Memory) -> Evidence:
     )
 
 
-def reusable(subject: Subject, facts: Profile, found: Observation) -> tuple[str, ...]:
+def reusable(subject: Subject, facts: Profile, observation: Observation) -> tuple[str, ...]:
     """Inputs of a jit that were not donated, and whose type an output of the call has."""
-    donated = {move.before.path for move in found.moves}
+    donated = {move.before.path for move in observation.moves}
     types = {describe(leaf) for leaf in facts.out}
     inputs = zip(subject.input_names, subject.inputs, strict=False)
-    return tuple(name for name, leaf in inputs if found.memory and name not in donated and describe(leaf) in types)
+    if observation.memory is None:
+        return ()
+    return tuple(name for name, leaf in inputs if name not in donated and describe(leaf) in types)
 
 
-def left(found: Observation) -> Evidence:
+def left(observation: Observation) -> Evidence:
     """The evidence of a program of which nothing was measured."""
-    return Evidence(leaks=tuple(map(residue, found.leaks)))
+    return Evidence(leaks=tuple(map(residue, observation.leaks)))
 
 
 def split(memory: Memory | None) -> Split | None:
@@ -82,16 +84,16 @@ def buffers(memory: Memory | None) -> tuple[Held, ...]:
 
 
 def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
-    known = buffer.parameter is not None and buffer.parameter < len(names)
+    is_named = buffer.parameter is not None and buffer.parameter < len(names)
     return Held(
         bytes=buffer.bytes,
         shape=buffer.shape,
         kind=buffer.kind,
         operation=buffer.operation,
         stack=buffer.stack,
-        name=names[buffer.parameter or 0] if known else "",
+        name=names[buffer.parameter or 0] if is_named else "",
         whole=buffer.whole,
-        through=buffer.through if known else (),
+        through=buffer.through if is_named else (),
         layer=buffer.layer,
         inserted=buffer.inserted,
     )
@@ -99,25 +101,25 @@ def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
 
 def added(after: Iterable[Held], before: Iterable[Held]) -> tuple[Held, ...]:
     """The buffers of a program, each marked that has no partner among those of the un-nested one."""
-    known = Counter((each.place, each.shape, each.name) for each in before)
-    found = []
-    for each in after:
-        key = (each.place, each.shape, each.name)
-        found.append(each if known[key] else replace(each, added=True))
-        known[key] -= known[key] > 0
-    return tuple(found)
+    unmatched = Counter((buffer.place, buffer.shape, buffer.name) for buffer in before)
+    marked = []
+    for buffer in after:
+        key = (buffer.place, buffer.shape, buffer.name)
+        marked.append(buffer if unmatched[key] else replace(buffer, added=True))
+        unmatched[key] -= unmatched[key] > 0
+    return tuple(marked)
 
 
 def places(after: Iterable[Held], before: Iterable[Held]) -> tuple[Place, ...]:
     """All buffers by the line that made them, largest first."""
     groups: dict[Group, list[Held]] = {}
-    for each in after:
-        groups.setdefault(_group(each), []).append(each)
-    known: Counter[Group] = Counter()
-    for each in before:
-        known[_group(each)] += each.bytes
-    found = [place(group, known[key]) for key, group in groups.items()]
-    return tuple(sorted(found, key=lambda place: (-place.bytes, place.line)))
+    for buffer in after:
+        groups.setdefault(_group(buffer), []).append(buffer)
+    bytes_before: Counter[Group] = Counter()
+    for buffer in before:
+        bytes_before[_group(buffer)] += buffer.bytes
+    by_line = [place(group, bytes_before[key]) for key, group in groups.items()]
+    return tuple(sorted(by_line, key=lambda place: (-place.bytes, place.line)))
 
 
 Group = tuple[str, bool, bool]
@@ -130,12 +132,12 @@ def _group(held: Held) -> Group:
 
 def place(group: list[Held], un_nested: int) -> Place:
     size = Counter[str]()
-    for each in group:
-        size[each.kind] += each.bytes
+    for buffer in group:
+        size[buffer.kind] += buffer.bytes
     return Place(
         line=group[0].place,
-        outer=outer([each for each in group if each.bytes >= LARGE * sum(size.values())]),
-        inserted=all(each.inserted for each in group),
+        outer=outer([buffer for buffer in group if buffer.bytes >= LARGE * sum(size.values())]),
+        inserted=all(buffer.inserted for buffer in group),
         count=len(group),
         temporaries=size["temporary"],
         outputs=size["output"],
@@ -146,17 +148,17 @@ def place(group: list[Held], un_nested: int) -> Place:
 
 def outer(group: list[Held]) -> tuple[str, ...]:
     """The lines that called this one for every one of these buffers."""
-    return tuple(line for line in group[0].stack[1:] if all(line in each.stack for each in group)) if group else ()
+    return tuple(line for line in group[0].stack[1:] if all(line in buffer.stack for buffer in group)) if group else ()
 
 
 def residue(leak: Leak) -> Residue:
     return Residue(leak.path, leak.holder, leak.kind, leak.type, leak.line, str(leak.layer) if leak.layer else "")
 
 
-def lost_moves(found: Observation) -> tuple[Moved, ...]:
+def lost_moves(observation: Observation) -> tuple[Moved, ...]:
     """The donated leaves that lost their buffer."""
-    lost = {leaf.path for leaf in lost_leaves(found)}
-    moves = [move for move in found.moves if move.before.path in lost]
+    lost = {leaf.path for leaf in lost_leaves(observation)}
+    moves = [move for move in observation.moves if move.before.path in lost]
     return tuple(
         Moved(move.before.path, move.before.type, move.after.type if move.after else "", kept=False) for move in moves
     )

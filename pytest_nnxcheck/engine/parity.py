@@ -34,24 +34,27 @@ TWINS = {name: hints.hint("jax transform", transform=twin) for name, twin in NNX
 """What to use instead of a transform of jax that got a module."""
 
 
-def agrees(subject: Subject, facts: Profile, found: Observation, wanted: Effect | None) -> Judgement:
+def agrees(subject: Subject, facts: Profile, observation: Observation, wanted: Effect | None) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
-    nesting = found.nesting
+    nesting = observation.nesting
     if wanted is None:
         return Judgement(notes=ABSTRACT)
     if wanted.error is not None:
         return Judgement(notes=(f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
     meaning = meaning_of(nesting)
-    before, got = read(subject, subject.state), effect_of(subject, found, names_of(meaning, wanted.structure.names))
+    before = read(subject, subject.state)
+    got = effect_of(subject, observation, names_of(meaning, wanted.structure.names))
     drawn = other_draws(subject, nesting)
     notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
-    if any(each.rounding for each in different):
-        told, different = different, beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn))
-        notes += decided_by_rounding(told, different)
-    if any(is_rounding(each) for each in different):
-        told, different = different, beyond_fusion(subject, facts, nesting, wanted, different, drawn=bool(drawn))
-        notes += decided_by_fusion(told, different)
+    if any(difference.rounding for difference in different):
+        candidates = different
+        different = beyond_rounding(subject, facts, meaning, wanted, got, candidates, drawn=bool(drawn))
+        notes += decided_by_rounding(candidates, different)
+    if any(map(is_rounding, different)):
+        candidates = different
+        different = beyond_fusion(subject, facts, nesting, wanted, candidates, drawn=bool(drawn))
+        notes += decided_by_fusion(candidates, different)
     notes += scalars(got.after, before)
     return Judgement((violation(different, advice(different, nesting)),) if different else (), notes)
 
@@ -76,15 +79,15 @@ def beyond_rounding(
         nudged = evaluate(subject, meaning, nudged=True, precision=precision)
         if nudged.error is None:
             different = differences(wanted, got, before, nudged, drawn=drawn, inside=inside)
-        if not any(each.rounding for each in different) or facts.precision <= FLOAT32:
+        if not any(difference.rounding for difference in different) or facts.precision <= FLOAT32:
             break
     return different
 
 
-def decided_by_rounding(told: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_rounding(candidates: Differences, left: Differences) -> tuple[str, ...]:
     """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
-    paths = {each.path for each in left}
-    decided = [each.path for each in told if each.path not in paths]
+    paths = {difference.path for difference in left}
+    decided = [difference.path for difference in candidates if difference.path not in paths]
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: inputs a few roundings away move the un-nested result as far",)
@@ -107,26 +110,26 @@ def beyond_fusion(
     left = differences(wanted, got, before, drawn=drawn)
     if any(map(is_rounding, left)):
         left = beyond_rounding(subject, facts, meaning, wanted, got, left, drawn=drawn)
-    paths = {each.path for each in left}
-    return tuple(each for each in different if each.path in paths or not is_rounding(each))
+    paths = {difference.path for difference in left}
+    return tuple(difference for difference in different if difference.path in paths or not is_rounding(difference))
 
 
-def decided_by_fusion(told: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[str, ...]:
     """A note on what the compiler alone makes differ: a value at a kink, which a fused operation rounds to its other side."""
-    decided = [each.path for each in told if each not in left]
+    decided = [difference.path for difference in candidates if difference not in left]
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: where XLA fuses no operations, the nesting gives the un-nested values",)
 
 
-def effect_of(subject: Subject, found: Observation, names: Any) -> Effect:
+def effect_of(subject: Subject, observation: Observation, names: Any) -> Effect:
     """What a nesting returned and left in its copy of the state."""
     return Effect(
-        returned=primal(found.nesting.layers, found.returned),
+        returned=primal(observation.nesting.layers, observation.returned),
         names=names,
-        output=found.output,
-        structure=structure(found.output_names, found.rebuild, found.output),
-        after=read(subject, found.state),
+        output=observation.output,
+        structure=structure(observation.output_names, observation.rebuild, observation.output),
+        after=read(subject, observation.state),
     )
 
 
@@ -160,7 +163,7 @@ def advice(different: tuple[Difference, ...], nesting: Nesting) -> str:
 # --- inside the call
 
 
-def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judgement:
+def agrees_inside(subject: Subject, facts: Profile, observation: Observation) -> Judgement:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
     if subject.abstract:
         return Judgement(notes=ABSTRACT)
@@ -169,13 +172,14 @@ def agrees_inside(subject: Subject, facts: Profile, found: Observation) -> Judge
         reason = first_line(wanted.error)
         return Judgement(notes=(f"parity inside the call not asserted: with jax.disable_jit it raises {reason}",))
     before = read(subject, subject.state)
-    got = effect_of(subject, found, wanted.names)
+    got = effect_of(subject, observation, wanted.names)
     different = differences(wanted, got, before, inside=True)
     notes = scalars(got.after, before)
-    if any(each.rounding for each in different):
-        told, different = different, beyond_rounding(subject, facts, (), wanted, got, different, inside=True)
-        notes += decided_by_rounding(told, different)
-    different = tuple(each for each in different if not returned(each, wanted, got))
+    if any(difference.rounding for difference in different):
+        candidates = different
+        different = beyond_rounding(subject, facts, (), wanted, got, candidates, inside=True)
+        notes += decided_by_rounding(candidates, different)
+    different = tuple(difference for difference in different if not returned(difference, wanted, got))
     if drops:
         return Judgement((dropped_inside(drops),), notes)
     return Judgement((violation(different, advice_inside(different)),) if different else (), notes)
@@ -204,7 +208,7 @@ def dropped_inside(drops: tuple[Drop, ...]) -> Violation:
         reason, hint = "which broadcasts it (in_axes None)", hints.broadcast(first.new.kind)
     else:
         reason, hint = "which hands its body a copy", TWINS.get(first.transform, "")
-    rows = tuple(("dropped", f"{each.path}   {each.new.kind} in the body of {each.where}") for each in drops)
+    rows = tuple(("dropped", f"{drop.path}   {drop.new.kind} in the body of {drop.where}") for drop in drops)
     summary = f"{first.path} is updated in the body of {first.where}, {reason}: the update is dropped"
-    findings = tuple(Finding("update dropped", each.path) for each in drops)
+    findings = tuple(Finding("update dropped", drop.path) for drop in drops)
     return Violation("parity", summary, rows, hint, findings)

@@ -50,7 +50,7 @@ def carried(f: Program, subject: Program, axes: int) -> Program:
 def mapped(f: Program, subject: Program, axes: int) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         states = [state, *(separate(state) for _ in range(LENGTH - 1))]
-        return stacked([f(each, *(leaf[index] for leaf in inputs)) for index, each in enumerate(states)])
+        return stacked([f(own, *(leaf[index] for leaf in inputs)) for index, own in enumerate(states)])
 
     return layer
 
@@ -135,13 +135,13 @@ def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ..
         if error is not None:
             return Effect(error=error)
         output = un_nested(meaning, returned)
-        found = structure(subject.output_tree.names, subject.output_tree.rebuild, output)
+        returned_structure = structure(subject.output_tree.names, subject.output_tree.rebuild, output)
         after = changed(before, read(subject, state))
         kept = Facts(
             {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED},
             {},
         )
-        return Effect(returned, names_of(meaning, found.names), output, found, kept, after)
+        return Effect(returned, names_of(meaning, returned_structure.names), output, returned_structure, kept, after)
     finally:
         places.restore()
 
@@ -171,7 +171,7 @@ def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
     tree: Any = names
     for name in reversed(meaning):
         if name == CALL_FIRST:
-            tree = (tuple(f"{each} of the first call" for each in names), tree)
+            tree = (tuple(f"{name} of the first call" for name in names), tree)
     return tree
 
 
@@ -272,7 +272,7 @@ def code(function: Any, seen: frozenset[int] = frozenset()) -> Any:
     seen |= {id(own)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    captured = tuple(code(each, seen) if hasattr(each, "__code__") else atom(each) for each in [*cells, *defaults])
+    captured = tuple(code(value, seen) if hasattr(value, "__code__") else atom(value) for value in [*cells, *defaults])
     return own, captured, tuple(plain_globals(own, function.__globals__))
 
 

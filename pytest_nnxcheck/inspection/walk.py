@@ -49,8 +49,8 @@ def walk(roots: Iterable[tuple[str, object]]) -> Walk:
 
 def holds_beside(node: object, leaves: Iterable[object]) -> bool:
     """Whether tracers are reachable from a graph node that are none of its leaves: its structure holds them, which jax compares later on."""
-    known = {id(leaf) for leaf in leaves}
-    return any(id(found.tracer) not in known for found in walk([("", node)]).tracers)
+    own = {id(leaf) for leaf in leaves}
+    return any(id(leaked.tracer) not in own for leaked in walk([("", node)]).tracers)
 
 
 def is_exception(value: object) -> bool:

@@ -107,8 +107,8 @@ class Run:
 
     def record(self, outcome: Outcome) -> None:
         """Keep the worst verdict of a nesting, and its highest peak."""
-        known = self.outcomes.get(outcome.nesting)
-        self.outcomes[outcome.nesting] = outcome if known is None else worse(known, outcome)
+        earlier = self.outcomes.get(outcome.nesting)
+        self.outcomes[outcome.nesting] = outcome if earlier is None else worse(earlier, outcome)
 
     def execute(self, nesting: Nesting, body: Body) -> None:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
@@ -135,7 +135,7 @@ class Run:
             self.exclusions[nesting.mode],
             lambda near, settings: self._try_out(near, settings, body),
         )
-        self.outcomes[nesting] = neighbours.told(outcome, around)
+        self.outcomes[nesting] = neighbours.explain(outcome, around)
 
     def _try_out(self, nesting: Nesting, settings: Settings, body: Body) -> Outcome | None:
         """The outcome of a neighbour, run if it must be, and recorded nowhere; `None` where the test body itself did not come so far."""
@@ -271,14 +271,14 @@ class Run:
 
     def rules_out(self, nesting: Nesting) -> bool:
         """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
-        known = self.exclusions[nesting.mode]
-        reason = next((reason for layer in nesting.layers if (reason := known.rejects(layer))), "")
-        if reason and not known.closed:
-            unfit = any(layer in known.unfit for layer in nesting.layers)
+        excluded = self.exclusions[nesting.mode]
+        reason = next((reason for layer in nesting.layers if (reason := excluded.rejects(layer))), "")
+        if reason and not excluded.closed:
+            unfit = any(layer in excluded.unfit for layer in nesting.layers)
             words = report.NOT_RUN + reason
             outcome = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
             self.outcomes.setdefault(nesting, outcome)
-        return known.closed or not all(known.allows(layer) for layer in nesting.layers)
+        return excluded.closed or not all(excluded.allows(layer) for layer in nesting.layers)
 
     def finish(self) -> str:
         """What is wrong with a run in which nothing failed; empty if nothing is."""

@@ -117,8 +117,8 @@ class Subject:
         _, *wanted = donate.split(",")
         for word in wanted:
             if word not in names:
-                known = ", ".join(dict.fromkeys(names)) or "none"
-                raise CheckError(f"donate={donate!r}: {self.name} has no argument {word} with arrays, it has {known}")
+                valid = ", ".join(dict.fromkeys(names)) or "none"
+                raise CheckError(f"donate={donate!r}: {self.name} has no argument {word} with arrays, it has {valid}")
         return tuple(number for number, name in enumerate(names) if name in wanted)
 
     def path(self, path: Path) -> str:
@@ -176,10 +176,10 @@ def flatten_output(
     arrays: list[Any] = []
     names: list[str] = []
     for path, leaf in leaves:
-        found, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(home, own[id(leaf)]))
-        parts.append((len(found), rebuild))
-        arrays.extend(found)
-        names.extend([jax.tree_util.keystr(path)] * len(found))
+        held, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(home, own[id(leaf)]))
+        parts.append((len(held), rebuild))
+        arrays.extend(held)
+        names.extend([jax.tree_util.keystr(path)] * len(held))
 
     def rebuild_all(arrays: tuple[Any, ...]) -> Any:
         rest, values = list(arrays), []
@@ -193,12 +193,12 @@ def flatten_output(
 
 def paths_of_nodes(state: Any) -> dict[int, Path]:
     """Every graph node of the state by its identity."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     if state is not None:
         for path, node in compat.iter_graph(state):
             if compat.is_graph_node(node):
-                found.setdefault(id(node), tuple(path))
-    return found
+                paths.setdefault(id(node), tuple(path))
+    return paths
 
 
 def at_home(home: Any, path: Path) -> Callable[[tuple[Any, ...]], Any]:

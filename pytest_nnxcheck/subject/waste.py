@@ -78,22 +78,22 @@ def waste(jaxpr: Any) -> Waste:
     every = list(levels(jaxpr, {id(var): number for number, var in enumerate(jaxpr.invars)}))
     return Waste(
         tuple(recast for level in every for recast in recasts(level)),
-        tuple(one for level in every for one in saved(level)),
+        tuple(residual for level in every for residual in saved(level)),
         tuple(stack for level in every for stack in stacks(level)),
     )
 
 
 def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
     """A jaxpr and those of the jits, remats and custom rules inside it."""
-    known = dict(inputs)
+    numbers = dict(inputs)
     for eqn in jaxpr.eqns:
         for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
-            if operand is not None and id(eqn.invars[operand]) in known:
-                known[id(var)] = known[id(eqn.invars[operand])]
-    yield Level(jaxpr, known, users_of(jaxpr))
+            if operand is not None and id(eqn.invars[operand]) in numbers:
+                numbers[id(var)] = numbers[id(eqn.invars[operand])]
+    yield Level(jaxpr, numbers, users_of(jaxpr))
     for eqn in jaxpr.eqns:
         for inner, arguments in called(eqn):
-            yield from levels(inner, {id(var): known[argument] for var, argument in arguments if argument in known})
+            yield from levels(inner, {id(var): numbers[handed] for var, handed in arguments if handed in numbers})
 
 
 def recasts(level: Level) -> Iterator[Recast]:

@@ -305,9 +305,9 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
     hint = hints.captured_by("jit")
     outcome = Outcome(Nesting.parse("jit[closure]"), "violated", (Violation("tracers", "tracers remain", hint=hint),))
     around = neighbours.Around(holds=(), tried=2, way=(), handed=False)
-    assert neighbours.told(outcome, around).violations[0].hint == ""
-    assert neighbours.told(outcome, replace(around, handed=True)).violations[0].hint == hint
-    assert neighbours.told(outcome, replace(around, handed=None)).violations[0].hint == hint
+    assert neighbours.explain(outcome, around).violations[0].hint == ""
+    assert neighbours.explain(outcome, replace(around, handed=True)).violations[0].hint == hint
+    assert neighbours.explain(outcome, replace(around, handed=None)).violations[0].hint == hint
 
 
 # --- memory
