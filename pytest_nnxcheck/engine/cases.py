@@ -90,7 +90,7 @@ class Call:
             return self.memo.remapped[self.key]
 
         def evaluated() -> Profile:
-            with differentiable.restored(self.subject):
+            with self.subject.leaks_undone(self.subject.state):
                 return profile(self.subject)
 
         return recall(self.memo.profiles, self.key, evaluated)
@@ -99,7 +99,7 @@ class Call:
         """The profile of the call, with the leaves that it writes and restores."""
 
         def with_restored(before: Profile) -> Profile:
-            with differentiable.restored(self.subject):
+            with self.subject.leaks_undone(self.subject.state):
                 paths = restored_leaves(self.subject, before.changed)
             size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(self.subject.state) if path in paths)
             return replace(before, restored=paths, restored_bytes=size)

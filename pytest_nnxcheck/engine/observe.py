@@ -127,11 +127,8 @@ def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, l
     root = Root(subject, profile, nesting, donate, stops=True)
     program = compose(subject, profile, nesting, Guards(subject), root.jit, length)
     state, inputs = root.handed(subject.fresh(), length)
-    places = walk(subject.roots(state)).places
-    run(program, state, inputs)
-    if walk(subject.roots(state)).tracers:
-        places.restore()
-        jax.clear_caches()
+    with subject.leaks_undone(state):
+        run(program, state, inputs)
     return root.memories[0] if root.memories else None
 
 
@@ -157,7 +154,6 @@ def traced(
     The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there.
     """
     dead: list[Found] = []
-    places = walk(subject.roots(state)).places
 
     def look(module: Any) -> bool:
         dead.extend(guards.dead(module, ours))
@@ -168,14 +164,12 @@ def traced(
         return program(module, *inputs)
 
     ours: dict[tuple[int, int], Any] = {}
-    try:
-        output, error = trace(watched, state, inputs, look), None
-    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
-        output, error = None, raised
-    remain = bool(walk(subject.roots(state)).tracers)
-    if remain:
-        places.restore()
-    if remain or dead or guards.reports:
+    with subject.leaks_undone(state):
+        try:
+            output, error = trace(watched, state, inputs, look), None
+        except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+            output, error = None, raised
+    if dead or guards.reports:
         jax.clear_caches()
     return output, error, tuple(dead)
 

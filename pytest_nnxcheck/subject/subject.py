@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,6 +136,20 @@ class Subject:
             else [(self.labels[self.names[0]], state)]
         )
         return [*nodes, *self.opened, (function_name(self.function), self.function)]
+
+    @contextlib.contextmanager
+    def leaks_undone(self, state: Any) -> Iterator[None]:
+        """Where a run or a trace leaves tracers, put back the places that it touched, and empty the caches of jax.
+
+        Those compare static attributes: a dead tracer among them makes every later call raise.
+        """
+        places = walk(self.roots(state)).places
+        try:
+            yield
+        finally:
+            if walk(self.roots(state)).tracers:
+                places.restore()
+                jax.clear_caches()
 
 
 def spell(root: str, path: Path) -> str:

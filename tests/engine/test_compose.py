@@ -22,7 +22,6 @@ from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, profile
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.transforms.compose import factor, output_shapes, primal, stack_inputs, un_nest
-from pytest_nnxcheck.transforms.differentiable import restored
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
@@ -132,7 +131,7 @@ NESTED += [("grad[functional]", "scan"), ("fori_loop", "remat"), ("cond", "jit")
 @pytest.mark.parametrize("outer, inner", NESTED)
 def test_the_innermost_layer_is_blamed(outer, inner):
     subject = bind(Caches(), (jnp.ones((2, 3)),), {})
-    with restored(subject):
+    with subject.leaks_undone(subject.state):
         facts = profile(subject)
     found = observe(subject, facts, Nesting.parse(f"{outer} > {inner}"), "none")
     assert [(leak.path, str(leak.layer)) for leak in found.leaks] == [("CACHE['last']", inner)]
