@@ -38,7 +38,8 @@ EVERYWHERE: tuple[Place, ...] = ("marker", "command line", "ini file")
 class Row(NamedTuple):
     """One setting. Its default is anything that its kind parses; ``section`` is a page of the documents, or a heading of one.
 
-    What ``selects_nestings`` says nothing of one that is replayed.
+    What ``selects_nestings`` says nothing of one that is replayed; with what ``narrows`` a run may lack some that it has without. A
+    flag ``of`` another setting says nothing without that.
     """
 
     default: Any
@@ -48,6 +49,8 @@ class Row(NamedTuple):
     scope: Scope = "check"
     places: tuple[Place, ...] = EVERYWHERE
     selects_nestings: bool = False
+    narrows: bool = False
+    of: str = ""
 
 
 def _check(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
@@ -55,11 +58,11 @@ def _check(default: Any, kind: Kind, text: str, section: str, **more: Any) -> An
 
 
 def _select(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
-    return _check(default, kind, text, section, selects_nestings=True, **more)
+    return _check(default, kind, text, section, **{"selects_nestings": True, "narrows": True, **more})
 
 
-def _run(default: Any, kind: Kind, text: str, section: str) -> Row:
-    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2])
+def _run(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Row:
+    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2], **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Settings:
         "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.7 on"
         f" {', '.join(MODES[1:])}",
         "modes.md",
+        narrows=True,
     )
     max_depth: int = _select(
         3,
@@ -121,12 +125,14 @@ class Settings:
         kinds.SWITCH,
         "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
         "nestings.md#what-is-run-and-what-is-traced",
+        narrows=False,
     )
     all: str = _select(
         "off",
         kinds.FLAG,
         "run all of the sweep, also after a nesting broke that the message will name",
         "nestings.md#nestings",
+        narrows=False,
     )
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
@@ -196,16 +202,25 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         "ci.md#memory-baseline",
     ),
     "baseline_update": _run(
-        "off", kinds.FLAG, "write the baseline anew from this run, if every test of it passed", "ci.md#memory-baseline"
+        "off",
+        kinds.FLAG,
+        "write the baseline anew from this run, if every test of it passed",
+        "ci.md#memory-baseline",
+        of="baseline",
     ),
     "baseline_update_new_only": _run(
-        "off", kinds.FLAG, "add to the baseline what is not in it, and compare the rest", "ci.md#memory-baseline"
+        "off",
+        kinds.FLAG,
+        "add to the baseline what is not in it, and compare the rest",
+        "ci.md#memory-baseline",
+        of="baseline",
     ),
     "baseline_any_stamp": _run(
         "off",
         kinds.FLAG,
         "compare with a baseline that other versions, or another device, have left",
         "ci.md#memory-baseline",
+        of="baseline",
     ),
     "report": _run(
         (),

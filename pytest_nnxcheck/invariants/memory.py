@@ -102,7 +102,7 @@ def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
 
 
 def details(profile: Profile, used: Memory, limit: Bound) -> list[tuple[str, str]]:
-    """The totals; where the bytes are is told by `pytest_nnxcheck.story`."""
+    """The totals; the report says where the bytes are."""
     parts = {
         "arguments": used.arguments,
         "outputs": used.outputs,

@@ -1,6 +1,6 @@
 """The memory baseline of a run: hooks that measure every test, hold it against the file, and at the end write it and say what is stale.
 
-Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light rooms only. What is compared, stale or written
+Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light modules only. What is compared, stale or written
 is decided by pure functions in `reporting`. Tests are compared where they run; their results cross to the controller of xdist with their
 reports, and only the controller writes.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
@@ -20,7 +20,7 @@ from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NestingFinished
 from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.core.settings import MARKER, flag
+from pytest_nnxcheck.core.settings import MARKER, TABLE, flag
 from pytest_nnxcheck.plugin import atomic_file, options, selection, worker_data
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
 from pytest_nnxcheck.reporting.baseline_comparison import (
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 NAME = "nnxcheck_baseline"
 TITLE = "nnx memory baseline"
 _WIRE = "nnx_baseline"
-_FLAGS = ("baseline_update", "baseline_update_new_only", "baseline_any_stamp")
-_CUTS = ("nesting", "transforms", "styles", "modes", "max_depth", "max_examples", "sweep", "effort")
-"""Settings that change which nestings run."""
 
 _measurements = pytest.StashKey["Measurements"]()
 _result = pytest.StashKey[Result]()
@@ -54,7 +51,7 @@ def start(config: pytest.Config) -> BaselineHooks | None:
     """Register the hooks, if the run has a baseline. Raises `SettingError` that says which option or file is wrong."""
     tolerance = options.value(config, "memory_tolerance")
     given = options.given(config, "baseline")
-    asked = [flag(name) for name in _FLAGS if options.asked(config, name)]
+    asked = [flag(name) for name, row in TABLE.items() if row.of == "baseline" and options.asked(config, name)]
     if given is None:
         if asked:
             raise SettingError(
@@ -189,7 +186,7 @@ class BaselineHooks:
             skipped=data.collection.skipped,
             whole_files=frozenset(filter(selected.covers, map(baseline_update.file_of, self.entries))),
             narrowed=selection.narrowed(config),
-            fewer_nestings=not typed.isdisjoint(map(flag, _CUTS)),
+            fewer_nestings=not typed.isdisjoint(flag(name) for name, row in TABLE.items() if row.narrows),
             replayed=config.getoption("nnx_nesting") is not None,
         )
 
