@@ -1,4 +1,4 @@
-"""A stand-in for the module that runs one call: verdicts by rule, in no time, so that the rooms around it can be tested."""
+"""A stand-in for the module that runs one call: verdicts by rule, in no time, so that what is around it can be tested."""
 
 import sys
 import types

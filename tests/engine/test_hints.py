@@ -167,17 +167,11 @@ def norm() -> nnx.BatchNorm:
     return nnx.BatchNorm(WIDTH, rngs=rngs())
 
 
+CAPTURED = ("captured", *(f"captured by {name}" for name in ("while_loop", "fori_loop", "scan", "cond", "switch")))
 CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", "switch"]
 
 
-@follows(
-    "captured",
-    "captured by while_loop",
-    "captured by fori_loop",
-    "captured by scan",
-    "captured by cond",
-    "captured by switch",
-)
+@follows(*CAPTURED)
 @old
 @pytest.mark.parametrize("transform", CAPTURING)
 def test_a_layer_that_captures_is_handed_the_module(transform):
@@ -252,14 +246,7 @@ OWN = {
 }
 
 
-@follows(
-    "captured",
-    "captured by while_loop",
-    "captured by fori_loop",
-    "captured by scan",
-    "captured by cond",
-    "captured by switch",
-)
+@follows(*CAPTURED)
 @pytest.mark.parametrize("transform", OWN)
 def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
     own, cured = OWN[transform]
