@@ -98,10 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnNested:
-    """Where the bytes of the un-nested program of one call are, and advice on them, by the name of its subject.
-
-    Each is told apart from an equal one: that is another call.
-    """
+    """Where the bytes of the un-nested program of one call are, and advice on them. An equal one is of another call: both are kept."""
 
     name: str
     evidence: Evidence
@@ -118,11 +115,8 @@ class CallFacts:
 
     def __add__(self, later: CallFacts) -> CallFacts:
         """The facts of both, each once."""
-        return CallFacts(
-            tuple(dict.fromkeys(self.notes + later.notes)),
-            tuple(dict.fromkeys(self.added + later.added)),
-            tuple(dict.fromkeys(self.un_nested + later.un_nested)),
-        )
+        notes, added = dict.fromkeys(self.notes + later.notes), dict.fromkeys(self.added + later.added)
+        return CallFacts((*notes,), (*added,), (*dict.fromkeys(self.un_nested + later.un_nested),))
 
 
 NO_FACTS = CallFacts()

@@ -61,8 +61,12 @@ def _select(default: Any, kind: Kind, text: str, section: str, **more: Any) -> A
     return _check(default, kind, text, section, **{"selects_nestings": True, "narrows": True, **more})
 
 
-def _run(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Row:
-    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2], **more)
+def _run(default: Any, kind: Kind, text: str, section: str, of: str = "") -> Row:
+    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2], of=of)
+
+
+def _flag_of_baseline(text: str) -> Row:
+    return _run("off", kinds.FLAG, text, "ci.md#memory-baseline", of="baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,26 +205,10 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         "how much a peak may grow over the baseline before the test fails; 0% allows nothing",
         "ci.md#memory-baseline",
     ),
-    "baseline_update": _run(
-        "off",
-        kinds.FLAG,
-        "write the baseline anew from this run, if every test of it passed",
-        "ci.md#memory-baseline",
-        of="baseline",
-    ),
-    "baseline_update_new_only": _run(
-        "off",
-        kinds.FLAG,
-        "add to the baseline what is not in it, and compare the rest",
-        "ci.md#memory-baseline",
-        of="baseline",
-    ),
-    "baseline_any_stamp": _run(
-        "off",
-        kinds.FLAG,
-        "compare with a baseline that other versions, or another device, have left",
-        "ci.md#memory-baseline",
-        of="baseline",
+    "baseline_update": _flag_of_baseline("write the baseline anew from this run, if every test of it passed"),
+    "baseline_update_new_only": _flag_of_baseline("add to the baseline what is not in it, and compare the rest"),
+    "baseline_any_stamp": _flag_of_baseline(
+        "compare with a baseline that other versions, or another device, have left"
     ),
     "report": _run(
         (),

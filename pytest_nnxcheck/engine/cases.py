@@ -98,31 +98,26 @@ class Call:
     def remapped(self) -> Profile:
         """The profile of the call, with the leaves that it writes and restores."""
 
-        def with_restored(before: Profile) -> Profile:
-            with self.subject.leaks_undone(self.subject.state):
+        def evaluated() -> Profile:
+            before, state = self.profile(), self.subject.state
+            with self.subject.leaks_undone(state):
                 paths = restored_leaves(self.subject, before.changed)
-            size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(self.subject.state) if path in paths)
+            size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(state) if path in paths)
             return replace(before, restored=paths, restored_bytes=size)
 
-        return recall(self.memo.remapped, self.key, lambda: with_restored(self.profile()))
+        return recall(self.memo.remapped, self.key, evaluated)
 
     def misfit(self, profile: Profile) -> Misfit | None:
         """Why a layer of the nesting cannot take the call."""
         misfit = unfit(self.subject, profile, self.nesting)
-        reason = "" if misfit else self.no_gradient(profile)
+        layers = () if misfit else (layer for layer in self.nesting.layers if layer.row.pair == "gradients")
+        reason = next(filter(None, (self.no_gradient(profile, by_inputs=layer.captures) for layer in layers)), "")
         return Misfit("", reason) if reason else misfit
 
-    def no_gradient(self, profile: Profile) -> str:
-        """Why a ``grad`` of the nesting cannot differentiate the call; empty if it can, or there is none."""
-        by_inputs = (layer.captures for layer in self.nesting.layers if layer.row.pair == "gradients")
-        return next(filter(None, (self.no_gradient_by(profile, by_inputs=of_inputs) for of_inputs in by_inputs)), "")
-
-    def no_gradient_by(self, profile: Profile, *, by_inputs: bool) -> str:
-        """Why the call has no gradient by its parameters, or by its inputs."""
-        key = (self.key, by_inputs)
-        return recall(
-            self.memo.gradients, key, lambda: differentiable.cannot(self.subject, profile, by_inputs=by_inputs)
-        )
+    def no_gradient(self, profile: Profile, *, by_inputs: bool) -> str:
+        """Why the call has no gradient by its parameters, or by its inputs; empty where it has one."""
+        table, key = self.memo.gradients, (self.key, by_inputs)
+        return recall(table, key, lambda: differentiable.cannot(self.subject, profile, by_inputs=by_inputs))
 
     def un_nested_memory(self) -> Memory | None:
         """Memory of the un-nested jit, of the gradient where the nesting takes one; None where that does not run."""
@@ -150,12 +145,12 @@ class Call:
         loops = [layer for layer in self.nesting.layers if layer.row.grows]
         if len(loops) != 1 or short is None:
             return None
-        subject, donate = self.subject, self.settings.donate
-        long = recall(
-            self.memo.longer,
-            (self.key, donate, self.nesting),
-            lambda: measure(subject, self.profile(), self.nesting, donate, 2 * LENGTH),
-        )
+        nesting, donate = self.nesting, self.settings.donate
+
+        def measured() -> Memory | None:
+            return measure(self.subject, self.profile(), nesting, donate, 2 * LENGTH)
+
+        long = recall(self.memo.longer, (self.key, donate, nesting), measured)
         return growth(str(loops[0]), LENGTH, short, split(long))
 
     def reference(self) -> Effect | None:

@@ -21,8 +21,8 @@ V = TypeVar("V")
 class Memo:
     """One table for each kind of fact; a key starts with the `signature` of a call, or with what else decides the fact.
 
-    ``remapped`` are profiles with the leaves that the call writes and restores, ``gradients`` say why a call has none, ``longer`` is the
-    memory of programs of twice the length, ``mapped`` a note on what lies in mapped files.
+    ``remapped`` are profiles with the leaves that the call restores, ``gradients`` say why it has none, ``longer`` is the memory of
+    programs of twice the length, ``mapped`` a note on what lies in mapped files.
     """
 
     profiles: dict[Any, Profile] = field(default_factory=dict)
