@@ -15,16 +15,11 @@ from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.reproducer import checks, nesting_text, runtime
 from pytest_nnxcheck.reproducer.assertions import Assertions, assertions
 from pytest_nnxcheck.reproducer.nesting_text import Facts
-from pytest_nnxcheck.reproducer.own_source import extract, place, renamed
+from pytest_nnxcheck.reproducer.own_source import extract, globals_in, place, renamed
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
-from pytest_nnxcheck.transforms.layer import Plan, first, stack
+from pytest_nnxcheck.transforms.layer import first, stack
 from pytest_nnxcheck.transforms.mapping import on_mesh
 
-GIVEN = (place(Plan), (Plan.__module__, "Program"))
-"""What a program has in another form: `TYPES`."""
-TYPES = "Plan, Program = types.SimpleNamespace, Callable[..., Any]"
-"""What stands for the class of the plans, of which the program writes what its layers read, and for the type of what is inside a layer."""
-IMPORTS = ("import types", "from collections.abc import Callable", "from typing import Any")
 UNKNOWN = Facts((), {}, (), (), {}, 0, (), plain_output=False, partial=False, opened={}, abstract=False)
 
 
@@ -44,24 +39,30 @@ def form_of(
     """The parts of a program; ``taken`` are names that mean something else in it."""
     calls = calls or (UNKNOWN,)
     asked = assertions(outcome, nesting, calls[-1])
-    layers = tuple(name for name in nesting_text.layers_of(nesting) if name not in GIVEN)
-    ran = extract(layers, taken, given=GIVEN).definitions
-    texts = [text for name, text in extract(layers, frozenset(), given=GIVEN).definitions.items() if name in ran]
+    layers = tuple(nesting_text.layers_of(nesting))
+    ran = extract(layers, taken).definitions
+    read = dict.fromkeys(word for text in ran.values() for word in re.findall(r"\bplan\.(\w+)", text))
     nestings = "\n\n".join(
-        nested_text(nesting, settings, facts, asked, texts, f"nesting_{number}" if len(calls) > 1 else "nesting")
+        nested_text(nesting, settings, facts, asked, [*read], f"nesting_{number}" if len(calls) > 1 else "nesting")
         for number, facts in enumerate(calls, 1)
     )
     wrapper = wrapper_text(nesting, calls, asked)
-    needed = extract((*layers, *map(place, definitions(nesting, asked, nestings + wrapper))), taken, given=GIVEN)
+    needed = extract((*layers, *map(place, definitions(nesting, asked, nestings + "\n" + wrapper))), taken)
+    used = globals_in(nestings)
     return Form(
-        imports=(*IMPORTS, *(["import contextlib"] if "contextlib." in nestings else []), *needed.imports.values()),
-        layers=(renamed(TYPES, needed.aliases), *(text for name, text in needed.definitions.items() if name in ran)),
-        nesting=(renamed(nestings, needed.aliases),),
+        imports=(*(f"import {name}" for name in ("contextlib", "types") if name in used), *needed.imports),
+        layers=tuple(text for name, text in needed.definitions.items() if name in ran),
+        nesting=(under(nestings, needed.aliases),),
         support=(
             *(text for name, text in needed.definitions.items() if name not in ran),
-            renamed(wrapper, needed.aliases),
+            under(wrapper, needed.aliases),
         ),
     )
+
+
+def under(text: str, aliases: dict[str, str]) -> str:
+    """A text that names our functions, by the names that they go by."""
+    return renamed(text, aliases) if aliases else text
 
 
 def definitions(nesting: Nesting, asked: Assertions, text: str) -> list[Callable[..., Any]]:
@@ -79,22 +80,21 @@ def definitions(nesting: Nesting, asked: Assertions, text: str) -> list[Callable
         abstract_state,
         *(MEANINGS[name] for name in meaning_of(nesting) if asked.eager),
     ]
-    return [each for each in every if re.search(rf"\b{each.__name__}\b", text)]
+    return [each for each in every if each.__name__ in globals_in(text)]
 
 
 # --- the nesting
 
 
 def nested_text(
-    nesting: Nesting, settings: Settings, facts: Facts, asked: Assertions, layers: list[str], name: str
+    nesting: Nesting, settings: Settings, facts: Facts, asked: Assertions, read: list[str], name: str
 ) -> str:
     """The function that puts the layers around a call: with a plan of what the text of the layers reads."""
-    read = dict.fromkeys(word for text in layers for word in re.findall(r"\bplan\.(\w+)", text))
     plans = []
     for number, values in enumerate(facts.values):
         jit = root_jit(nesting, settings, facts, asked) if number == 0 else "lambda wrapper, f: wrapper(f)"
         every = dict(values, jit=jit, unchanged=asked.touched or "lambda state: contextlib.nullcontext()")
-        plans.append(f"Plan({', '.join(f'{word}={every[word]}' for word in read if word in every)})")
+        plans.append(f"types.SimpleNamespace({', '.join(f'{word}={every[word]}' for word in read if word in every)})")
     lines = ",\n        ".join(plans)
     return f"def {name}(call):\n    plans = [{lines}]\n    return {nesting_text.composed(nesting)}"
 

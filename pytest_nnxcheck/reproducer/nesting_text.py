@@ -15,12 +15,11 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.reproducer.literals import key_kind
-from pytest_nnxcheck.reproducer.own_source import place
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
 from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
-from pytest_nnxcheck.transforms.layer import LENGTH, Plan
+from pytest_nnxcheck.transforms.layer import LENGTH
 
 Keys = tuple[Any, ...]
 """The keys that lead from the state to a leaf."""
@@ -128,7 +127,7 @@ def zeros(shapes: Any) -> str:
 
 
 def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
-    return [place(Plan), *(layer_name(layer) for layer in nesting.layers if not is_registered(layer))]
+    return [layer_name(layer) for layer in nesting.layers if not is_registered(layer)]
 
 
 def inside(nesting: Nesting) -> tuple[int, ...]:

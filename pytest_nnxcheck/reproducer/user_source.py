@@ -11,7 +11,6 @@ import copy
 import functools
 import inspect
 import site
-import symtable
 import sys
 import sysconfig
 import textwrap
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_nnxcheck.reproducer.own_source import bound_by, is_text
+from pytest_nnxcheck.reproducer.own_source import bound_by, globals_in, is_text, names_of
 
 LEFT_OUT = frozenset(("pytest", "_pytest", "hypothesis", "pytest_nnxcheck", "conftest"))
 """Packages that a program does without; a conftest.py is pytest's file, its code is copied."""
@@ -60,11 +59,6 @@ class UserModule:
         for decorator in getattr(node, "decorator_list", ()):
             if names_of(decorator) & self.left_out:
                 yield from range(decorator.lineno, (decorator.end_lineno or decorator.lineno) + 1)
-
-
-def names_of(*nodes: ast.AST) -> set[str]:
-    """The names that code uses, decorators, annotations and bodies alike; also those in annotations written as text."""
-    return {node.id for each in nodes for node in ast.walk(each) if isinstance(node, ast.Name)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -273,20 +267,6 @@ class Sources:
         folder = folder_of(module.partition(".")[0])
         if folder is not None:
             self.folders[folder] = None
-
-
-def globals_in(text: str) -> set[str]:
-    """The names that code takes from its module: those of its functions' own are not among them."""
-
-    def of(table: symtable.SymbolTable) -> Iterator[str]:
-        top = table.get_type() == "module"
-        yield from (
-            each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global())
-        )
-        for inner in table.get_children():
-            yield from of(inner)
-
-    return set(of(symtable.symtable(text, "<the user's code>", "exec")))
 
 
 def has_effect(statement: ast.stmt, user: UserModule) -> bool:
