@@ -12,7 +12,8 @@ from types import FrameType
 from typing import Any
 
 from pytest_nnxcheck.reproducer.literals import Literals, NotLiteral
-from pytest_nnxcheck.reproducer.user_source import NoSource, Sources, function_node, names_of, read_module
+from pytest_nnxcheck.reproducer.own_source import names_of
+from pytest_nnxcheck.reproducer.user_source import NoSource, Sources, function_node, read_module
 
 FIXTURE = "nnx_wrap"
 BUILT_IN = {"tmp_path": "__import__('pathlib').Path(__import__('tempfile').mkdtemp())"}

@@ -169,16 +169,7 @@ def root_of(nesting: Nesting) -> int | None:
     return {"argument": 1, "functional": 2}.get(layers[0].style, 0)
 
 
-def composed(nesting: Nesting) -> str:
-    """The nesting as one expression."""
-    text = "call"
-    for number, layer in reversed(list(enumerate(nesting.layers))):
-        function = f"registered({own_name(layer)})" if is_registered(layer) else layer_name(layer)[1]
-        text = f"{function}({text}, plans[{number}])"
-    return text
-
-
-def un_nested(nesting: Nesting, text: str, first: str) -> str:
+def un_nested(nesting: Nesting, text: str, *, abstract: bool) -> str:
     """The expression for the call's own output in that of the nesting."""
     for layer in nesting.layers:
         if layer.transform == CALL_FIRST:
@@ -186,7 +177,7 @@ def un_nested(nesting: Nesting, text: str, first: str) -> str:
         elif layer.row.pair == "gradients":
             text += "[0]"
         elif layer.row.stacks:
-            text = f"{first}({text})"
+            text = f"jax.eval_shape(first, {text})" if abstract else f"first({text})"
     return text
 
 

@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import symtable
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -34,9 +35,9 @@ Place = tuple[str, str]
 class Room:
     """One module of ours: its definitions by name, its imports of libraries as lines, and what it takes from other rooms, which themselves have no name."""
 
-    definitions: Mapping[str, ast.stmt]
-    imports: Mapping[str, str]
-    ours: Mapping[str, Place]
+    definitions: dict[str, ast.stmt]
+    imports: dict[str, str]
+    ours: dict[str, Place]
 
 
 @dataclass
@@ -150,15 +151,14 @@ def text_of_definition(module: str, name: str, new: tuple[tuple[str, str], ...])
 
 def renamed(code: ast.AST | str, names: Mapping[str, str]) -> str:
     """The text of code with other names; a local that has one of them already gives way."""
-    tree = ast.parse(code) if isinstance(code, str) else copy.deepcopy(code)
     changed = {old: new for old, new in names.items() if old != new}
-    local = {node.arg if isinstance(node, ast.arg) else node.id for node in ast.walk(tree) if binds(node)}
+    if isinstance(code, str) and not changed:
+        return code
+    tree = ast.parse(code) if isinstance(code, str) else copy.deepcopy(code)
+    local = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    local |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     changed |= {each: f"{each}_" for each in local & {*changed.values()}}
-    return ast.unparse(Renamed(changed).visit(tree))
-
-
-def binds(node: ast.AST) -> bool:
-    return isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return ast.unparse(Renamed(changed).visit(tree)).replace(":\n\n", ":\n")
 
 
 class Renamed(ast.NodeTransformer):
@@ -215,25 +215,27 @@ def import_line(statement: ast.Import | ast.ImportFrom, source: str, alias: ast.
 
 
 def import_lines(imports: Iterable[str]) -> list[str]:
-    """Imports in order, those of one module in one line."""
+    """Imports in order: those of the standard library in one line, and those of one module."""
     plain, named = set(), dict[str, set[str]]()
     for line in imports:
         module, is_from, names = line.partition(" import ")
-        if is_from:
-            named.setdefault(module, set()).add(names)
+        of_standard = line.removeprefix("import ") in sys.stdlib_module_names
+        if is_from or of_standard:
+            named.setdefault(module if is_from else "", set()).add(names or line.removeprefix("import "))
         else:
             plain.add(line)
-    return [*sorted(plain), *(f"{module} import {', '.join(sorted(names))}" for module, names in sorted(named.items()))]
+    joined = [f"{module} import {', '.join(sorted(names))}".strip() for module, names in sorted(named.items())]
+    return sorted([*plain, *joined], key=lambda line: (line.startswith("from"), line in plain, line))
 
 
 class Bare(ast.NodeTransformer):
     """Leaves out what does nothing in a program: texts, annotations, imports that it has at its top, guards against calls that a layer cannot take."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802 - the name that ast looks for
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
         return self._filled(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         return self._filled(node)
 
     def _filled(self, node: ast.FunctionDef | ast.ClassDef) -> ast.AST:
@@ -244,21 +246,21 @@ class Bare(ast.NodeTransformer):
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(node.arg)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         return node.value and ast.fix_missing_locations(ast.copy_location(ast.Assign([node.target], node.value), node))
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         guards = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in GUARDS
         return None if guards or is_text(node) else node
 
-    def visit_If(self, node: ast.If) -> ast.AST | None:  # noqa: N802
+    def visit_If(self, node: ast.If) -> ast.AST | None:
         guards = isinstance(node.body[0], ast.Raise) and Unfit.__name__ in names_of(node.body[0])
         return None if guards else self.generic_visit(node)
 
-    def visit_Import(self, node: ast.Import) -> ast.AST | None:  # noqa: N802
+    def visit_Import(self, node: ast.Import) -> ast.AST | None:
         return None if ast.unparse(node) in EVERYWHERE else node
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:  # noqa: N802
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         return None if ast.unparse(node) in EVERYWHERE else node
 
 
