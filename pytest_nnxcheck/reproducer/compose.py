@@ -60,20 +60,20 @@ class Spec:
 
 def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
-    taken = usage.names | {*usage.missing}
-    form = form_of(spec.outcome, spec.nesting, spec.settings, spec.calls, taken)
-    stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in usage.missing]
-    holes = [*usage.holes, *(name for name in usage.missing if name not in STAND_INS)]
+    sources = usage.sources
+    form = form_of(spec.outcome, spec.nesting, spec.settings, spec.calls, usage.names)
+    stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in sources.missing]
+    holes = [*usage.holes, *(name for name in sources.missing if name not in STAND_INS)]
     needed = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *(["import sys"] if holes else [])}
-    imports = import_lines({*form.imports, *usage.imports, *needed})
+    imports = import_lines({*form.imports, *sources.imports, *needed})
     parts = [
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
-        "from __future__ import annotations" if usage.future else "",
-        "\n".join(environment(usage)),
+        "from __future__ import annotations" if sources.future else "",
+        "\n".join(environment([*sources.folders])),
         "\n".join([*imports, *configuration()]),
         f"{FILL_IN} = ..." if holes else "",
         *stand_ins,
-        section("the test", usage.chunks),
+        section("the test", sources.chunks()),
         section("the layers that ran around it", (*form.layers, *form.nesting)),
         section("how a call is taken apart, run and checked; nothing here is about the test", form.support),
         main(spec, usage, holes),
@@ -109,15 +109,15 @@ def header(spec: Spec) -> list[str]:
     return [*lines, f"replay: {spec.replay}"]
 
 
-def environment(usage: Usage) -> list[str]:
+def environment(folders: list[str]) -> list[str]:
     """What must be set before jax is imported: simulated devices, the platform, where the user's modules are."""
-    lines = [f"import {'os, sys' if usage.folders else 'os'}"]
+    lines = [f"import {'os, sys' if folders else 'os'}"]
     if jax.default_backend() == "cpu":
         lines.append('os.environ.setdefault("JAX_PLATFORMS", "cpu")')
         if (count := jax.device_count()) > 1:
             flags = f'os.environ.get("XLA_FLAGS", "") + " {FLAG}={count}"'
             lines.append(f'os.environ |= {{"XLA_FLAGS": {flags}, "JAX_NUM_CPU_DEVICES": "{count}"}}')
-    return [*lines, *([f"sys.path[:0] = {[*usage.folders]!a}"] if usage.folders else [])]
+    return [*lines, *([f"sys.path[:0] = {folders!a}"] if folders else [])]
 
 
 def configuration() -> list[str]:

@@ -16,7 +16,7 @@ from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.reproducer import checks, nesting_text, runtime
 from pytest_nnxcheck.reproducer.assertions import Assertions, assertions
 from pytest_nnxcheck.reproducer.nesting_text import Facts
-from pytest_nnxcheck.reproducer.own_source import Place, extract, globals_in, place, renamed
+from pytest_nnxcheck.reproducer.own_source import Place, bound_in, extract, globals_in, place, renamed
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 from pytest_nnxcheck.transforms.layer import first, stack
 from pytest_nnxcheck.transforms.mapping import on_mesh
@@ -53,14 +53,15 @@ def form_of(
     needed = extract((*layers, *map(place, definitions(nesting, asked, nestings + "\n" + wrapper))), taken)
     used = globals_in(nestings)
     opened = {name: fields for call in calls for name, fields in call.opened.items()}
+    aliases = needed.aliases | {name: f"{name}_" for name in bound_in(f"{nestings}\n{wrapper}") & taken}
     support = {name: text for name, text in needed.definitions.items() if name not in ran}
     if OPENED in support:
         support[OPENED] = support[OPENED].replace("{}", repr(opened))
     return Form(
         imports=(*(f"import {name}" for name in ("contextlib", "types") if name in used), *needed.imports),
         layers=tuple(text for name, text in needed.definitions.items() if name in ran),
-        nesting=(renamed(nestings, needed.aliases),),
-        support=(*support.values(), renamed(wrapper, needed.aliases)),
+        nesting=(renamed(nestings, aliases),),
+        support=(*support.values(), renamed(wrapper, aliases)),
     )
 
 
@@ -97,11 +98,10 @@ def nested_text(
         if nesting_text.is_registered(layer):
             text = f"registered({nesting_text.own_name(layer)}, {text})"
             continue
-        values = {
-            **facts.values[number],
-            "jit": root_jit(nesting, settings, facts, asked) if number == 0 else PLAIN,
-            "unchanged": asked.touched or "lambda state: contextlib.nullcontext()",
-        }
+        jit = root_jit(nesting, settings, facts, asked) if number == 0 else PLAIN
+        values = dict(
+            facts.values[number], jit=jit, unchanged=asked.touched or "lambda state: contextlib.nullcontext()"
+        )
         function = nesting_text.layer_name(layer)
         plan = ", ".join(f"{word}={values[word]}" for word in read[function])
         lines += [f"    plan_{number} = types.SimpleNamespace({plan})"] if plan else []

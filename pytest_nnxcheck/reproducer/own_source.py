@@ -257,11 +257,10 @@ class Bare(ast.NodeTransformer):
         guards = isinstance(node.body[0], ast.Raise) and Unfit.__name__ in names_of(node.body[0])
         return None if guards else self.generic_visit(node)
 
-    def visit_Import(self, node: ast.Import) -> ast.AST | None:
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST | None:
         return None if ast.unparse(node) in EVERYWHERE else node
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
-        return None if ast.unparse(node) in EVERYWHERE else node
+    visit_ImportFrom = visit_Import  # noqa: N815 - the name that ast looks for
 
 
 # --- the names in code
@@ -286,23 +285,20 @@ def globals_in(text: str) -> set[str]:
     return set(of(symtable.symtable(text, "<code>", "exec")))
 
 
+def bound_in(text: str) -> set[str]:
+    """The names that code binds in its module."""
+    return {name for statement in ast.parse(text).body for name in bound_by(statement)}
+
+
 def is_text(statement: ast.stmt | None) -> bool:
     value = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
-def bound_by(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement at the top of a module binds."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield statement.name
-    elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from (alias.asname or alias.name.partition(".")[0] for alias in statement.names)
-    elif not isinstance(statement, ast.Expr):
-        for inner in ast.iter_child_nodes(statement):
-            if isinstance(inner, ast.stmt):
-                yield from bound_by(inner)
-            elif isinstance(inner, ast.ExceptHandler | ast.match_case):
-                yield from (name for each in inner.body for name in bound_by(each))
+def bound_by(statement: ast.stmt) -> set[str]:
+    """The names that a statement at the top of a module binds, or changes: ``Model.size = 4``."""
+    table = symtable.symtable(ast.unparse(statement), "<code>", "exec")
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", ast.Pass())]
+    return {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()} | names_of(
+        *targets
+    )

@@ -655,7 +655,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 KEPT = []
-split = stack = own = Plan = None  # names that our own part of the program has too
+split = stack = own = nesting = None  # names that our own part of the program has too
 
 class Kind(enum.Enum):
     TANH = "tanh"
@@ -670,6 +670,7 @@ class Größe(nnx.Module):
         self.linear = nnx.Linear(config.width, config.width, rngs=rngs)
 
     def __call__(self, x):
+        assert split is stack is own is nesting is None
         KEPT.append(self.linear(x))
         return KEPT[-1]
 
@@ -716,6 +717,12 @@ class TestClass:
     def test_other(self, nnx_wrap):
         pytest.skip("not the one")
 
+    class TestInner:  # of which nothing is left
+        pytestmark = pytest.mark.filterwarnings("ignore")
+
+        def test_other(self, nnx_wrap):
+            pytest.skip("not the one either")
+
 @marked
 @pytest.mark.parametrize("text", ["a\\nb'\\"\\"\\"", "ünï\\u2028 \\\\ {x} %s"])
 def test_hostile(nnx_wrap, text):
@@ -727,6 +734,14 @@ def test_calls(nnx_wrap):
     first = nnx_wrap(nnx.Linear(4, 8, rngs=nnx.Rngs(0)))
     y = first(jnp.ones((2, 4)))
     nnx_wrap(lambda model, y: KEPT.append(model(y)))(nnx.BatchNorm(8, rngs=nnx.Rngs(0)), y)
+
+def over(describe, report):  # so are these, which the test takes from around it
+    def test_around(nnx_wrap):
+        nnx_wrap(Größe(Config(), nnx.Rngs(0)))(jnp.ones((describe, report)))
+
+    return marked(test_around)
+
+test_around = over(2, 4)
 
 @marked
 def test_own_assertion(nnx_wrap):
@@ -757,12 +772,13 @@ def test_every_form_of_a_test_can_be_written(shown):
                 "TestClass",
                 "test_hostile",
                 "test_calls",
+                "test_around",
                 "test_own_",
                 "test_only",
             )
         )
     ]
-    assert len(written) == 9
+    assert len(written) == 10
     wrong = {}
     for test in written:
         kind, (raised, text) = shown[test].kind, shown[test].ended
