@@ -25,6 +25,8 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 COMPILED: list[Any] = []
 """The programs that the outermost jit compiled."""
+
+
 # --- a call, taken apart
 
 
