@@ -110,8 +110,7 @@ def trace_identity(tracer: Any) -> tuple[Any, Any]:
     of a custom_vjp or a shard_map shares the MainTrace around it, one ``sublevel`` deeper. All versions.
     """
     trace = object.__getattribute__(tracer, "_trace")
-    main = _read(trace, "main")
-    return (trace if main is None else main), _read(trace, "sublevel")
+    return getattr(trace, "main", None) or trace, getattr(trace, "sublevel", None)
 
 
 def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
