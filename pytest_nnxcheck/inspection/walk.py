@@ -34,12 +34,14 @@ class Walk:
     complete: bool = True
 
 
-def walk(roots: Iterable[tuple[str, object]], most: int | None = None) -> Walk:
-    """Walk breadth first from (name, object): modules, the subject's function, inputs, a caught exception; ``most`` replaces the fuse.
+def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out: Iterable[object] = ()) -> Walk:
+    """Walk breadth first from (name, object): modules, the subject's function, inputs, a caught exception; ``most`` replaces the fuse, and
+    what is ``left_out`` is not opened.
 
     Exceptions among the roots come last, so that what only they hold is marked as ``passing``. Raises nothing of its own.
     """
     visit = Visit(functools.partial(openers_for, code=CODE), most)
+    visit.seen.update((id(value), value) for value in left_out)
     named = [(Name(name), value) for name, value in roots]
     errors = [is_exception(value) for _, value in named]
     visit.run([root for root, error in zip(named, errors, strict=True) if not error])

@@ -88,7 +88,7 @@ class WatchHooks:
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
-            looks.append(leftovers.look(variables.items()))
+            looks.append(leftovers.look(variables.items(), roots.of_other_tests(item.instance)))
             inside.extend(self.told.new(looks[-1]))
 
         try:
@@ -114,7 +114,9 @@ class WatchHooks:
             for fixture, value in self.fixtures.items()
             if fixture.argname in item.fixturenames or fixture not in known
         ]
-        return leftovers.look(roots.of_test(item.function, item.instance, fixtures))
+        return leftovers.look(
+            roots.of_test(item.function, item.instance, fixtures), roots.of_other_tests(item.instance)
+        )
 
     def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
         item.stash[_result] = {

@@ -66,7 +66,7 @@ def can_be_there() -> bool:
     return "flax.nnx" in sys.modules
 
 
-def look(roots: Iterable[Root]) -> Look:
+def look(roots: Iterable[Root], left_out: tuple[object, ...] = ()) -> Look:
     """Walk from the roots, while no trace is under way: every tracer in a graph node is then one of a trace that has ended.
 
     A suite without flax has no graph nodes: nothing is imported for it. A tracer that only the test itself keeps, in a list beside the
@@ -77,9 +77,9 @@ def look(roots: Iterable[Root]) -> Look:
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.inspection.walk import walk
 
-    seen = walk(roots, MOST_OBJECTS)
+    seen = walk(roots, MOST_OBJECTS, left_out)
     variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
-    tracers = _tracers(seen.nodes) if seen.tracers else []
+    tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
     pinned = [
         (node, Leftover(path, compat.variable_kind(node), _type_of(compat.variable_value(node))))
         for path, node in variables
@@ -88,7 +88,7 @@ def look(roots: Iterable[Root]) -> Look:
     return Look((*tracers, *pinned), seen.complete)
 
 
-def _tracers(nodes: Iterable[Root]) -> list[tuple[object, Leftover]]:
+def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[object, Leftover]]:
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.inspection.walk import walk
 
@@ -105,7 +105,7 @@ def _tracers(nodes: Iterable[Root]) -> list[tuple[object, Leftover]]:
                 _place(found.path, own),
             ),
         )
-        for found in walk(nodes, MOST_OBJECTS).tracers
+        for found in walk(nodes, MOST_OBJECTS, left_out).tracers
     ]
 
 

@@ -34,6 +34,13 @@ def of_test(function: object, instance: object, fixtures: Iterable[Root]) -> lis
     return [*fixtures, *_of_instance(instance, names), *((body.__name__, body) for body in functions)]
 
 
+def of_other_tests(instance: object) -> tuple[object, ...]:
+    """The instance of a test and its classes: whoever opens them comes to the code of all tests in there; `of_test` names what is for this one."""
+    if instance is None:
+        return ()
+    return (instance, *(cls for cls in mro(type(instance)) if top_package(cls) not in LIBRARIES))
+
+
 def _of_instance(instance: object, names: set[str]) -> Iterator[Root]:
     """``self.model`` and what its classes hold; of their methods those that the test names: the rest is for other tests."""
     if instance is None:

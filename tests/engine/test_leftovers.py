@@ -91,6 +91,12 @@ def test_nothing_of_a_test_is_kept_alive():
     assert tracer() is None
 
 
+def test_what_is_left_out_is_not_opened():
+    kept = made_inside()
+    assert look([("kept", [kept])]).found != ()
+    assert look([("kept", [kept])], left_out=(kept,)).found == ()
+
+
 def test_data_without_end_is_looked_at_in_part():
     assert not look([("data", [[number] for number in range(30_000)])]).complete
 

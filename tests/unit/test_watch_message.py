@@ -126,6 +126,8 @@ def test_the_roots_of_a_method_are_its_instance_and_the_helpers_that_it_names():
     names = [name for name, _ in roots.of_test(Suite.test_it, suite, [("fixture", [])])]
     assert {"fixture", "self.model", "Suite.shared", "Suite.helper", "test_it"} <= {*names}
     assert "Suite.other" not in names
+    assert roots.of_other_tests(suite) == (suite, Suite)
+    assert roots.of_other_tests(None) == ()
 
 
 def test_the_function_that_a_decorator_wraps_is_looked_at_too():
