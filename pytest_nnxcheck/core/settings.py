@@ -216,6 +216,13 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         "file of the verdict, peak and cause of every nesting: .json, .html (a page to look at) or .md (for a pull request)",
         "ci.md#reports",
     ),
+    "watch": _run(
+        "off",
+        kinds.WATCH,
+        "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, and for buffers donated"
+        " for nothing: fail it, or report it only",
+        "watch.md",
+    ),
     "no_cache": _run(
         "off",
         kinds.FLAG,
@@ -294,7 +301,7 @@ def table_markdown(scope: Scope) -> str:
     lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
     for name in names(scope):
         row = TABLE[name]
-        option = f"{flag(name)} {row.kind.metavar}".rstrip()
+        option = f"{flag(name)}{'' if row.kind.words else ' '}{row.kind.metavar}".rstrip()
         ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
         meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
         lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")

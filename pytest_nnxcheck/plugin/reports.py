@@ -21,9 +21,9 @@ import pytest
 
 from pytest_nnxcheck.core.setting_values import REPORTS, SettingError
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import atomic_file, options, worker_data
+from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.worker_data import Part
-from pytest_nnxcheck.reporting import records, step_summary
+from pytest_nnxcheck.reporting import atomic_file, records, step_summary
 from pytest_nnxcheck.reporting.records import Place, Records
 
 if TYPE_CHECKING:
