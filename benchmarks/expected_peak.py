@@ -21,7 +21,7 @@ from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 
 WIDTH = 256
 BATCH = jnp.ones((16, WIDTH))
@@ -70,12 +70,12 @@ def ratios(
     make: Callable[[nnx.Rngs], tuple[nnx.Module, Any]], draws: int, transforms: tuple[str, ...]
 ) -> list[tuple[float, str]]:
     """Peak over expected peak of each nesting of one model."""
-    session = Session()
+    example = Example()
     settings = merge(parse_given({"memory_budget": "1000x"}, str))
     found = []
     for nesting in nestings(draws, transforms):
         module, x = make(nnx.Rngs(0))
-        outcome = check_call(module, (x,), {}, nesting=nesting, settings=settings, session=session).outcome
+        outcome = check_call(module, (x,), {}, nesting=nesting, settings=settings, example=example).outcome
         if outcome.unfit:
             continue
         if outcome.verdict != "held" or outcome.peak is None or outcome.budget is None:

@@ -22,8 +22,8 @@ from flax import nnx
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Memory
 from pytest_nnxcheck.engine.observe import observe
-from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.profile import profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from language_model import MISTRAL_7B, Config, Decoder, Form, train_step, with_adam
@@ -100,12 +100,12 @@ def measure(name: str, config: Config) -> Row:
     function, args = make(config)
     started = time.perf_counter()
     subject = bind(function, args, {})
-    profile = Session().profile_of(subject)
-    found = observe(subject, profile, Nesting.parse(nesting), "state")
+    facts = profile(subject)
+    found = observe(subject, facts, Nesting.parse(nesting), "state")
     seconds = time.perf_counter() - started
     if found.memory is None:
         raise RuntimeError(f"{name}, {config.form}: {found.error}")
-    return Row(name, config.form, profile.state_bytes, found.memory, seconds)
+    return Row(name, config.form, facts.state_bytes, found.memory, seconds)
 
 
 def rows(config: Config) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import Checked, check_call
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.reporting import wording
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
@@ -36,11 +36,11 @@ FURTHER_SINGLES = [
 
 
 def call(
-    subject: Any, *args: Any, nesting: str = "un-nested", session: Session | None = None, **settings: Any
+    subject: Any, *args: Any, nesting: str = "un-nested", example: Example | None = None, **settings: Any
 ) -> Checked:
     """``subject(*args)`` under one nesting; settings as in the marker."""
     chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
-    found = check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, session=session or Session())
+    found = check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, example=example or Example())
     return replace(found, outcome=wording.worded(found.outcome))
 
 

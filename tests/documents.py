@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from hypothesis import strategies as st
+
 from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.evidence import Captured, Evidence, Growth, Held, Moved, Place, Residue, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
@@ -102,3 +104,9 @@ def many(count: int) -> dict:
         for number in range(count // each)
     ]
     return document(*tests)
+
+
+def hostile_texts(parts: list[str]) -> st.SearchStrategy[str]:
+    """Texts that hold parts of somebody's markup, among characters of any kind."""
+    pieces = st.sampled_from(parts) | st.text(st.characters(), max_size=3)
+    return st.lists(pieces, min_size=1, max_size=5).map("".join).filter(str.strip)

@@ -1,4 +1,4 @@
-"""A stand-in for the module that runs one call: verdicts by rule, in no time, so that the rooms around it can be tested."""
+"""A stand-in for the module that runs one call: verdicts by rule, in no time, so that what is around it can be tested."""
 
 import sys
 import types
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome, Violation
-from pytest_nnxcheck.subject.uncomputed import Values
+from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome, Violation
 
 NEVER = lambda nesting: False  # noqa: E731
 RUNS: list[str] = []
@@ -46,29 +45,12 @@ class Model:
         return x
 
 
-class Session:
-    def __init__(self) -> None:
-        self.adds_state = False
-        self.added: list[str] = []
-        self.notes: list[str] = []
-        self.begun = self.ended = 0
-        self.programs = None
-        self.un_nested: dict = {}
-        self.values = Values()
-
-    def begin_example(self) -> None:
-        self.begun += 1
-
-    def end_example(self) -> None:
-        self.ended += 1
-        assert self.begun == self.ended
-
-
 @dataclass(frozen=True)
 class Checked:
     output: object
     outcome: Outcome
     error: BaseException | None
+    facts: CallFacts = NO_FACTS
 
 
 def violation(invariant: str) -> Violation:
@@ -76,26 +58,24 @@ def violation(invariant: str) -> Violation:
     return Violation(invariant, f"{invariant} is broken", rows, "do it otherwise")
 
 
-def check_call(subject, args, kwargs, *, nesting, settings, session, owner=""):
+def check_call(subject, args, kwargs, *, nesting, settings, example, publish, owner=""):
     model = subject if isinstance(subject, Model) else getattr(subject, "model", Model())
     RUNS.append(str(nesting))
     model.calls.append(nesting)
-    session.adds_state = session.adds_state or model.adds_state
-    session.added += ["model.hidden"] if model.adds_state and not session.added else []
+    facts = CallFacts(added=("model.hidden",) if model.adds_state else ())
     if model.bad:
         raise CheckError(model.bad)
     peak, budget = (1000 * (len(nesting) + 1), 8000) if str(nesting).startswith("jit") else (None, None)
     if model.rejected(nesting):
-        return Checked(None, Outcome(nesting, "rejected", reason="TraceContextError: other trace level"), None)
+        return Checked(None, Outcome(nesting, "rejected", reason="TraceContextError: other trace level"), None, facts)
     try:
         output = subject(*args, **kwargs)
         if model.failed(nesting):
             raise TypeError("scan body must return a carry")  # noqa: TRY301
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        return Checked(
-            None, Outcome(nesting, "failed", reason=reason, error=type(error).__name__, notes=model.causes), error
-        )
+        outcome = Outcome(nesting, "failed", reason=reason, error=type(error).__name__, notes=model.causes)
+        return Checked(None, outcome, error, facts)
     names = [name for name in settings.invariants if getattr(model, name)(nesting)]
     broken = tuple(violation(name) for name in names)
     known = None
@@ -104,12 +84,12 @@ def check_call(subject, args, kwargs, *, nesting, settings, session, owner=""):
         temporary = Held(peak - 300, f"uint8[{peak - 300}]", "temporary", "dot", ("model.py:7",))
         known = Evidence(Split(200, 100, peak - 300, 0, 0), buffers=(temporary,))
     verdict = "violated" if broken else "held"
-    return Checked(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None)
+    return Checked(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None, facts)
 
 
 def install() -> None:
     """Take the place of the real module; pytester's snapshot of the modules, or the end of the process, puts it back."""
     module = types.ModuleType("pytest_nnxcheck.engine.check_call")
-    module.Session, module.Checked, module.check_call = Session, Checked, check_call
+    module.Checked, module.check_call = Checked, check_call
     sys.modules["pytest_nnxcheck.engine.check_call"] = module
     RUNS.clear()

@@ -32,6 +32,7 @@ MUTANTS = (
     Mutant("core/catalogue.py", 'Transform("while_loop", default=True, means="repeat", loop="uncounted"', 'Transform("while_loop", default=True, means="repeat", loop="counted"', "test_nesting.py"),
     Mutant("core/nesting.py", "if row.excludes_itself and row in outer:", "if False:", "test_nesting.py test_house.py"),
     Mutant("core/expected_failures.py", "compiled or self.invariant not in COMPILED_INVARIANTS", "True", "test_expected_failures.py"),
+    Mutant("core/settings.py", '"selects_nestings": True, "narrows": True', '"selects_nestings": True', "test_baseline_run.py"),
     Mutant("core/settings.py", "and {place} <= {None, *row.places}", "", "test_settings.py"),
     # compat
     Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
@@ -57,13 +58,15 @@ MUTANTS = (
     Mutant("invariants/tracers.py", "if observation.leaks or not compat.is_tracer_error", "if not compat.is_tracer_error", "test_findings.py"),
     # engine
     Mutant("engine/check_call.py", "if judgement.violations and observation.shared:", "if False:", "test_findings.py"),
+    Mutant("engine/memo.py", "if key not in table:", "if True:", "test_check_call.py"),
+    Mutant("engine/example.py", "lost = self.places.pop().restore()", "lost = (self.places.pop(), ())[1]", "test_check_call.py"),
     Mutant("engine/observe.py", "keep_unused=True,", "keep_unused=False,", "test_findings.py"),
     Mutant("engine/traced.py", "or facts.calls_back", "", "test_values.py"),
     Mutant("engine/observe.py", "same = (path for path in profile.changed if", "same = (path for path in () if", "test_writes.py"),
     # reporting
     Mutant("reporting/tally.py", "key=lambda outcome: _RANK.index(outcome.verdict)", "key=lambda outcome: -_RANK.index(outcome.verdict)", "test_plugin_forms.py test_plugin.py test_expected_failures.py"),
     Mutant("reporting/report.py", "if outcome.unfit and not outcome.excluded:", "if outcome.unfit:", "test_further.py test_wild.py test_corpus.py"),
-    Mutant("reporting/html_tags.py", 'f\'="{html.escape(str(value))}"\'', 'f\'="{value}"\'', "test_page.py"),
+    Mutant("reporting/html_page.py", 'f\'="{html.escape(str(value))}"\'', 'f\'="{value}"\'', "test_page.py"),
     Mutant("reporting/html_page.py", "return max(highest, min(budget, _HEADROOM * highest), 1)", "return max(highest, budget, 1)", "test_page.py"),
     Mutant("reporting/baseline_file.py", "type(value) is int", "isinstance(value, int)", "test_baseline_file.py"),
     Mutant("reporting/baseline_update.py", "or end.narrowed or end.replayed:", "or end.replayed:", "test_baseline_policy.py"),
@@ -78,6 +81,8 @@ MUTANTS = (
     # runner
     Mutant("runner/exclusions.py", "exclusions = replace(exclusions, refused=exclusions.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
     Mutant("runner/sweep.py", 'if is_named and case.settings.all == "off":', "if False:", "test_sweep.py"),
+    Mutant("runner/run.py", "self.facts += executed.facts\n        for outcome", "for outcome", "test_api.py test_notes.py"),
+    Mutant("runner/run.py", "whole, repeats = not drawn or self.remembers,", "whole, repeats = True,", "test_api.py"),
     Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_errors.py"),
     # plugin
     Mutant("plugin/options.py", "return on_command_line(config, name, options) or in_ini_file(config, name)", "return in_ini_file(config, name) or on_command_line(config, name, options)", "test_options.py"),

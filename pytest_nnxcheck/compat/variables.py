@@ -12,24 +12,31 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 @functools.cache
-def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type]:
-    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict. All versions."""
+def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type, tuple[type, ...]]:
+    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict, (Object, Pytree from 0.12). All versions."""
     import jax
     from flax import nnx
 
     variables = tuple(vars(nnx)[name] for name in ("Variable", "VariableState") if name in vars(nnx))
-    return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), nnx.Dict
+    nodes = tuple(vars(nnx)[name] for name in ("Object", "Pytree") if name in vars(nnx))
+    return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), nnx.Dict, nodes
 
 
 def kind_of(cls: type) -> str:
-    """What the walk takes instances of a class for: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict`` or nothing.
+    """What the walk takes instances of a class for: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node`` or nothing.
 
     Looks at the class only: `isinstance` would ask the object for its ``__class__``, which may be the user's code.
     `jax.Array` is an abstract class of which concrete arrays are virtual subclasses on jax 0.4. All versions.
     """
-    tracer, array, variables, nnx_list, nnx_dict = _named_types()
+    tracer, array, variables, nnx_list, nnx_dict, nodes = _named_types()
     bases = type.__dict__["__mro__"].__get__(cls)
-    named = (("tracer", (tracer,)), ("variable", variables), ("nnx list", (nnx_list,)), ("nnx dict", (nnx_dict,)))
+    named = (
+        ("tracer", (tracer,)),
+        ("variable", variables),
+        ("nnx list", (nnx_list,)),
+        ("nnx dict", (nnx_dict,)),
+        ("node", nodes),
+    )
     for kind, types in named:
         if any(base is known for base in bases for known in types):
             return kind
@@ -110,8 +117,7 @@ def trace_identity(tracer: Any) -> tuple[Any, Any]:
     of a custom_vjp or a shard_map shares the MainTrace around it, one ``sublevel`` deeper. All versions.
     """
     trace = object.__getattribute__(tracer, "_trace")
-    main = _read(trace, "main")
-    return (trace if main is None else main), _read(trace, "sublevel")
+    return getattr(trace, "main", None) or trace, getattr(trace, "sublevel", None)
 
 
 def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """What a transform is, and what an invariant is: one row each. Every other table of them is a query of these rows.
 
-To add a transform: a row here, its functions in `transforms`, a hint in `invariants.hints`. To add an invariant: a row here, and a file of
+To add a transform: a row here, its functions in `transforms`, a hint in `reporting.hints`. To add an invariant: a row here, and a file of
 its name in `invariants`.
 """
 

@@ -1,10 +1,11 @@
-"""What a check says: findings, violations, and the outcome of one nesting.
+"""What a check says: findings, violations, the outcome of one nesting, what is known of the calls whatever their nesting, and the events on the way.
 
 Pure data: nothing here imports jax, flax, hypothesis or pytest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -247,3 +248,74 @@ class Outcome:
     program: str = ""
     explained: tuple[tuple[str, str], ...] = ()
     seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnNested:
+    """Where the bytes of the un-nested program of one call are, and advice on them. An equal one is of another call: both are kept."""
+
+    name: str
+    evidence: Evidence
+    advice: tuple[Advice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What the report of a test says of its calls, whatever their nesting: ``added`` is the state that they add."""
+
+    notes: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    un_nested: tuple[UnNested, ...] = ()
+
+    def __add__(self, later: CallFacts) -> CallFacts:
+        """The facts of both, each once."""
+        notes, added = dict.fromkeys(self.notes + later.notes), dict.fromkeys(self.added + later.added)
+        return CallFacts((*notes,), (*added,), (*dict.fromkeys(self.un_nested + later.un_nested),))
+
+
+NO_FACTS = CallFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class NestingStarted:
+    """A nesting of a test is about to run; ``drawn`` by hypothesis, or one of the sweep."""
+
+    nesting: Nesting
+    drawn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NestingFinished:
+    """A nesting of a test has run: its outcome, if it has one, and the seconds that it took.
+
+    ``whole`` says that hypothesis drew nothing beside it, ``repeats`` that the next run of the test has it again.
+    """
+
+    nesting: Nesting
+    outcome: Outcome | None
+    seconds: float
+    drawn: bool
+    whole: bool
+    repeats: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BodyStarted:
+    """The body of a test is about to run, under a nesting of its own or one that is tried out, or once more for values."""
+
+    body: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFinished:
+    """The body has ended; ``outcomes`` are those of the run by now, none where a nesting is only tried out."""
+
+    outcomes: Mapping[Nesting, Outcome]
+
+
+Listener = Callable[[object], None]
+"""Who is told of the events of a test: these, and `CallStarted` of the engine. Nothing comes back."""
+
+
+def nobody(event: object) -> None:
+    """Listen to nothing."""

@@ -38,7 +38,8 @@ _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multipl
 class Kind(NamedTuple):
     """A kind of value: ``parse(name, value)``, its name in the help, and what an ini file may hold natively.
 
-    One without a ``metavar`` is a flag: on the command line it has no value, and means ``on``. One that ``is_repeated`` adds up, and its
+    One without a ``metavar`` is a flag: on the command line it has no value, and means ``on``. One with ``words`` is a flag that means the
+    first of them, or one of the others after ``=``: a word that stands by itself is a path to pytest. One that ``is_repeated`` adds up, and its
     value is a tuple. Of one that ``is_file``, command line and ini file give the path.
     """
 
@@ -47,6 +48,7 @@ class Kind(NamedTuple):
     ini_type: Literal["list", "number", "text"] = "text"
     is_file: bool = False
     is_repeated: bool = False
+    words: tuple[str, ...] = ()
 
     def read(self, name: str, value: Any) -> Any:
         """What command line and ini file say, parsed. Raises one of `UNREADABLE`."""
@@ -209,4 +211,5 @@ FAILURES = Kind(lambda _, value: expected_failures.parse(value), "PATH", is_file
 NESTING = Kind(nesting, "NESTING")
 PATH = Kind(file_path, "PATH")
 PERCENTAGE = Kind(percentage, "PERCENT")
+WATCH = choice("off", "fail", "report")._replace(metavar="[=report]", words=("fail", "report", "off"))
 REPORT_PATHS = Kind(report_path, "PATH", "list", is_repeated=True)

@@ -38,7 +38,8 @@ EVERYWHERE: tuple[Place, ...] = ("marker", "command line", "ini file")
 class Row(NamedTuple):
     """One setting. Its default is anything that its kind parses; ``section`` is a page of the documents, or a heading of one.
 
-    What ``selects_nestings`` says nothing of one that is replayed.
+    What ``selects_nestings`` says nothing of one that is replayed; with what ``narrows`` a run may lack some that it has without. A
+    flag ``of`` another setting says nothing without that.
     """
 
     default: Any
@@ -48,6 +49,8 @@ class Row(NamedTuple):
     scope: Scope = "check"
     places: tuple[Place, ...] = EVERYWHERE
     selects_nestings: bool = False
+    narrows: bool = False
+    of: str = ""
 
 
 def _check(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
@@ -55,11 +58,15 @@ def _check(default: Any, kind: Kind, text: str, section: str, **more: Any) -> An
 
 
 def _select(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:
-    return _check(default, kind, text, section, selects_nestings=True, **more)
+    return _check(default, kind, text, section, **{"selects_nestings": True, "narrows": True, **more})
 
 
-def _run(default: Any, kind: Kind, text: str, section: str) -> Row:
-    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2])
+def _run(default: Any, kind: Kind, text: str, section: str, of: str = "") -> Row:
+    return Row(default, kind, text, section, "run", EVERYWHERE[1:] if kind.metavar else EVERYWHERE[1:2], of=of)
+
+
+def _flag_of_baseline(text: str) -> Row:
+    return _run("off", kinds.FLAG, text, "ci.md#memory-baseline", of="baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class Settings:
         "modes of flax that every nesting runs in: current (the one that flax is set to), and from flax 0.12.7 on"
         f" {', '.join(MODES[1:])}",
         "modes.md",
+        narrows=True,
     )
     max_depth: int = _select(
         3,
@@ -121,12 +129,14 @@ class Settings:
         kinds.SWITCH,
         "on traces a nesting without a jit outside, and runs it where the trace is not clean or the test reads values; off runs everything",
         "nestings.md#what-is-run-and-what-is-traced",
+        narrows=False,
     )
     all: str = _select(
         "off",
         kinds.FLAG,
         "run all of the sweep, also after a nesting broke that the message will name",
         "nestings.md#nestings",
+        narrows=False,
     )
     memory_budget: Budget | None = _check(  # noqa: RUF009 - it makes a field
         None,
@@ -195,23 +205,23 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         "how much a peak may grow over the baseline before the test fails; 0% allows nothing",
         "ci.md#memory-baseline",
     ),
-    "baseline_update": _run(
-        "off", kinds.FLAG, "write the baseline anew from this run, if every test of it passed", "ci.md#memory-baseline"
-    ),
-    "baseline_update_new_only": _run(
-        "off", kinds.FLAG, "add to the baseline what is not in it, and compare the rest", "ci.md#memory-baseline"
-    ),
-    "baseline_any_stamp": _run(
-        "off",
-        kinds.FLAG,
-        "compare with a baseline that other versions, or another device, have left",
-        "ci.md#memory-baseline",
+    "baseline_update": _flag_of_baseline("write the baseline anew from this run, if every test of it passed"),
+    "baseline_update_new_only": _flag_of_baseline("add to the baseline what is not in it, and compare the rest"),
+    "baseline_any_stamp": _flag_of_baseline(
+        "compare with a baseline that other versions, or another device, have left"
     ),
     "report": _run(
         (),
         kinds.REPORT_PATHS,
         "file of the verdict, peak and cause of every nesting: .json, .html (a page to look at) or .md (for a pull request)",
         "ci.md#reports",
+    ),
+    "watch": _run(
+        "off",
+        kinds.WATCH,
+        "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, and for buffers donated"
+        " for nothing: fail it, or report it only",
+        "watch.md",
     ),
     "no_cache": _run(
         "off",
@@ -291,7 +301,7 @@ def table_markdown(scope: Scope) -> str:
     lines = ["| setting | default | command line | ini | meaning |", "|---|---|---|---|---|"]
     for name in names(scope):
         row = TABLE[name]
-        option = f"{flag(name)} {row.kind.metavar}".rstrip()
+        option = f"{flag(name)}{'' if row.kind.words else ' '}{row.kind.metavar}".rstrip()
         ini = f"`nnx_{name}`" if "ini file" in row.places else "-"
         meaning = row.help + ("; may be repeated" if row.kind.is_repeated else "")
         lines.append(f"| [`{name}`]({row.section}) | `{show(row.default)}` | `{option}` | {ini} | {meaning} |")

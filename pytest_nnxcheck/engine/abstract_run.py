@@ -54,9 +54,9 @@ class Addresses:
 
     def leaf(self, path: str, array: Any) -> Leaf:
         """A leaf with its address for a pointer; none for empty arrays, which own no buffer."""
-        found = read_leaf(path, array)
-        known = id(array) in self.of and array.size > 0
-        return Leaf(found.path, found.type, found.sharding, (self.of[id(array)],) if known else ())
+        leaf = read_leaf(path, array)
+        has_address = id(array) in self.of and array.size > 0
+        return Leaf(leaf.path, leaf.type, leaf.sharding, (self.of[id(array)],) if has_address else ())
 
 
 def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look: Callable[[Any], Any]) -> Any:
@@ -80,8 +80,8 @@ def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look
         return out, [value for _, value in after]
 
     out, values = jax.eval_shape(pure, leaves, *inputs)
-    known = dict(zip(paths, values, strict=True))
+    value_at = dict(zip(paths, values, strict=True))
     for path, variable in compat.variables(state):
-        if path in known:
-            compat.set_variable_value(variable, known[path])
+        if path in value_at:
+            compat.set_variable_value(variable, value_at[path])
     return out

@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import VALUE_INVARIANTS
-from pytest_nnxcheck.core.evidence import Advice
+from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Memory, Observation
+from pytest_nnxcheck.core.outcome import CallFacts, Listener, UnNested
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo, recall
+from pytest_nnxcheck.engine.observe import measure, observe
 from pytest_nnxcheck.engine.parity import agrees, agrees_inside
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.reference import meaning_of, recalled
 from pytest_nnxcheck.invariants import Case
+from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
-from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.profile import Profile, profile, restored_leaves
 from pytest_nnxcheck.subject.state_facts import Effect
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.transforms import differentiable
 from pytest_nnxcheck.transforms.compose import BASELINE, baseline_for
+from pytest_nnxcheck.transforms.fitness import Misfit, unfit
+from pytest_nnxcheck.transforms.layer import LENGTH
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of the user's under one nesting, taken apart, with the settings of its check and what the nestings of its test share."""
+class CallStarted:
+    """A call is about to run under a nesting, or without a profile to be traced for the first time: that may take the process with it."""
 
     subject: Subject
+    profile: Profile | None
     nesting: Nesting
     settings: Settings
-    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the user's under one nesting, taken apart, with the settings of its check and the example that makes it.
+
+    ``key`` is its signature, taken before the call: its own state is written when it has been judged.
+    """
+
+    subject: Subject
+    key: Any
+    nesting: Nesting
+    settings: Settings
+    example: Example
     originals: Originals
+    publish: Listener
+
+    @property
+    def memo(self) -> Memo:
+        """What is known of the calls of the test."""
+        return self.example.memo
 
     @property
     def compares_values(self) -> bool:
@@ -40,12 +72,91 @@ class Call:
         return not VALUE_INVARIANTS.isdisjoint(self.settings.invariants)
 
     def announce(self, profile: Profile | None) -> None:
-        """Tell that the nesting is about to run; without a profile, that the call is about to be traced for the first time."""
-        self.session.announce(self.subject, profile, self.nesting, self.settings)
+        """Say that the nesting is about to run; without a profile, that the call is about to be traced, where it never was."""
+        if profile is not None or self.key not in self.memo.profiles:
+            self.publish(CallStarted(self.subject, profile, self.nesting, self.settings))
+
+    def facts(self) -> CallFacts:
+        """What is known of the call by now, whatever its nesting."""
+        profile, un_nested = self.memo.profiles.get(self.key), self.memo.un_nested.get(self.key)
+        added = () if profile is None else tuple(map(self.subject.path, profile.added))
+        return CallFacts(self.originals.notes, added, () if un_nested is None else (un_nested,))
+
+    # --- from the memo, where the same call was made before
+
+    def profile(self) -> Profile:
+        """The profile of the call. Raises what the user's code raises under a trace."""
+        if self.key in self.memo.remapped:
+            return self.memo.remapped[self.key]
+
+        def evaluated() -> Profile:
+            with self.subject.leaks_undone(self.subject.state):
+                return profile(self.subject)
+
+        return recall(self.memo.profiles, self.key, evaluated)
+
+    def remapped(self) -> Profile:
+        """The profile of the call, with the leaves that it writes and restores."""
+
+        def evaluated() -> Profile:
+            before, state = self.profile(), self.subject.state
+            with self.subject.leaks_undone(state):
+                paths = restored_leaves(self.subject, before.changed)
+            size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(state) if path in paths)
+            return replace(before, restored=paths, restored_bytes=size)
+
+        return recall(self.memo.remapped, self.key, evaluated)
+
+    def misfit(self, profile: Profile) -> Misfit | None:
+        """Why a layer of the nesting cannot take the call."""
+        misfit = unfit(self.subject, profile, self.nesting)
+        layers = () if misfit else (layer for layer in self.nesting.layers if layer.row.pair == "gradients")
+        reason = next(filter(None, (self.no_gradient(profile, by_inputs=layer.captures) for layer in layers)), "")
+        return Misfit("", reason) if reason else misfit
+
+    def no_gradient(self, profile: Profile, *, by_inputs: bool) -> str:
+        """Why the call has no gradient by its parameters, or by its inputs; empty where it has one."""
+        table, key = self.memo.gradients, (self.key, by_inputs)
+        return recall(table, key, lambda: differentiable.cannot(self.subject, profile, by_inputs=by_inputs))
 
     def un_nested_memory(self) -> Memory | None:
-        """The memory of the un-nested program that the nesting is measured by."""
-        return self.session.baseline_of(self.subject, self.settings.donate, self.nesting)
+        """Memory of the un-nested jit, of the gradient where the nesting takes one; None where that does not run."""
+        baseline, donate = baseline_for(self.nesting), self.settings.donate
+
+        def measured() -> Memory | None:
+            return observe(self.subject, self.profile(), baseline, donate, self.memo.shared_programs).memory
+
+        return recall(self.memo.baselines, (self.key, donate, baseline), measured)
+
+    def un_nested_facts(self, profile: Profile, memory: Memory) -> UnNested:
+        """Where the bytes of the un-nested program are, and advice on them."""
+
+        def found_out() -> UnNested:
+            sizes = Sizes(profile.state_bytes, profile.input_bytes, profile.output_bytes)
+            # Not the program's own names, which are in the order of its parameters.
+            names = [*map(self.subject.path, profile.state_paths), *self.subject.input_names]
+            advised = advice(memory.peak, buffers(memory), profile.waste, names, sizes)
+            return UnNested(self.subject.name, un_nested_evidence(memory), advised)
+
+        return recall(self.memo.un_nested, self.key, found_out)
+
+    def growth(self, short: Split | None) -> Growth | None:
+        """What each further step of the nesting's loop adds to the peak; `None` without one loop, or where it cannot be measured."""
+        loops = [layer for layer in self.nesting.layers if layer.row.grows]
+        if len(loops) != 1 or short is None:
+            return None
+        nesting, donate = self.nesting, self.settings.donate
+
+        def measured() -> Memory | None:
+            return measure(self.subject, self.profile(), nesting, donate, 2 * LENGTH)
+
+        long = recall(self.memo.longer, (self.key, donate, nesting), measured)
+        return growth(str(loops[0]), LENGTH, short, split(long))
+
+    def reference(self) -> Effect | None:
+        """What the same calls do without the nesting, made in the same order; none where they cannot run."""
+        self.example.compared += 1
+        return recalled(self.memo.references, self.subject, meaning_of(self.nesting), self.example.compared)
 
 
 def settled(observation: Observation) -> bool:
@@ -66,7 +177,7 @@ def case_of(call: Call, profile: Profile, observation: Observation, wanted: Effe
         originals=call.originals,
         written=written(call, profile, observation),
         bound=bound(observation, profile, baseline, settings.memory_budget) if baseline is not None else None,
-        advice=(lambda: advice(call, profile, baseline)) if baseline is not None else tuple,
+        advice=(lambda: judged_advice(call, profile, baseline)) if baseline is not None else tuple,
         debug_nans=bool(jax.config.jax_debug_nans),
         compare=(lambda: agrees(subject, profile, observation, wanted)) if compares else None,
     )
@@ -100,9 +211,9 @@ def donates(call: Call, observation: Observation) -> bool:
     return handed and call.settings.donate != "none" and settled(observation)
 
 
-def advice(call: Call, profile: Profile, baseline: Memory) -> tuple[Advice, ...]:
+def judged_advice(call: Call, profile: Profile, baseline: Memory) -> tuple[Advice, ...]:
     """The advice on the un-nested call, where the settings make it a violation of the nestings that are measured by it."""
     if baseline_for(call.nesting) != BASELINE:
         return ()
-    pieces = call.session.learn_of_un_nested(call.subject, profile, baseline).advice
-    return () if call.settings.memory_advice == "note" else pieces
+    advised = call.un_nested_facts(profile, baseline).advice
+    return () if call.settings.memory_advice == "note" else advised

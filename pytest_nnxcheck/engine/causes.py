@@ -142,8 +142,8 @@ def closure_of(function: Any) -> dict[str, Any]:
     if not inspect.isfunction(function):
         return {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    captured = {}
+    contents = {}
     for name, cell in cells:
         with contextlib.suppress(ValueError):
-            captured[name] = cell.cell_contents
-    return captured
+            contents[name] = cell.cell_contents
+    return contents

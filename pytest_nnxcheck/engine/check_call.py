@@ -10,16 +10,15 @@ from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, traced
 from pytest_nnxcheck.engine.cases import Call, case_of, case_of_un_nested, settled
 from pytest_nnxcheck.engine.evidence import evidence, left
+from pytest_nnxcheck.engine.example import Example, look_at_originals
+from pytest_nnxcheck.engine.memo import signature
 from pytest_nnxcheck.engine.observe import observe
-from pytest_nnxcheck.engine.originals import look_at_originals
-from pytest_nnxcheck.engine.reference import meaning_of
-from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants import Case, Judgement
 from pytest_nnxcheck.invariants.memory import saved_state
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding
@@ -35,11 +34,12 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a checked call gives back: the un-nested output, the outcome, and the user's exception if the call failed."""
+    """What a checked call gives back: the un-nested output, the outcome, the user's exception if the call failed, and what is known of the call."""
 
     output: Any
     outcome: Outcome
     error: BaseException | None = None
+    facts: CallFacts = NO_FACTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,18 @@ def check_call(
     *,
     nesting: Nesting,
     settings: Settings,
-    session: Session,
+    example: Example,
+    publish: Listener = nobody,
     owner: str = "",
 ) -> Checked:
-    """Run a call under a nesting and judge what it left. Raises `CheckError` where the call cannot be checked."""
+    """Run a call under a nesting and judge what it left; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
     bound = bind(subject, args, kwargs, owner)
     bound.donated(settings.donate)
-    originals = look_at_originals(bound, settings, session)
+    originals = look_at_originals(bound, settings, example)
     bound.refuse_what_flax_cannot_split()
-    call = Call(bound, nesting, settings, session, originals)
-    return nested(call) if nesting.layers else un_nested(call)
+    call = Call(bound, signature(bound), nesting, settings, example, originals, publish)
+    checked = nested(call) if nesting.layers else un_nested(call)
+    return replace(checked, facts=call.facts())
 
 
 def nested(call: Call) -> Checked:
@@ -91,7 +93,7 @@ def nested(call: Call) -> Checked:
     judgement = invariants.judge(case)
     if judgement.violations and observation.shared:
         # Its message names lines, which must be its own.
-        programs = call.session.shared_programs
+        programs = call.memo.shared_programs
         observation = observe(call.subject, prepared.profile, call.nesting, call.settings.donate, programs, alone=True)
         case = case_of(call, prepared.profile, observation, prepared.wanted)
         judgement = invariants.judge(case)
@@ -102,36 +104,36 @@ def nested(call: Call) -> Checked:
 
 def prepare(call: Call) -> Prepared:
     """What a nesting is judged by. Raises what the user's code raises under a trace, and `Unfit`."""
-    profile = call.session.profile_of(call.subject)
-    misfit = call.session.misfit(call.subject, profile, call.nesting)
+    profile = call.profile()
+    misfit = call.misfit(profile)
     if misfit or not call.compares_values:
         return Prepared(profile, misfit)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-    return Prepared(profile, wanted=call.session.references.of(call.subject, meaning_of(call.nesting)))
+    return Prepared(profile, wanted=call.reference())
 
 
 def observed(call: Call, profile: Profile) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
-    subject, session = call.subject, call.session
+    subject = call.subject
     if traced.tells(subject, profile, call.nesting, call.settings):
         observation = traced_in(call, profile)
         if observation is not None:
             return observation
-    session.values.require(subject)
-    return observe(subject, profile, call.nesting, call.settings.donate, session.shared_programs)
+    call.example.values.require(subject)
+    return observe(subject, profile, call.nesting, call.settings.donate, call.memo.shared_programs)
 
 
 def traced_in(call: Call, profile: Profile) -> Observation | None:
     """The facts of a nesting, traced; `None` where it must be run."""
-    session = call.session
+    example = call.example
     return traced.observe(
-        call.subject, profile, call.nesting, session.values, session.shared_programs, session.places[-1]
+        call.subject, profile, call.nesting, example.values, call.memo.shared_programs, example.places[-1]
     )
 
 
 def remapped(call: Call, prepared: Prepared, observation: Observation) -> tuple[Prepared, Observation]:
     """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped."""
-    prepared = replace(prepared, profile=call.session.restores(call.subject))
+    prepared = replace(prepared, profile=call.remapped())
     if not prepared.profile.restored:
         return prepared, observation
     call.announce(prepared.profile)
@@ -144,8 +146,7 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
     baseline = call.un_nested_memory() if bound else None
     measured = evidence(call.subject, case.profile, observation, bound, baseline)
     if any(violation.invariant == "memory" for violation in judgement.violations):
-        growth = call.session.growth_of(call.subject, call.settings.donate, call.nesting, measured.split)
-        measured = replace(measured, growth=growth)
+        measured = replace(measured, growth=call.growth(measured.split))
     return Outcome(
         nesting=call.nesting,
         verdict="violated" if judgement.violations else "held",
@@ -212,7 +213,7 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
 def fails_when_traced(call: Call, error: Exception) -> Checked:
     """A call that raises under any trace: the user's exception, unless it left tracers as well."""
     call.announce(UNKNOWN)
-    call.session.values.require(call.subject)
+    call.example.values.require(call.subject)
     observation = observe(call.subject, UNKNOWN, call.nesting, "none")
     only_tracers = replace(call.settings, invariants=tuple({"tracers"} & {*call.settings.invariants}))
     judgement = invariants.judge(Case(observation, only_tracers)) if observation.leaks else Judgement()
@@ -229,7 +230,7 @@ def fails_when_traced(call: Call, error: Exception) -> Checked:
 def un_nested(call: Call) -> Checked:
     """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
     profile = profile_if_traceable(call)
-    values = call.session.values
+    values = call.example.values
     tells = profile is not UNKNOWN and not values.needed
     tells = tells and traced.tells(call.subject, profile, call.nesting, call.settings)
     observation = traced_in(call, profile) if tells else None
@@ -256,7 +257,7 @@ def profile_if_traceable(call: Call) -> Profile:
     """The profile of the call, `UNKNOWN` where no trace takes it: with Python control flow on values, say, it may hold as it is."""
     replace(call, nesting=replace(call.nesting, layers=(Layer(JIT),))).announce(None)
     try:
-        return call.session.profile_of(call.subject)
+        return call.profile()
     except Exception:  # noqa: BLE001 - the user's code may raise anything, and the nestings will tell
         return UNKNOWN
 

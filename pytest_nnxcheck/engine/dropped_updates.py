@@ -70,8 +70,8 @@ class Watch:
     def __init__(self, subject: Subject, state: Any) -> None:
         self.drops: dict[tuple[str, str], Drop] = {}
         self._subject = subject
-        found = [(tuple(path), node) for path, node in compat.iter_graph(state) if compat.is_graph_node(node)]
-        self._state = {id(node): (path, node) for path, node in reversed(found)}
+        nodes = [(tuple(path), node) for path, node in compat.iter_graph(state) if compat.is_graph_node(node)]
+        self._state = {id(node): (path, node) for path, node in reversed(nodes)}
         self._events = 0
         self._running: list[Running] = []
 
@@ -96,7 +96,7 @@ class Watch:
         """The changes of bodies that no given node of the same type shows: of several such nodes, one that may have changed is enough."""
         given = [(node, old, values_of(node)) for node, old in left.nodes] if left.changes else []
         for (kind, path), new in left.changes.items():
-            alike = [each for each in given if type(each[0]) is kind]
+            alike = [entry for entry in given if type(entry[0]) is kind]
             name = self._name(alike[0][0], path) if alike else ""
             kept = [differ(old.get(path, ABSENT).value, now.get(path, ABSENT).value) is False for _, old, now in alike]
             if name and all(kept):
@@ -105,7 +105,7 @@ class Watch:
 
     def _name(self, node: Any, path: Path) -> str:
         """The name of a value of the state; a copy that an outer transform made goes by its type, where only one node has it."""
-        alike = [root for root, known in self._state.values() if type(known) is type(node)]
+        alike = [root for root, other in self._state.values() if type(other) is type(node)]
         roots = [self._state[id(node)][0]] if id(node) in self._state else alike
         return self._subject.path((*roots[0], *path)) if len(roots) == 1 else ""
 
@@ -169,15 +169,15 @@ def transparent(subject: Subject) -> tuple[Effect, tuple[Drop, ...]]:
         with jax.disable_jit(), profiled(watch):
             return subject.program(state, *inputs)
 
-    found = effect(subject, program, state, subject.inputs)
-    drops = () if found.error else tuple(drop for drop in watch.drops.values() if not handed_back(drop, found))
-    return found, drops
+    eager = effect(subject, program, state, subject.inputs)
+    drops = () if eager.error else tuple(drop for drop in watch.drops.values() if not handed_back(drop, eager))
+    return eager, drops
 
 
-def handed_back(drop: Drop, found: Effect) -> bool:
+def handed_back(drop: Drop, eager: Effect) -> bool:
     """Whether the update arrived by another way: written to the state by the call itself, or among what it returns."""
-    leaf = found.after.leaves.get(drop.path)
-    old = found.before.leaves.get(drop.path)
+    leaf = eager.after.leaves.get(drop.path)
+    old = eager.before.leaves.get(drop.path)
     if leaf is not None and leaf.value is not UNCHANGED and (old is None or differ(old.value, leaf.value)):
         return True
-    return any(differ(drop.new.value, array) is False for array in found.output)
+    return any(differ(drop.new.value, array) is False for array in eager.output)

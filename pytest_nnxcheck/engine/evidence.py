@@ -52,9 +52,9 @@ def reusable(subject: Subject, facts: Profile, observation: Observation) -> tupl
     donated = {move.before.path for move in observation.moves}
     types = {describe(leaf) for leaf in facts.out}
     inputs = zip(subject.input_names, subject.inputs, strict=False)
-    return tuple(
-        name for name, leaf in inputs if observation.memory and name not in donated and describe(leaf) in types
-    )
+    if observation.memory is None:
+        return ()
+    return tuple(name for name, leaf in inputs if name not in donated and describe(leaf) in types)
 
 
 def left(observation: Observation) -> Evidence:
@@ -98,12 +98,12 @@ def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
 
 def added(after: Iterable[Held], before: Iterable[Held]) -> tuple[Held, ...]:
     """The buffers of a program, each marked that has no partner among those of the un-nested one."""
-    partners = Counter((buffer.place, buffer.shape, buffer.name) for buffer in before)
+    unmatched = Counter((buffer.place, buffer.shape, buffer.name) for buffer in before)
     marked = []
     for buffer in after:
         key = (buffer.place, buffer.shape, buffer.name)
-        marked.append(buffer if partners[key] else replace(buffer, added=True))
-        partners[key] -= partners[key] > 0
+        marked.append(buffer if unmatched[key] else replace(buffer, added=True))
+        unmatched[key] -= unmatched[key] > 0
     return tuple(marked)
 
 
@@ -112,11 +112,11 @@ def places(after: Iterable[Held], before: Iterable[Held]) -> tuple[Place, ...]:
     groups: dict[Group, list[Held]] = {}
     for buffer in after:
         groups.setdefault(_group(buffer), []).append(buffer)
-    sizes: Counter[Group] = Counter()
+    bytes_before: Counter[Group] = Counter()
     for buffer in before:
-        sizes[_group(buffer)] += buffer.bytes
-    grouped = [place(group, sizes[key]) for key, group in groups.items()]
-    return tuple(sorted(grouped, key=lambda place: (-place.bytes, place.line)))
+        bytes_before[_group(buffer)] += buffer.bytes
+    by_line = [place(group, bytes_before[key]) for key, group in groups.items()]
+    return tuple(sorted(by_line, key=lambda place: (-place.bytes, place.line)))
 
 
 Group = tuple[str, bool, bool]

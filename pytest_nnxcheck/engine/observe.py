@@ -68,15 +68,16 @@ def observe(
     went_in = dict(compat.raw_leaves(state))
     places = walk(subject.roots(state)).places
     if subject.abstract and not root.compiles:
-        output, error, found = traced(program, subject, guards, state, inputs)
+        output, error, tracers = traced(program, subject, guards, state, inputs)
     else:
         output, error = run(program, state, inputs)
-        found = walk(subject.roots(state)).tracers or (guards.left() if root.hoisted else ())
+        tracers = walk(subject.roots(state)).tracers or (guards.left() if root.hoisted else ())
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
     places_of = places_in(subject, state)
-    leaks = tuple(leak(each, guards.culprit(each) or outermost(nesting), places_of(each)) for each in found)
-    dropped = () if found else tuple(leak(each, report.layer) for report in guards.reports for each in report.found)
-    good = not error and not found
+    leaks = tuple(leak(tracer, guards.culprit(tracer) or outermost(nesting), places_of(tracer)) for tracer in tracers)
+    blamed = () if tracers else guards.reports
+    dropped = tuple(leak(tracer, report.layer) for report in blamed for tracer in report.found)
+    good = not error and not tracers
     after = leaves_after(subject, state, root.leaf) if good else {}
     before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
     plain = [leaf for leaf in plain_leaves(state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)]
@@ -86,9 +87,9 @@ def observe(
     if root.memories and good:
         after |= new_values(root, output)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
-    if found:
+    if tracers:
         places.restore()
-    if found or guards.reports:
+    if tracers or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     return Observation(
@@ -126,11 +127,8 @@ def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, l
     root = Root(subject, profile, nesting, donate, stops=True)
     program = compose(subject, profile, nesting, Guards(subject), root.jit, length)
     state, inputs = root.handed(subject.fresh(), length)
-    places = walk(subject.roots(state)).places
-    run(program, state, inputs)
-    if walk(subject.roots(state)).tracers:
-        places.restore()
-        jax.clear_caches()
+    with subject.leaks_undone(state):
+        run(program, state, inputs)
     return root.memories[0] if root.memories else None
 
 
@@ -155,28 +153,25 @@ def traced(
 
     The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there.
     """
-    found: list[Found] = []
-    places = walk(subject.roots(state)).places
+    dead: list[Found] = []
 
     def look(module: Any) -> bool:
-        found.extend(guards.dead(module, ours))
-        return bool(found)
+        dead.extend(guards.dead(module, ours))
+        return bool(dead)
 
     def watched(module: Any, *inputs: Any) -> Any:
         ours.update(guards.traces_of(module, inputs))
         return program(module, *inputs)
 
     ours: dict[tuple[int, int], Any] = {}
-    try:
-        output, error = trace(watched, state, inputs, look), None
-    except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
-        output, error = None, raised
-    remain = bool(walk(subject.roots(state)).tracers)
-    if remain:
-        places.restore()
-    if remain or found or guards.reports:
+    with subject.leaks_undone(state):
+        try:
+            output, error = trace(watched, state, inputs, look), None
+        except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+            output, error = None, raised
+    if dead or guards.reports:
         jax.clear_caches()
-    return output, error, tuple(found)
+    return output, error, tuple(dead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,20 +315,20 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     plain = {id(leaf) for leaf in plain_leaves(state)}
     nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
 
-    def place(found: Found) -> str:
-        if id(found.tracer) in plain:
+    def place(leaked: Found) -> str:
+        if id(leaked.tracer) in plain:
             return "module"
-        name = re.match(r"\w+", found.path)
+        name = re.match(r"\w+", leaked.path)
         return "object" if name and name[0] in nodes else "outside"
 
     return place
 
 
-def leak(found: Found, layer: Layer | None, place: str = "") -> Leak:
-    tracer = found.tracer
+def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
+    tracer = leaked.tracer
     return Leak(
-        path=found.path,
-        holder=found.holder,
+        path=leaked.path,
+        holder=leaked.holder,
         kind=compat.tracer_kind(tracer),
         type=describe(tracer.aval),
         line=compat.tracer_line(tracer),

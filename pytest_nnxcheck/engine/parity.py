@@ -41,22 +41,19 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, wanted: E
     if wanted.error is not None:
         return Judgement(notes=(f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
     meaning = meaning_of(nesting)
-    before, got = (
-        read(subject, subject.state),
-        effect_of(subject, observation, names_of(meaning, wanted.structure.names)),
-    )
+    before = read(subject, subject.state)
+    got = effect_of(subject, observation, names_of(meaning, wanted.structure.names))
     drawn = other_draws(subject, nesting)
     notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
     if any(difference.rounding for difference in different):
-        suspects, different = (
-            different,
-            beyond_rounding(subject, facts, meaning, wanted, got, different, drawn=bool(drawn)),
-        )
-        notes += decided_by_rounding(suspects, different)
-    if any(is_rounding(difference) for difference in different):
-        suspects, different = different, beyond_fusion(subject, facts, nesting, wanted, different, drawn=bool(drawn))
-        notes += decided_by_fusion(suspects, different)
+        candidates = different
+        different = beyond_rounding(subject, facts, meaning, wanted, got, candidates, drawn=bool(drawn))
+        notes += decided_by_rounding(candidates, different)
+    if any(map(is_rounding, different)):
+        candidates = different
+        different = beyond_fusion(subject, facts, nesting, wanted, candidates, drawn=bool(drawn))
+        notes += decided_by_fusion(candidates, different)
     notes += scalars(got.after, before)
     return Judgement(violations(different, cause(different, nesting)), notes)
 
@@ -86,10 +83,10 @@ def beyond_rounding(
     return different
 
 
-def decided_by_rounding(suspects: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_rounding(candidates: Differences, left: Differences) -> tuple[str, ...]:
     """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
     paths = {difference.path for difference in left}
-    decided = [difference.path for difference in suspects if difference.path not in paths]
+    decided = [difference.path for difference in candidates if difference.path not in paths]
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: inputs a few roundings away move the un-nested result as far",)
@@ -116,9 +113,9 @@ def beyond_fusion(
     return tuple(difference for difference in different if difference.path in paths or not is_rounding(difference))
 
 
-def decided_by_fusion(suspects: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[str, ...]:
     """A note on what the compiler alone makes differ: a value at a kink, which a fused operation rounds to its other side."""
-    decided = [difference.path for difference in suspects if difference not in left]
+    decided = [difference.path for difference in candidates if difference not in left]
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: where XLA fuses no operations, the nesting gives the un-nested values",)
@@ -186,8 +183,9 @@ def agrees_inside(subject: Subject, facts: Profile, observation: Observation) ->
     different = differences(wanted, got, before, inside=True)
     notes = scalars(got.after, before)
     if any(difference.rounding for difference in different):
-        suspects, different = different, beyond_rounding(subject, facts, (), wanted, got, different, inside=True)
-        notes += decided_by_rounding(suspects, different)
+        candidates = different
+        different = beyond_rounding(subject, facts, (), wanted, got, candidates, inside=True)
+        notes += decided_by_rounding(candidates, different)
     different = tuple(difference for difference in different if not returned(difference, wanted, got))
     if drops:
         return Judgement((Violation("parity", findings=tuple(map(dropped_inside, drops))),), notes)

@@ -1,6 +1,6 @@
 """What a nesting means: the same calls, made eagerly one after the other on a copy of the state, without any transform.
 
-Most transforms mean the call once. Those that mean more have a row in `MEANINGS`; many nestings share one meaning, and a session
+Most transforms mean the call once. Those that mean more have a row in `MEANINGS`; many nestings share one meaning, and a test
 evaluates each only once for the same call.
 """
 
@@ -50,7 +50,7 @@ def carried(f: Program, subject: Program, axes: int) -> Program:
 def mapped(f: Program, subject: Program, axes: int) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         states = [state, *(separate(state) for _ in range(LENGTH - 1))]
-        return stacked([f(each, *(leaf[index] for leaf in inputs)) for index, each in enumerate(states)])
+        return stacked([f(own, *(leaf[index] for leaf in inputs)) for index, own in enumerate(states)])
 
     return layer
 
@@ -135,13 +135,13 @@ def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ..
         if error is not None:
             return Effect(error=error)
         output = un_nested(meaning, returned)
-        found = structure(subject.output_tree.names, subject.output_tree.rebuild, output)
+        returned_structure = structure(subject.output_tree.names, subject.output_tree.rebuild, output)
         after = changed(before, read(subject, state))
         kept = Facts(
             {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED},
             {},
         )
-        return Effect(returned, names_of(meaning, found.names), output, found, kept, after)
+        return Effect(returned, names_of(meaning, returned_structure.names), output, returned_structure, kept, after)
     finally:
         places.restore()
 
@@ -171,7 +171,7 @@ def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
     tree: Any = names
     for name in reversed(meaning):
         if name == CALL_FIRST:
-            tree = (tuple(f"{each} of the first call" for each in names), tree)
+            tree = (tuple(f"{name} of the first call" for name in names), tree)
     return tree
 
 
@@ -205,33 +205,21 @@ class Entry:
     held: Any
 
 
-class References:
-    """The references that one test has evaluated, by call, meaning and values.
+def recalled(table: dict[Any, Entry], subject: Subject, meaning: Meaning, number: int) -> Effect | None:
+    """The reference of a call, the manieth of its example, from the table or evaluated; none where the call cannot run.
 
-    The key holds all that decides the result: how manieth call of the example it is, the code with what it captured, the graph, the
-    content of state and inputs. Where one of them cannot be told for sure, the reference is evaluated anew.
+    The key holds all that decides the result: the number, the code with what it captured, the graph, the content of state and inputs.
+    Where one of them cannot be told for sure, the reference is evaluated anew.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Entry] = {}
-        self._calls = 0
-
-    def begin_example(self) -> None:
-        self._calls = 0
-
-    def of(self, subject: Subject, meaning: Meaning) -> Effect | None:
-        """The reference of the next call of the example; none where the call cannot run."""
-        self._calls += 1
-        if subject.abstract:
-            return None
-        key = identity(subject)
-        if key is None:
-            return evaluate(subject, meaning)
-        whole = (self._calls, meaning, key)
-        if whole not in self._known:
-            found = evaluate(subject, meaning)
-            self._known[whole] = Entry(found, (subject.function, subject.program_of))
-        return self._known[whole].effect
+    if subject.abstract:
+        return None
+    content = identity(subject)
+    if content is None:
+        return evaluate(subject, meaning)
+    key = (number, meaning, content)
+    if key not in table:
+        table[key] = Entry(evaluate(subject, meaning), (subject.function, subject.program_of))
+    return table[key].effect
 
 
 class Unknown(Exception):
@@ -284,7 +272,7 @@ def code(function: Any, seen: frozenset[int] = frozenset()) -> Any:
     seen |= {id(own)}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    captured = tuple(code(each, seen) if hasattr(each, "__code__") else atom(each) for each in [*cells, *defaults])
+    captured = tuple(code(value, seen) if hasattr(value, "__code__") else atom(value) for value in [*cells, *defaults])
     return own, captured, tuple(plain_globals(own, function.__globals__))
 
 

@@ -127,16 +127,12 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
         graphs.append(graph)
         return returned, after
 
-    places = walk(subject.roots(subject.state)).places
     try:
-        compiled = jax.jit(whole).lower(leaves, *subject.inputs).compile(compiler_options=options)
-        returned, after = compiled(leaves, *subject.inputs)
+        with subject.leaks_undone(subject.state):
+            compiled = jax.jit(whole).lower(leaves, *subject.inputs).compile(compiler_options=options)
+            returned, after = compiled(leaves, *subject.inputs)
     except Exception:  # noqa: BLE001 - what cannot be told so is told by the run
         return None
-    finally:
-        if walk(subject.roots(subject.state)).tracers:
-            places.restore()
-            jax.clear_caches()
     return Observation(
         nesting,
         nnx.merge(graphs[-1], after),

@@ -82,8 +82,8 @@ def _buffers(
 def named_buffers(assignment: bytes, module: bytes, subject: str | None = None) -> tuple[Buffer, ...]:
     """The buffers at the peak, largest first. Raises `MalformedProto` or `LookupError`."""
     reader = _Reader(Module.read(module, subject))
-    found = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
-    return tuple(sorted((*found, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
+    placed = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
+    return tuple(sorted((*placed, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
 
 
 def _allocations(assignment: Message) -> Iterator[Allocation]:
@@ -111,10 +111,10 @@ def _kind(allocation: Message) -> str:
 
 def _slots(allocation: Message, values: dict[int, Position]) -> tuple[Slot, ...]:
     """The values of one ``BufferAllocationProto``, by the range they share."""
-    found: dict[tuple[int, int], list[Position]] = {}
+    ranges: dict[tuple[int, int], list[Position]] = {}
     for message in messages(allocation, 9):
-        found.setdefault((number(message, 2), number(message, 3)), []).append(values[number(message, 1)])
-    return tuple(Slot(offset, size, tuple(shared)) for (offset, size), shared in found.items())
+        ranges.setdefault((number(message, 2), number(message, 3)), []).append(values[number(message, 1)])
+    return tuple(Slot(offset, size, tuple(shared)) for (offset, size), shared in ranges.items())
 
 
 def _at_peak(slots: Collection[Slot]) -> Iterator[Slot]:
@@ -137,13 +137,13 @@ class _Reader:
 
     def __init__(self, module: Module) -> None:
         self.module = module
-        entry = (one for one in module.instructions.values() if one.computation == module.entry)
-        self.parameters = {one.parameter: one for one in entry if one.opcode == "parameter"}
+        entry = (op for op in module.instructions.values() if op.computation == module.entry)
+        self.parameters = {op.parameter: op for op in entry if op.opcode == "parameter"}
         self.results = frozenset(_results(module))
         self.users: dict[int, list[Instruction]] = {}
-        for one in module.instructions.values():
-            for operand in one.operands:
-                self.users.setdefault(operand, []).append(one)
+        for op in module.instructions.values():
+            for operand in op.operands:
+                self.users.setdefault(operand, []).append(op)
 
     def buffers(self, allocation: Allocation) -> Iterator[Buffer]:
         """The buffers of one allocation that are live at the peak; tables of pointers are left out."""
@@ -158,10 +158,10 @@ class _Reader:
     def fused_constants(self) -> Iterator[Buffer]:
         """Constants that XLA wrote into a fusion, where no allocation counts them; a single number is part of the code."""
         every = self.module.instructions.values()
-        fused = {computation for one in every if one.opcode == "fusion" for computation in one.called}
-        for one in every:
-            if one.opcode == "constant" and one.computation in fused:
-                shape = self.module.shape((one.id, ()))
+        fused = {computation for op in every if op.opcode == "fusion" for computation in op.called}
+        for op in every:
+            if op.opcode == "constant" and op.computation in fused:
+                shape = self.module.shape((op.id, ()))
                 if shape.elements > 1:
                     yield Buffer(shape.size, str(shape), "constant", "constant")
 
@@ -173,26 +173,26 @@ class _Reader:
         """Of the values that share a slot the one that says most: a copy of a whole parameter, or one with a line."""
         if kind == "output":
             values = tuple(value for value in values if value in self.results) or values
-        known = {value: origins.origin(self.module, value) for value in values}
-        named = [self._named(value, size, kind, known) for value in values]
+        origin_of = {value: origins.origin(self.module, value) for value in values}
+        named = [self._named(value, size, kind, origin_of) for value in values]
         return max(
             named, key=lambda buffer: (buffer.whole, not buffer.inserted, buffer.stack != (), buffer.layer != "")
         )
 
-    def _named(self, value: Position, size: int, kind: str, known: dict[Position, Origin]) -> Buffer:
+    def _named(self, value: Position, size: int, kind: str, origin_of: dict[Position, Origin]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
-        parameter = _copied(value, known)
-        told, inserted = origins.made(self.module, self.users, instruction)
+        parameter = _copied(value, origin_of)
+        maker, inserted = origins.made(self.module, self.users, instruction)
         return Buffer(
             bytes=size,
             shape=str(shape),
             kind=kind,
             operation=self.module.operation(instruction),
-            stack=origins.stack(self.module, told),
+            stack=origins.stack(self.module, maker),
             parameter=parameter,
             whole=parameter is not None and shape.elements == self._elements(parameter),
-            through=known[value].operations if parameter is not None else (),
-            layer=origins.layer(self.module, told),
+            through=origin_of[value].operations if parameter is not None else (),
+            layer=origins.layer(self.module, maker),
             inserted=inserted,
         )
 
@@ -200,12 +200,12 @@ class _Reader:
         return self.module.shape((self.parameters[parameter].id, ())).elements
 
 
-def _copied(value: Position, known: dict[Position, Origin]) -> int | None:
+def _copied(value: Position, origin_of: dict[Position, Origin]) -> int | None:
     """The parameter that a value copies, unless the copy is only what a later value in its slot is updated from."""
-    here = known[value]
+    here = origin_of[value]
     if not here.copied or len(here.parameters) != 1:
         return None
-    if any(value in other.through and not other.copied for other in known.values()):
+    if any(value in other.through and not other.copied for other in origin_of.values()):
         return None
     (parameter,) = here.parameters
     return parameter

@@ -107,8 +107,8 @@ class Module:
     callers: dict[int, list[Instruction]]
     entry: int
     frames: Message
-    known: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
-    """Frames that were read before, by their number."""
+    frames_read: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
+    """Frames that were read before, each with its parent's number, by its own."""
     frames_by_metadata: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
     """The frames of instructions that were asked for, by their metadata, which many instructions share."""
     stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
@@ -123,14 +123,14 @@ class Module:
         """One ``HloModuleProto``. Raises `MalformedProto`."""
         message = fields(data)
         computations = tuple(messages(message, 3))
-        roots = {number(each, 5): number(each, 6) for each in computations}
-        read = [Instruction.read(one, number(each, 5)) for each in computations for one in messages(each, 2)]
+        roots = {number(computation, 5): number(computation, 6) for computation in computations}
+        read = [Instruction.read(op, number(parent, 5)) for parent in computations for op in messages(parent, 2)]
         callers: dict[int, list[Instruction]] = {}
         for instruction in read:
             for computation in instruction.called:
                 callers.setdefault(computation, []).append(instruction)
         frames = fields(raw(message, 17))
-        return cls({one.id: one for one in read}, roots, callers, number(message, 6), frames, subject=subject)
+        return cls({op.id: op for op in read}, roots, callers, number(message, 6), frames, subject=subject)
 
     def shape(self, position: Position) -> Shape:
         """The shape of a value. Raises `LookupError` or `MalformedProto`."""
@@ -156,18 +156,18 @@ class Module:
         key = bytes(instruction.metadata)
         if key not in self.frames_by_metadata:
             metadata = fields(instruction.metadata)
-            found = list(self._frames(number(metadata, 15)))
-            if not found and number(metadata, 4):
-                found = [Frame(text(metadata, 3), number(metadata, 4), "")]
-            self.frames_by_metadata[key] = found
+            frames = list(self._frames(number(metadata, 15)))
+            if not frames and number(metadata, 4):
+                frames = [Frame(text(metadata, 3), number(metadata, 4), "")]
+            self.frames_by_metadata[key] = frames
         return self.frames_by_metadata[key]
 
     def plainest_of(self, computation: int) -> Instruction | None:
         """The instruction of a computation with the fewest frames; `None` where no instruction of it has any."""
         if computation not in self.plainest:
-            every = (one for one in self.instructions.values() if one.computation == computation)
+            every = (op for op in self.instructions.values() if op.computation == computation)
             framed = filter(self.frames_of, every)
-            self.plainest[computation] = min(framed, key=lambda one: len(self.frames_of(one)), default=None)
+            self.plainest[computation] = min(framed, key=lambda op: len(self.frames_of(op)), default=None)
         return self.plainest[computation]
 
     def _frames(self, number: int) -> Iterator[Frame]:
@@ -176,18 +176,18 @@ class Module:
         for _ in every:
             if not 0 < number <= len(every):
                 return
-            if number not in self.known:
-                self.known[number] = self._frame(number)
-            frame, number = self.known[number]
+            if number not in self.frames_read:
+                self.frames_read[number] = self._frame(number)
+            frame, number = self.frames_read[number]
             yield frame
 
     def _frame(self, at: int) -> tuple[Frame, int]:
         """One frame and the number of its parent. Raises `LookupError` or `MalformedProto`."""
-        one = fields(raw({1: [self.frames[4][at - 1]]}, 1))
-        location = fields(raw({1: [self.frames[3][number(one, 1) - 1]]}, 1))
+        message = fields(raw({1: [self.frames[4][at - 1]]}, 1))
+        location = fields(raw({1: [self.frames[3][number(message, 1) - 1]]}, 1))
         path = text({1: [self.frames[1][number(location, 1) - 1]]}, 1)
         function = text({1: [self.frames[2][number(location, 2) - 1]]}, 1)
-        return Frame(path, number(location, 3), function), number(one, 2)
+        return Frame(path, number(location, 3), function), number(message, 2)
 
 
 def aliases(module: bytes) -> dict[int, int]:

@@ -271,5 +271,5 @@ _OPENERS: dict[type, Opener] = {
     **dict.fromkeys(_SUSPENDED, open_generator),
 }
 _WHOLE = (FunctionType, type, CodeType, ModuleType, LruCache, threading.local, TracebackType, FrameType)
-CODE = Table({id(known): opener for known, opener in _OPENERS.items()}, frozenset(map(id, _WHOLE)))
+CODE = Table({id(kind): opener for kind, opener in _OPENERS.items()}, frozenset(map(id, _WHOLE)))
 """How code is opened."""

@@ -150,6 +150,10 @@ def open_variable(value: Any, name: Name, visit: Visit) -> None:
             visit.put(item, "metadata", Name(name.then(step(key)).base, "metadata"))
 
 
+def note_node(value: Any, name: Name, visit: Visit) -> None:
+    visit.nodes.append((str(name), value))
+
+
 # --- which opener --------------------------------------------------------------------------------------------------------
 
 _BY_KIND: dict[str, Opener] = {
@@ -186,7 +190,14 @@ DATA = Table(
 def openers_for(cls: type, code: Table) -> tuple[Opener, ...]:
     """How to open the instances of a class: as what it is built on, then its attributes, then the class itself."""
     if (kind := compat.kind_of(cls)) in _BY_KIND:
-        return (_BY_KIND[kind], *_of_class(cls))
+        noted = () if kind == "array" else (note_node,)
+        return (*noted, _BY_KIND[kind], *_of_class(cls))
+    if kind == "node":
+        return (note_node, *_of_other(cls, code))
+    return _of_other(cls, code)
+
+
+def _of_other(cls: type, code: Table) -> tuple[Opener, ...]:
     for base in map(id, mro(cls)):
         built_in = DATA.openers.get(base) or code.openers.get(base)
         opened = () if built_in is None else (built_in,)

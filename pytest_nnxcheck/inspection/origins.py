@@ -66,14 +66,14 @@ def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:
     Frames further out than the plugin's are those of the test, which called it.
     """
     inside = itertools.takewhile(lambda frame: not frame.path.startswith(OWN), frames(module, instruction))
-    return tuple(dict.fromkeys(f"{each.path}:{each.line}" for each in inside))
+    return tuple(dict.fromkeys(f"{frame.path}:{frame.line}" for frame in inside))
 
 
 def layer(module: Module, instruction: Instruction) -> str:
     """The generated layer that made an instruction, as a nesting has it; empty where a line of the user lies further in."""
     inside = itertools.takewhile(lambda frame: frame.path.startswith(OWN), frames(module, instruction))
-    found = next(filter(None, (_LAYER.match(frame.function) for frame in inside)), None)
-    return str(Layer(found["transform"] or found["styled"], found["style"] or STYLES[0])) if found else ""
+    match = next(filter(None, (_LAYER.match(frame.function) for frame in inside)), None)
+    return str(Layer(match["transform"] or match["styled"], match["style"] or STYLES[0])) if match else ""
 
 
 def frames(module: Module, instruction: Instruction) -> list[Frame]:
@@ -153,10 +153,10 @@ def origin(module: Module, position: Position) -> Origin:
             continue
         before = _copied_from(module, instruction, at[1])
         copied = copied and before is not None
-        for each in before or ():
-            if each not in after:
-                after[each] = at
-                ahead.append(each)
+        for source in before or ():
+            if source not in after:
+                after[source] = at
+                ahead.append(source)
     way = _way(after, next(iter(parameters.values()))) if copied and len(parameters) == 1 else ()
     return Origin(frozenset(parameters), copied, frozenset(after), tuple(_operations(module, way)))
 
@@ -187,7 +187,7 @@ def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
         instruction = module.instructions[number]
         opcode = instruction.opcode
         if opcode == "parameter" and any(
-            one.opcode == "while" for one in module.callers.get(instruction.computation, ())
+            caller.opcode == "while" for caller in module.callers.get(instruction.computation, ())
         ):
             opcode = "while"
         if opcode not in seen | PLUMBING:
@@ -202,10 +202,10 @@ def made(module: Module, users: dict[int, list[Instruction]], instruction: Instr
     """
     if instruction.opcode == "constant" or module.frames_of(instruction):
         return instruction, False
-    found = instruction if instruction.opcode == "while" else loop(module, users, instruction)
-    if found is None or module.frames_of(found):
-        return found or instruction, True
-    return module.plainest_of(found.called[0]) or found, True
+    owner = instruction if instruction.opcode == "while" else loop(module, users, instruction)
+    if owner is None or module.frames_of(owner):
+        return owner or instruction, True
+    return module.plainest_of(owner.called[0]) or owner, True
 
 
 def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction) -> Instruction | None:
@@ -218,7 +218,7 @@ def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction
             if user.opcode in CARRYING and user.id not in seen:
                 seen.add(user.id)
                 ahead.append(user)
-    return next((one for one in _callers(module, start.computation) if one.opcode == "while"), None)
+    return next((caller for caller in _callers(module, start.computation) if caller.opcode == "while"), None)
 
 
 def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
@@ -256,16 +256,16 @@ def _same_elements(module: Module, instruction: Instruction) -> Iterable[Positio
 
 def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
     """What the callers of a computation hand to one of its parameters."""
-    found: list[Position] = []
+    arguments: list[Position] = []
     for caller in module.callers.get(parameter.computation, ()):
         match caller.opcode:
             case "while":
-                found += [(caller.operands[0], index), (module.roots[caller.called[0]], index)]
+                arguments += [(caller.operands[0], index), (module.roots[caller.called[0]], index)]
             case "fusion" | "call":
-                found.append((caller.operands[parameter.parameter], index))
+                arguments.append((caller.operands[parameter.parameter], index))
             case "conditional":
                 branches = zip(caller.operands[1:], caller.called, strict=False)
-                found += [(given, index) for given, branch in branches if branch == parameter.computation]
+                arguments += [(given, index) for given, branch in branches if branch == parameter.computation]
             case _:
                 return None
-    return found or None
+    return arguments or None

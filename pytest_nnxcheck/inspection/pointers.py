@@ -127,13 +127,14 @@ def byte_ranges(array: Any) -> list[tuple[int, int]]:
     if isinstance(array, np.ndarray):
         start, end = compat.byte_bounds(array)
         return [(start, end)] if end > start else []
-    found = pointers(array)
-    if not found or any(device.platform != "cpu" for device in array.devices()):
+    addresses = pointers(array)
+    if not addresses or any(device.platform != "cpu" for device in array.devices()):
         return []
     if compat.is_key(array):
         array = jax.random.key_data(array)
     return [
-        (pointer, pointer + shard.data.nbytes) for pointer, shard in zip(found, array.addressable_shards, strict=True)
+        (pointer, pointer + shard.data.nbytes)
+        for pointer, shard in zip(addresses, array.addressable_shards, strict=True)
     ]
 
 
@@ -153,12 +154,12 @@ def in_mapped_files(pointers: Iterable[tuple[str, int]], spans: list[Span]) -> l
     it. Only a mapped file can be told by its address: NumPy's memory on the heap looks like any other.
     """
     starts = [start for start, _, _ in spans]
-    found = []
+    mapped = []
     for name, pointer in pointers:
         at = bisect_right(starts, pointer) - 1
         if at >= 0 and pointer < spans[at][1]:
-            found.append((name, spans[at][2]))
-    return found
+            mapped.append((name, spans[at][2]))
+    return mapped
 
 
 def spans_of_process() -> list[Span]:

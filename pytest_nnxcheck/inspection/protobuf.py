@@ -31,7 +31,7 @@ def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 def fields(data: bytes | memoryview) -> Message:
     """One message, its nested messages still serialized. Raises `MalformedProto`."""
-    view, at, end, found = memoryview(data), 0, len(data), Message()
+    view, at, end, message = memoryview(data), 0, len(data), Message()
     while at < end:
         # Most numbers are one byte long, and a call for each would double the time.
         key, at = (view[at], at + 1) if view[at] < 0x80 else varint(view, at)
@@ -44,8 +44,8 @@ def fields(data: bytes | memoryview) -> Message:
             value, at = view[at : at + size], at + size
         if at > end or kind in _GROUPS:
             raise MalformedProto("a field reaches past the end")
-        found.setdefault(key >> 3, []).append(value if kind else size)
-    return found
+        message.setdefault(key >> 3, []).append(value if kind else size)
+    return message
 
 
 def number(message: Message, field: int) -> int:
@@ -77,13 +77,13 @@ def messages(message: Message, field: int) -> Iterator[Message]:
 
 def numbers(message: Message, field: int) -> tuple[int, ...]:
     """Repeated numbers, packed or not. Raises `MalformedProto`."""
-    found: list[int] = []
+    values: list[int] = []
     for value in message.get(field, ()):
         if isinstance(value, int):
-            found.append(value)
+            values.append(value)
             continue
         at = 0
         while at < len(value):
-            one, at = varint(value, at)
-            found.append(one)
-    return tuple(found)
+            item, at = varint(value, at)
+            values.append(item)
+    return tuple(values)

@@ -58,15 +58,15 @@ def module_namespace(value: object) -> dict[str, Any] | None:
     return None if is_library(dict.get(namespace, "__name__")) else namespace
 
 
-def same(one: Iterable[object], other: Iterable[object]) -> bool:
+def same(these: Iterable[object], those: Iterable[object]) -> bool:
     """Whether two collections hold the very same objects in the same order; ``==`` is the user's code."""
-    first, second = list(one), list(other)
+    first, second = list(these), list(those)
     return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
-def same_dict(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+def same_dict(these: Mapping[Any, Any], those: Mapping[Any, Any]) -> bool:
     """Whether two exact dicts hold the very same keys and values in the same order."""
-    return same(one.keys(), other.keys()) and same(one.values(), other.values())
+    return same(these.keys(), those.keys()) and same(these.values(), those.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class Layout:
 
     def read(self, value: Any) -> dict[str, Any] | None:
         """The instance's ``__dict__`` itself."""
-        found = self.own_dict(value) if self.own_dict is not None else None
-        return found if type(found) is dict else None
+        own = self.own_dict(value) if self.own_dict is not None else None
+        return own if type(own) is dict else None
 
     def read_slots(self, value: Any) -> list[tuple[str, Any]]:
         """(name, value) of the slots, `MISSING` for those that are not set."""

@@ -89,10 +89,12 @@ class Found:
 class Visit:
     """One walk under way; ``openers_of`` tells how the instances of a class are opened."""
 
-    def __init__(self, openers_of: Callable[[type], tuple[Opener, ...]]) -> None:
+    def __init__(self, openers_of: Callable[[type], tuple[Opener, ...]], most: int | None = None) -> None:
+        self.most = MOST_OBJECTS if most is None else most
         self.places = Places()
         self.tracers: list[Found] = []
         self.arrays: list[tuple[str, Any]] = []
+        self.nodes: list[tuple[str, Any]] = []
         # Objects are kept, not only their ids, so that no id is used again while the walk runs.
         self.seen: dict[int, Any] = {id(MISSING): MISSING}
         self.complete = True
@@ -116,7 +118,7 @@ class Visit:
         """Take note of an object, once, under the first name that reaches it."""
         if id(type(value)) in ATOMS or id(value) in self.seen:
             return
-        if len(self.seen) > MOST_OBJECTS:
+        if len(self.seen) > self.most:
             self.complete = False
             return
         self.seen[id(value)] = value

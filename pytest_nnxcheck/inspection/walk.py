@@ -21,36 +21,40 @@ from pytest_nnxcheck.inspection.visit import Found, Name, Visit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """What a walk met: tracers, nearest first and each once; jax and NumPy arrays with their paths; the mutable places.
+    """What a walk met: tracers, nearest first and each once; jax and NumPy arrays, and graph nodes, with their paths; the mutable places.
 
     ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at.
     """
 
     tracers: tuple[Found, ...]
     arrays: tuple[tuple[str, Any], ...]
+    nodes: tuple[tuple[str, Any], ...]
     places: Places
     objects: int
     complete: bool = True
 
 
-def walk(roots: Iterable[tuple[str, object]]) -> Walk:
-    """Walk breadth first from (name, object): modules, the subject's function, inputs, a caught exception.
+def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out: Iterable[object] = ()) -> Walk:
+    """Walk breadth first from (name, object): modules, the subject's function, inputs, a caught exception; ``most`` replaces the fuse, and
+    what is ``left_out`` is not opened.
 
     Exceptions among the roots come last, so that what only they hold is marked as ``passing``. Raises nothing of its own.
     """
-    visit = Visit(functools.partial(openers_for, code=CODE))
+    visit = Visit(functools.partial(openers_for, code=CODE), most)
+    visit.seen.update((id(value), value) for value in left_out)
     named = [(Name(name), value) for name, value in roots]
     errors = [is_exception(value) for _, value in named]
     visit.run([root for root, error in zip(named, errors, strict=True) if not error])
     visit.passing = True
     visit.run([root for root, error in zip(named, errors, strict=True) if error])
-    return Walk(tuple(visit.tracers), tuple(visit.arrays), visit.places, len(visit.seen) - 1, visit.complete)
+    arrays, nodes = tuple(visit.arrays), tuple(visit.nodes)
+    return Walk(tuple(visit.tracers), arrays, nodes, visit.places, len(visit.seen) - 1, visit.complete)
 
 
 def holds_beside(node: object, leaves: Iterable[object]) -> bool:
     """Whether tracers are reachable from a graph node that are none of its leaves: its structure holds them, which jax compares later on."""
-    known = {id(leaf) for leaf in leaves}
-    return any(id(found.tracer) not in known for found in walk([("", node)]).tracers)
+    own = {id(leaf) for leaf in leaves}
+    return any(id(leaked.tracer) not in own for leaked in walk([("", node)]).tracers)
 
 
 def is_exception(value: object) -> bool:

@@ -19,12 +19,13 @@ class Originals:
     """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written.
 
     ``shared`` are pairs of leaves in one buffer, ``views`` the holders of views with the leaf that they view. ``pinned`` are Variables, path
-    and type, that were made in a trace that has ended.
+    and type, that were made in a trace that has ended. ``notes`` are facts that are reported, not judged.
     """
 
     shared: Pairs = ()
     views: Pairs = ()
     pinned: Pairs = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The memory baseline of a run: hooks that measure every test, hold it against the file, and at the end write it and say what is stale.
 
-Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light rooms only. What is compared, stale or written
+Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light modules only. What is compared, stale or written
 is decided by pure functions in `reporting`. Tests are compared where they run; their results cross to the controller of xdist with their
 reports, and only the controller writes.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
@@ -18,10 +18,11 @@ import pytest
 
 from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import NestingFinished
 from pytest_nnxcheck.core.setting_values import SettingError
-from pytest_nnxcheck.core.settings import MARKER, flag
-from pytest_nnxcheck.plugin import atomic_file, options, selection, worker_data
-from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
+from pytest_nnxcheck.core.settings import MARKER, TABLE, flag
+from pytest_nnxcheck.plugin import options, selection, worker_data
+from pytest_nnxcheck.reporting import atomic_file, baseline_comparison, baseline_file, baseline_update
 from pytest_nnxcheck.reporting.baseline_comparison import (
     ANY_STAMP,
     NEW_ONLY,
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 NAME = "nnxcheck_baseline"
 TITLE = "nnx memory baseline"
 _WIRE = "nnx_baseline"
-_FLAGS = ("baseline_update", "baseline_update_new_only", "baseline_any_stamp")
-_CUTS = ("nesting", "transforms", "styles", "modes", "max_depth", "max_examples", "sweep", "effort")
-"""Settings that change which nestings run."""
 
 _measurements = pytest.StashKey["Measurements"]()
 _result = pytest.StashKey[Result]()
@@ -53,7 +51,7 @@ def start(config: pytest.Config) -> BaselineHooks | None:
     """Register the hooks, if the run has a baseline. Raises `SettingError` that says which option or file is wrong."""
     tolerance = options.value(config, "memory_tolerance")
     given = options.given(config, "baseline")
-    asked = [flag(name) for name in _FLAGS if options.asked(config, name)]
+    asked = [flag(name) for name, row in TABLE.items() if row.of == "baseline" and options.asked(config, name)]
     if given is None:
         if asked:
             raise SettingError(
@@ -77,23 +75,21 @@ def start(config: pytest.Config) -> BaselineHooks | None:
 
 
 class Measurements:
-    """What the first run of each nesting of a test measured: a listener to its run."""
+    """What the first run of each nesting of a test measured."""
 
     def __init__(self) -> None:
         self.seen: set[Nesting] = set()
         self.held: dict[str, Measured] = {}
 
-    def begin(self, run: Run, nesting: Nesting) -> None:
-        """Nothing is known yet."""
-
-    def end(self, run: Run, nesting: Nesting) -> None:
+    def listen(self, event: object) -> None:
         """Keep what held, on its first run: with arguments of the user's that hypothesis draws, further ones are others each time."""
-        outcome, first = run.outcomes.get(nesting), nesting not in self.seen
-        self.seen.add(nesting)
-        whole = run.sweeping or run.remembers
-        if first and whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
-            entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=not run.sweeping)
-            self.held[str(nesting)] = Measured(outcome, entry, fleeting=not run.sweeping and not run.repeats)
+        if not isinstance(event, NestingFinished):
+            return
+        outcome, first = event.outcome, event.nesting not in self.seen
+        self.seen.add(event.nesting)
+        if first and event.whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
+            entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=event.drawn)
+            self.held[str(event.nesting)] = Measured(outcome, entry, fleeting=not event.repeats)
 
 
 class BaselineHooks:
@@ -124,7 +120,7 @@ class BaselineHooks:
     def listen(self, item: pytest.Item, run: Run) -> None:
         """Note what the nestings of a test measure."""
         item.stash[_measurements] = measurements = Measurements()
-        run.listeners.append(measurements)
+        run.listeners.append(measurements.listen)
 
     def finished(self, item: pytest.Item, run: Run) -> str:
         """Hold a test that is all right in itself against the baseline: the text of its failure, or nothing."""
@@ -190,7 +186,7 @@ class BaselineHooks:
             skipped=data.collection.skipped,
             whole_files=frozenset(filter(selected.covers, map(baseline_update.file_of, self.entries))),
             narrowed=selection.narrowed(config),
-            fewer_nestings=not typed.isdisjoint(map(flag, _CUTS)),
+            fewer_nestings=not typed.isdisjoint(flag(name) for name, row in TABLE.items() if row.narrows),
             replayed=config.getoption("nnx_nesting") is not None,
         )
 

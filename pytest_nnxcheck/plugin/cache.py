@@ -1,6 +1,6 @@
 """What a run keeps in the cache of pytest: the programs to paste of its tests, and compiled programs, in a folder that grows to a bound and no further.
 
-At load this imports pytest and light rooms only; what makes programs comes with the first marked test.
+At load this imports pytest and light modules only; what makes programs comes with the first marked test.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.plugin import pytest_internals
+from pytest_nnxcheck.plugin import options, pytest_internals
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.reproducer.calls_of_test import Usage
@@ -33,7 +33,7 @@ _folder = pytest.StashKey[Path | None]()
 # --- programs to paste ---------------------------------------------------------------------------------------------------
 
 
-def programs_of(item: Any, options: str, chosen: Settings) -> Programs:
+def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
     """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
     from pytest_nnxcheck.reporting import report
     from pytest_nnxcheck.reproducer import calls_of_test, files
@@ -46,7 +46,7 @@ def programs_of(item: Any, options: str, chosen: Settings) -> Programs:
         return calls_of_test.of_test(body, origin, files.own_transforms(chosen))
 
     def replay(nesting: Nesting) -> str:
-        return report.replay(report.Report((), settings.Settings(), (), item.nodeid, options), nesting)
+        return report.replay(report.Report((), settings.Settings(), (), item.nodeid, typed), nesting)
 
     folder = functools.partial(folder_of_programs, config)
     return files.Programs(item.nodeid, usage_of, replay, folder, config.invocation_params.dir)
@@ -77,7 +77,7 @@ def folder_of_compiles(config: pytest.Config) -> Path | None:
 
 def _made(config: pytest.Config) -> Path | None:
     cache = getattr(config, "cache", None)
-    if cache is None or config.getoption("nnx_no_cache"):
+    if cache is None or options.asked(config, "no_cache"):
         return None
     try:
         return Path(cache.mkdir(COMPILES))

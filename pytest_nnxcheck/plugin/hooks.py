@@ -68,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _register_reports(config)
         config.stash[SUITE] = _register_known_failures(config)
         config.stash[_baseline] = _start_baseline(config)
+        _register_watch(config)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -94,6 +95,14 @@ def _start_baseline(config: pytest.Config) -> BaselineHooks | None:
     from pytest_nnxcheck.plugin import baseline
 
     return baseline.start(config)
+
+
+def _register_watch(config: pytest.Config) -> None:
+    """Watch every test, where the run is asked to. Raises `SettingError` that names its source."""
+    if options.given(config, "watch") is not None:
+        from pytest_nnxcheck.plugin import watch
+
+        watch.register(config)
 
 
 def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:

@@ -35,9 +35,26 @@ def register(parser: pytest.Parser) -> None:
             how = {"action": "store_const", "const": "on"}
         text = row.help.replace("%", "%%")  # argparse formats it
         # The default is None, or an ini value would never be read.
-        group.addoption(flag(name), dest=f"nnx_{name}", default=None, help=text, **how)
+        if row.kind.words:
+            _add_words(group, name, row.kind.words, text)
+        else:
+            group.addoption(flag(name), dest=f"nnx_{name}", default=None, help=text, **how)
         if "ini file" in row.places:
             parser.addini(f"nnx_{name}", row.help, type=_ini_type(row.kind.ini_type), default=None)
+
+
+def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], text: str) -> None:
+    """A flag that may have a word: argparse would take the path of ``--nnx-watch tests`` for its value if it had one, so each word is an option."""
+    for number, word in enumerate(words):
+        written = [f"{flag(name)}={word}"] if number else [flag(name), f"{flag(name)}={word}"]
+        group.addoption(
+            *written,
+            dest=f"nnx_{name}",
+            action="store_const",
+            const=word,
+            default=None,
+            help=text if not number else word,
+        )
 
 
 def _ini_type(kind: str) -> Any:

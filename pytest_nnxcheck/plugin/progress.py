@@ -32,33 +32,33 @@ def attach(item: pytest.Item, run: Run) -> None:
     if reporter is None or config.get_verbosity() < 0 or worker_data.is_worker(config):
         return
     unattended = any(map(os.environ.get, ("CI", "BUILD_NUMBER"))) or os.environ.get("TERM") == "dumb"
-    run.listeners.append(Progress(item, run.settings, patience=TERMINAL if reporter.isatty and not unattended else LOG))
+    patience = TERMINAL if reporter.isatty and not unattended else LOG
+    run.listeners.append(Progress(item, run.settings, patience=patience).listen)
 
 
 class Progress:
-    """The lines of one test: a listener to its run."""
+    """The lines of one test."""
 
     def __init__(self, item: pytest.Item, settings: Settings, *, patience: float) -> None:
         self.item = item
         self.count = Count(settings)
         self.of_nestings = item.config.get_verbosity() > 0
         self.due = time.perf_counter() + patience
-        self.started = 0.0
 
-    def begin(self, run: Run, nesting: Nesting) -> None:
-        """Say what is under way, where the last line is old."""
-        self.count.begin(nesting, sweeping=run.sweeping)
-        self.started = time.perf_counter()
-        if not self.of_nestings and self.started >= self.due:
-            self.due = self.started + OFTEN
-            write_uncaptured(self.item.config, f"{self.item.name}  {nesting}  {self.count}")
+    def listen(self, event: object) -> None:
+        """Say what is under way where the last line is old; with -v, what came of each nesting."""
+        from pytest_nnxcheck.core.outcome import NestingFinished, NestingStarted
 
-    def end(self, run: Run, nesting: Nesting) -> None:
-        """Count it, and with -v say what came of it."""
-        seconds = time.perf_counter() - self.started
-        self.count.end(seconds)
-        if self.of_nestings:
-            write_uncaptured(self.item.config, ended(nesting, run.outcomes.get(nesting), seconds))
+        if isinstance(event, NestingStarted):
+            self.count.begin(event.nesting, sweeping=not event.drawn)
+            now = time.perf_counter()
+            if not self.of_nestings and now >= self.due:
+                self.due = now + OFTEN
+                write_uncaptured(self.item.config, f"{self.item.name}  {event.nesting}  {self.count}")
+        elif isinstance(event, NestingFinished):
+            self.count.end(event.seconds)
+            if self.of_nestings:
+                write_uncaptured(self.item.config, ended(event.nesting, event.outcome, event.seconds))
 
 
 def ended(nesting: Nesting, outcome: Outcome | None, seconds: float) -> str:

@@ -1,7 +1,7 @@
 """The reports of a run: gathered from tests, and from workers of xdist, and written once, at the end, by one process.
 
 Registered as a plugin of pytest where a run is asked for a report, or is a step of GitHub Actions. Like `hooks`, this imports
-pytest and light rooms only. PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+pytest and light modules only. PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import pytest
 
 from pytest_nnxcheck.core.setting_values import REPORTS, SettingError
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import atomic_file, options, worker_data
+from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.worker_data import Part
-from pytest_nnxcheck.reporting import markdown, records
+from pytest_nnxcheck.reporting import atomic_file, markdown, records
 from pytest_nnxcheck.reporting.records import Place, Records
 
 if TYPE_CHECKING:

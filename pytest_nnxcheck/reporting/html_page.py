@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
@@ -19,7 +20,6 @@ from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.nesting import MODES, UN_NESTED
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reporting import records
-from pytest_nnxcheck.reporting.html_tags import Html, joined, tag
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
 
@@ -33,6 +33,9 @@ PROGRAMS = 2_000_000
 
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
 _HEADROOM = 4
+
+VOID = ("input", "wbr")
+"""Elements that have no content, and no end."""
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -332,3 +335,36 @@ def formula(peak: int, split: Mapping[str, int]) -> str:
     added = " + ".join(f"{name} {format_bytes(size)}" for name, size in split.items() if name != "aliased" and size)
     aliased = f" - aliased {format_bytes(split['aliased'])}" if split["aliased"] else ""
     return f"{format_bytes(peak)} = {added}{aliased}" if added else format_bytes(peak)
+
+
+# --- elements: text gets into one, or into an attribute, through `tag` alone, which escapes it
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *content: object, **attributes: object) -> Html:
+    """``<name>``, with content and attributes escaped: ``class_`` is ``class``, ``aria_label`` ``aria-label``; one that is `False` is left out."""
+    written = [
+        f" {key.strip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
+        for key, value in attributes.items()
+        if value is not False
+    ]
+    start = Html(f"<{name}{''.join(written)}>")
+    return start if name in VOID else Html(f"{start}{joined(*content)}</{name}>")
+
+
+def joined(*content: object) -> Html:
+    """Elements one after the other, lists of them among them; all else is text."""
+    return Html("".join(map(_html, content)))
+
+
+def _html(part: object) -> str:
+    if isinstance(part, Html):
+        return part
+    if isinstance(part, Iterable) and not isinstance(part, str):
+        return joined(*part)
+    return html.escape(str(part))

@@ -39,7 +39,7 @@ class Assertions:
     """The lines, of functions of `runtime`, and ways in which the program runs.
 
     ``leaked`` are tracers to look for in the run, ``touched`` the leaves that no ``eval_shape`` may change. The outermost jit ``donates`` as the plugin's
-    does, or ``compiles`` a program that the lines measure. What is ``viewed`` must not be copied before. ``eager`` says that the same calls are made without
+    does, or ``compiles`` a program that the lines measure, or of which they ask what is ``aliased``. What is ``viewed`` must not be copied before. ``eager`` says that the same calls are made without
     the nesting, ``traced`` that a trace of an abstract call shows the finding.
     """
 
@@ -51,6 +51,7 @@ class Assertions:
     donates: bool = True
     compiles: bool = False
     viewed: bool = False
+    aliased: bool = False
     eager: bool = False
     traced: bool = False
 
@@ -75,6 +76,7 @@ def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Asser
                 of_donation(made, kinds, facts)
             case "parity":
                 of_parity(made, kinds, nesting, facts)
+    made.traced = made.traced and not (made.compiles or made.aliased or made.leaked)
     return made
 
 
@@ -108,8 +110,9 @@ def of_donation(made: Assertions, kinds: Kinds, facts: Facts) -> None:
         made.viewed = ViewedBuffer in kinds
         after = dict(expressions_after(lost, facts))
         kept = "is_aliased(new)" if facts.abstract else "pointers(new) <= places"
-        if facts.abstract and all(finding.cause in TYPED for finding in kinds[LostBuffer]):
-            made.traced, kept = True, "True"
+        typed = all(finding.cause in TYPED for finding in kinds.get(LostBuffer, ()))
+        made.traced, made.aliased = typed, facts.abstract and not typed
+        kept = "True" if facts.abstract and typed else kept
         if any(finding.cause == "sharding" for finding in kinds.get(LostBuffer, ())):
             kept = f"in_same_shards(old, new) and {kept}"
         made.before.append(f"donated = {dict_text(lost)}")
@@ -117,6 +120,7 @@ def of_donation(made: Assertions, kinds: Kinds, facts: Facts) -> None:
         made.after.append(f"keeps_donated_buffers(donated, {dict_text(after)}, lambda old, new: {kept})")
     if dropped := kinds.get(UpdateDropped):
         if facts.abstract:
+            made.traced = True
             made.first.append(f"is_written(program, state, inputs, {keys_of(dropped, facts)!r})")
         else:
             must_change(made, "donation", dropped, facts)

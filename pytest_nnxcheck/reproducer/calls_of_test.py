@@ -12,7 +12,8 @@ from types import FrameType
 from typing import Any
 
 from pytest_nnxcheck.reproducer.literals import Literals, NotLiteral
-from pytest_nnxcheck.reproducer.user_source import NoSource, Sources, function_node, names_of, read_module
+from pytest_nnxcheck.reproducer.own_source import bound_in, names_of
+from pytest_nnxcheck.reproducer.user_source import NoSource, Sources, function_node, read_module
 
 FIXTURE = "nnx_wrap"
 BUILT_IN = {"tmp_path": "__import__('pathlib').Path(__import__('tempfile').mkdtemp())"}
@@ -31,17 +32,17 @@ class Origin:
 
 @dataclass(frozen=True)
 class Usage:
-    """The user's part of a program: definitions, the lines that make the arguments, and the line that calls."""
+    """The user's part of a program: definitions, the lines that make the arguments, the line that calls, and places to fill in."""
 
-    chunks: tuple[str, ...]
-    imports: tuple[str, ...]
-    folders: tuple[str, ...]
-    names: frozenset[str]
-    missing: tuple[str, ...]
-    future: bool
+    sources: Sources
     setup: tuple[str, ...]
     call: str
     holes: tuple[str, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that mean something of the user's."""
+        return self.sources.names | bound_in("\n".join(self.setup)) | {*self.sources.missing}
 
 
 @dataclass
@@ -55,18 +56,7 @@ class Writer:
     _made: dict[str, str] = field(default_factory=dict)
 
     def finish(self, call: str) -> Usage:
-        sources = self.sources
-        return Usage(
-            chunks=tuple(sources.chunks()),
-            imports=tuple(sources.imports),
-            folders=tuple(sources.folders),
-            names=sources.names,
-            missing=tuple(sources.missing),
-            future=sources.future,
-            setup=tuple(self.setup),
-            call=call,
-            holes=tuple(self.holes),
-        )
+        return Usage(self.sources, tuple(self.setup), call, tuple(self.holes))
 
     def value(self, name: str, value: Any, test: Any = None) -> str:
         """The text of an argument: a literal, its fixture called, its place in a list of parameters, or a place to fill in."""
@@ -122,20 +112,17 @@ class Writer:
 
     def _fixture(self, name: str, _value: Any) -> str:
         function = self.origin.fixtures.get(name)
-        if function is None or (name in self.origin.positions and name not in self.origin.fixtures):
-            raise NotLiteral
         if name in self._made:
             return self._made[name]
-        if name in BUILT_IN:
+        if function is not None and name in BUILT_IN:
             return BUILT_IN[name]
-        plain = inspect.unwrap(getattr(function, "__func__", function))
+        if function is None or inspect.ismethod(function):
+            raise NotLiteral
+        plain = inspect.unwrap(function)
         if plain.__module__.partition(".")[0] in ("_pytest", "pytest", "hypothesis"):
             raise NotLiteral
         own = self.sources.take_function(plain)
-        needed = [each for each in inspect.signature(plain).parameters if each != "self"]
-        if inspect.ismethod(function):
-            raise NotLiteral
-        given = [f"{each}={self._dependency(name, each)}" for each in needed]
+        given = [f"{each}={self._dependency(name, each)}" for each in inspect.signature(plain).parameters]
         made = f"fixture_{name}"
         line = f"{own}({', '.join(given)})"
         if inspect.isgeneratorfunction(plain):
@@ -217,12 +204,10 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
 
     ``own`` are the functions of the user's own transforms.
     """
-    writer = Writer(origin)
-    for transform in own:
-        writer.transform(transform)
-    function, positional, keywords = taken_apart(body)
-    plain = inspect.unwrap(getattr(function, "__func__", function))
-    given_to = inspect.signature(plain).bind_partial(*positional, **keywords).arguments
+    writer = writer_of(own, origin)
+    call = functools.partial(body)
+    plain = inspect.unwrap(getattr(call.func, "__func__", call.func))
+    given_to = inspect.signature(plain).bind_partial(*call.args, **call.keywords).arguments
     owner = plain.__qualname__.rpartition(".")[0]
     instance = given_to.pop(next(iter(given_to))) if owner and not owner.endswith("<locals>") else None
     try:
@@ -231,20 +216,9 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
         writer.hole("test", f"a function whose source cannot be had ({error})")
         return writer.finish("test(nnx_wrap=nnx_wrap)")
     given = [f"{key}={writer.value(key, value, plain)}" for key, value in given_to.items()]
-    free = inspect.getclosurevars(plain).nonlocals if plain.__code__.co_freevars else {}
-    for key, value in free.items():
+    for key, value in inspect.getclosurevars(plain).nonlocals.items():
         writer.setup.append(f"{key} = {writer.value(key, value, plain)}")
     return writer.finish(f"{name}({', '.join(given)})")
-
-
-def taken_apart(body: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The test function behind the partial that runs it, and its arguments."""
-    positional: tuple[Any, ...] = ()
-    keywords: dict[str, Any] = {}
-    while isinstance(body, functools.partial):
-        positional, keywords = (*body.args, *positional), {**body.keywords, **keywords}
-        body = body.func
-    return body, positional, keywords
 
 
 def target(writer: Writer, function: Any, instance: object | None) -> str:
@@ -299,8 +273,8 @@ def subject_text(writer: Writer, subject: Any) -> str:
     return name if owner is None else f"{name}.{subject.__name__}"
 
 
-def writer_of(own: Sequence[Callable[..., Any]]) -> Writer:
-    writer = Writer(Origin())
+def writer_of(own: Sequence[Callable[..., Any]], origin: Origin | None = None) -> Writer:
+    writer = Writer(origin or Origin())
     for transform in own:
         writer.transform(transform)
     return writer

@@ -11,7 +11,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,20 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.primitives import COPIES
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
-from pytest_nnxcheck.subject.jaxpr_flow import constants, sources
+from pytest_nnxcheck.subject.jaxpr_flow import constants, inner_jaxprs
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-def broken(invariant: str, lines: list[str], cause: BaseException | None = None) -> NoReturn:
-    """End the program as the plugin would."""
-    raise AssertionError("\n  ".join([f"nnx invariant broken: {invariant}", *lines])) from cause
+def report(invariant: str, lines: list[str], cause: BaseException | None = None) -> None:
+    """End the program as the plugin would, where there is something to say, or with what the call raised."""
+    if lines:
+        raise AssertionError("\n  ".join([f"nnx invariant broken: {invariant}", *lines])) from cause
+    if cause is not None:
+        raise cause
 
 
 # --- tracers
@@ -45,48 +49,41 @@ def of_other_traces(tracers: dict[int, Any], ours: Any) -> dict[int, Any]:
     return {at: each for at, each in tracers.items() if compat.trace_key(compat.trace_identity(each)) not in keys}
 
 
-def leaves_no_tracers(run: Callable[[], Any], leaked: Any, living: Callable[[], dict[int, Any]]) -> Any:
+def leaves_no_tracers(
+    run: Callable[[], Any], leaked: Any, living: Callable[[], dict[int, Any]] = living_tracers
+) -> Any:
     """Run, and look for new tracers that are alive: each has outlived its trace. ``leaked`` are where, and their types."""
-    output: Any = None
-    error, told, before = None, "", living()
+    output, error, before = None, None, living()
     try:
         output = jax.block_until_ready(run())
     except Exception as raised:  # noqa: BLE001 - the call may raise anything
-        # Its frames hold tracers of their own.
-        error, told = raised, traceback.format_exc()
-        error.__traceback__ = error.__cause__ = error.__context__ = None
+        # Its frames hold tracers of their own: they are shown, and go.
+        traceback.print_exc()
+        error = raised.with_traceback(None)
+        error.__cause__ = error.__context__ = None
     # Those that nobody needs any more go.
     jax.clear_caches()
     gc.collect()
     kinds = {describe(tracer.aval) for key, tracer in living().items() if key not in before}
     dropped = isinstance(error, jax.errors.UnexpectedTracerError)
-    lines = [f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped]
-    if lines:
-        broken("tracers", lines, error)
-    if error is not None:
-        print(told)  # noqa: T201 - with the lines that it lost
-        raise error
+    report("tracers", [f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped], error)
     return output
 
 
 @contextlib.contextmanager
 def touches_nothing(state: Any, paths: dict[str, Any]) -> Iterator[None]:
     """Hold the state after an ``eval_shape`` against that before it."""
-    before = [value_at(state, *keys) for keys in paths.values()]
+    before = {name: value_at(state, *keys) for name, keys in paths.items()}
     yield
-    lines = []
-    for (name, keys), old in zip(paths.items(), before, strict=True):
-        if value_at(state, *keys) is not old:
-            lines.append(f"eval_shape changed {name}")
-    if lines:
-        broken("tracers", lines)
+    touched = [name for name, keys in paths.items() if value_at(state, *keys) is not before[name]]
+    report("tracers", [f"eval_shape changed {name}" for name in touched])
 
 
 def may_be_written(state: Any, paths: dict[str, Any]) -> None:
     """Look for Variables that were made in a trace that has ended."""
-    for name, keys in paths.items():
-        if compat.is_pinned(variable_at(state, *keys)):
-            broken("tracers", [f"{name} was made in a trace that has ended: flax refuses every write to it"])
+    pinned = [name for name, keys in paths.items() if compat.is_pinned(variable_at(state, *keys))]
+    why = "was made in a trace that has ended: flax refuses every write to it"
+    report("tracers", [f"{name} {why}" for name in pinned])
 
 
 # --- donation
@@ -103,9 +100,11 @@ def pointers(*arrays: Any) -> set[int]:
 def shares_no_buffer(state: Any, inputs: Any, leaves: dict[str, Any]) -> None:
     """Hold leaves against all other arrays of the call: XLA refuses to donate a buffer twice."""
     every = [*jax.tree.leaves(nnx.state(state)), *inputs]
-    for name, leaf in leaves.items():
-        if sum(bool(pointers(leaf) & pointers(other)) for other in every) > 1:
-            broken("donation", [f"{name} shares its buffer with another array: XLA refuses to donate it twice"])
+    shared = [
+        name for name, leaf in leaves.items() if sum(bool(pointers(leaf) & pointers(other)) for other in every) > 1
+    ]
+    why = "shares its buffer with another array: XLA refuses to donate it twice"
+    report("donation", [f"{name} {why}" for name in shared])
 
 
 def counterpart(old: Any, donated: Any, output: Any) -> Any:
@@ -120,11 +119,10 @@ def keeps_donated_buffers(before: dict[str, Any], after: dict[str, Any], kept: C
     for name, old in before.items():
         new, kind = after.get(name), describe(old)
         if describe(new) != kind:
-            lines.append(f"{name}   {kind}   {'not returned' if new is None else f'became {describe(new)}'}")
+            lines.append(f"{name}   {kind}   " + ("not returned" if new is None else f"became {describe(new)}"))
         elif not kept(old, new):
             lines.append(f"{name}   {kind}   not reused by XLA, or in other shards")
-    if lines:
-        broken("donation", lines)
+    report("donation", lines)
 
 
 def in_same_shards(old: Any, new: Any) -> Any:
@@ -148,8 +146,7 @@ def peak_is_within(limit: int, state: int = 0, copied: int = 0, seen: int = 0) -
     wrong = [f"peak {format_bytes(peak)} is over the budget of {format_bytes(limit)}"] if peak > limit else []
     if copied and peak > seen - copied / 2:
         wrong.append(f"the program holds {copied / max(state, 1):.1f} more copies of its state at the peak")
-    if wrong:
-        broken("memory", [*wrong, *figures])
+    report("memory", wrong and [*wrong, *figures])
 
 
 def parts_of_peak(compiled: Any) -> dict[str, int]:
@@ -176,8 +173,7 @@ def captures_little(program: Any, state: Any, inputs: Any, most: int) -> None:
     graphdef, leaves = nnx.split(state)
     jaxpr = jax.make_jaxpr(lambda leaves, *inputs: program(nnx.merge(graphdef, leaves), *inputs))(leaves, *inputs)
     size = sum(math.prod(array.shape) * array.dtype.itemsize for array in constants(jaxpr))
-    if size >= most:
-        broken("memory", [f"the call captures {format_bytes(size)} of constants"])
+    report("memory", [f"the call captures {format_bytes(size)} of constants"] if size >= most else [])
 
 
 # --- values
@@ -211,8 +207,8 @@ def plain(value: Any) -> Any:
 
 def changes(invariant: str, before: dict[str, Any], after: dict[str, Any]) -> None:
     """Look for values of which every one is still what it was: then an update of them was dropped."""
-    if all(describe(old) == describe(after[name]) and np.all(old == after[name]) for name, old in before.items()):
-        broken(invariant, [f"{name}   its update is dropped, or not written back" for name in before])
+    same = all(describe(old) == describe(after[name]) and np.all(old == after[name]) for name, old in before.items())
+    report(invariant, [f"{name}   its update is dropped, or not written back" for name in before if same])
 
 
 def is_written(program: Any, state: Any, inputs: Any, paths: dict[str, Any]) -> None:
@@ -225,8 +221,21 @@ def is_written(program: Any, state: Any, inputs: Any, paths: dict[str, Any]) -> 
         return [value_at(module, *keys) for keys in paths.values()]
 
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(pure)(leaves, *inputs))
-    if all(source is not None for source in sources(jaxpr)):
-        broken("donation", [f"{name}   not written back" for name in paths])
+    same = all(handed_on(jaxpr, [True for _ in jaxpr.invars]))
+    report("donation", [f"{name}   not written back" for name in paths if same])
+
+
+def handed_on(jaxpr: Any, given: list[bool]) -> list[bool]:
+    """Of each output of a jaxpr whether it is one of the ``given`` inputs, also where calls, branches and loops hand that on."""
+    known = {id(var) for var, mine in zip(jaxpr.invars, given, strict=True) if mine}
+    for eqn in jaxpr.eqns:
+        operands = [id(each) in known for each in eqn.invars]
+        # What is no argument of a body, as the operands of a condition, stands before those that are.
+        bodies = [body for body in inner_jaxprs(eqn) if len(body.outvars) == len(eqn.outvars)]
+        ways = [handed_on(body, operands[len(operands) - len(body.invars) :]) for body in bodies]
+        ways += [operands] if eqn.primitive.name in COPIES else []
+        known |= {id(out) for out, *way in zip(eqn.outvars, *ways, strict=True) if way and all(way)}
+    return [id(out) in known for out in jaxpr.outvars]
 
 
 def agree(wanted: dict[str, Any], found: dict[str, Any], least: dict[str, float]) -> None:
@@ -235,5 +244,4 @@ def agree(wanted: dict[str, Any], found: dict[str, Any], least: dict[str, float]
     for name, want in wanted.items():
         if (off := distance(want, found[name])) >= least[name]:
             lines.append(f"{name} differs from that of the un-nested call, by {off:.3g}")
-    if lines:
-        broken("parity", lines)
+    report("parity", lines)

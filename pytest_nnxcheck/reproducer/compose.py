@@ -7,8 +7,10 @@ behind, and removed where there is nothing to show.
 
 from __future__ import annotations
 
+import itertools
 import platform
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import flax
@@ -58,33 +60,33 @@ class Spec:
 
 def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
-    taken = usage.names | {*usage.missing}
-    form = form_of(spec.outcome, spec.nesting, spec.settings, spec.calls, taken)
-    stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in usage.missing]
-    holes = [*usage.holes, *(name for name in usage.missing if name not in STAND_INS)]
+    sources = usage.sources
+    form = form_of(spec.outcome, spec.nesting, spec.settings, spec.calls, usage.names)
+    stand_ins = [STAND_INS.get(name, f"{name} = {FILL_IN}  # needs pytest: write it anew") for name in sources.missing]
+    holes = [*usage.holes, *(name for name in sources.missing if name not in STAND_INS)]
     needed = {"import jax", "import jax.numpy as jnp", "from flax import nnx", *(["import sys"] if holes else [])}
-    imports = import_lines({*form.imports, *usage.imports, *needed})
+    imports = import_lines({*form.imports, *sources.imports, *needed})
     parts = [
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
-        "from __future__ import annotations" if usage.future else "",
-        "\n".join(environment(usage)),
+        "from __future__ import annotations" if sources.future else "",
+        "\n".join(environment([*sources.folders])),
         "\n".join([*imports, *configuration()]),
         f"{FILL_IN} = ..." if holes else "",
         *stand_ins,
-        title("the test"),
-        *usage.chunks,
-        title("the layers that ran around it"),
-        *form.layers,
-        *form.nesting,
-        title("how a call is taken apart, run and checked; nothing here is about the test"),
-        *form.support,
+        section("the test", sources.chunks()),
+        section("the layers that ran around it", (*form.layers, *form.nesting)),
+        section("how a call is taken apart, run and checked; nothing here is about the test", form.support),
         main(spec, usage, holes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def title(text: str) -> str:
-    return f"# {f'--- {one_line(text)} ':-<116}"
+def section(text: str, parts: Sequence[str]) -> str:
+    """Parts of a program under a title; those of one line stand together."""
+    short = ["\n" not in part for part in parts]
+    gaps = ["\n" if one and other else "\n\n" for one, other in itertools.pairwise(short)]
+    body = "".join(itertools.chain.from_iterable(zip(parts, [*gaps, ""], strict=False)))
+    return f"# {f'--- {text} ':-<116}\n{body}"
 
 
 def header(spec: Spec) -> list[str]:
@@ -107,16 +109,15 @@ def header(spec: Spec) -> list[str]:
     return [*lines, f"replay: {spec.replay}"]
 
 
-def environment(usage: Usage) -> list[str]:
+def environment(folders: list[str]) -> list[str]:
     """What must be set before jax is imported: simulated devices, the platform, where the user's modules are."""
-    lines = []
+    lines = [f"import {'os, sys' if folders else 'os'}"]
     if jax.default_backend() == "cpu":
         lines.append('os.environ.setdefault("JAX_PLATFORMS", "cpu")')
         if (count := jax.device_count()) > 1:
-            lines.append(f'os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " {FLAG}={count}"')
-            lines.append(f'os.environ["JAX_NUM_CPU_DEVICES"] = "{count}"')
-    lines += [f"sys.path[:0] = {[*usage.folders]!a}"] if usage.folders else []
-    return ["import os", *(["import sys"] if usage.folders else []), "", *lines]
+            flags = f'os.environ.get("XLA_FLAGS", "") + " {FLAG}={count}"'
+            lines.append(f'os.environ |= {{"XLA_FLAGS": {flags}, "JAX_NUM_CPU_DEVICES": "{count}"}}')
+    return [*lines, *([f"sys.path[:0] = {folders!a}"] if folders else [])]
 
 
 def configuration() -> list[str]:
@@ -127,7 +128,7 @@ def configuration() -> list[str]:
 
 def main(spec: Spec, usage: Usage, holes: list[str]) -> str:
     """The lines at the end: what the arguments are, then the call, in the mode of flax that the nesting ran in."""
-    lines = [title("the call"), *usage.setup]
+    lines = [*usage.setup]
     if holes:
         lines += [
             f"left = [name for name in {holes!r} if globals()[name] is {FILL_IN}]",
@@ -139,4 +140,4 @@ def main(spec: Spec, usage: Usage, holes: list[str]) -> str:
         lines.append(f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}")
     else:
         lines.append(usage.call)
-    return "\n".join([*lines, f'print("held:", {str(spec.nesting)!a})'])
+    return section("the call", ["\n".join([*lines, f'print("held:", {str(spec.nesting)!a})'])])

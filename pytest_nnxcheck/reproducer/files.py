@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.catalogue import REGISTERED
+from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
+from pytest_nnxcheck.engine.cases import CallStarted
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.reproducer import calls_of_test
 from pytest_nnxcheck.reproducer.calls_of_test import Usage, one_line
@@ -67,12 +69,16 @@ class Programs:
     _problem: str = ""
     _last: Nesting | None = None
 
-    def begin(self, body: Any) -> None:
-        """An example starts."""
-        self._body = body
-        self._specs = {}
+    def listen(self, event: object) -> None:
+        """Write the program of each call before it runs, and keep those that have something to show."""
+        if isinstance(event, BodyStarted):
+            self._body, self._specs = event.body, {}
+        elif isinstance(event, CallStarted):
+            self._write_before(event.subject, event.profile, event.nesting, event.settings)
+        elif isinstance(event, BodyFinished):
+            self._keep(event.outcomes)
 
-    def before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
+    def _write_before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
         """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
         with self._harmless():
             from pytest_nnxcheck.reproducer.compose import compose
@@ -108,7 +114,7 @@ class Programs:
             flags=compat.mode_flags(),
         )
 
-    def settle(self, outcome: Outcome) -> Outcome:
+    def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome of a nesting with its program, which now tells what broke."""
         spec = self._specs.get(outcome.nesting)
         if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
@@ -125,7 +131,7 @@ class Programs:
                 return replace(outcome, program=told.path)
         return replace(outcome, program=self._problem and f"not written: {self._problem}")
 
-    def end(self, outcomes: Mapping[Nesting, Outcome]) -> None:
+    def _keep(self, outcomes: Mapping[Nesting, Outcome]) -> None:
         """An example has ended: programs of nestings that have nothing to show go."""
         for nesting in self._specs if self.folder is not None else ():
             known = outcomes.get(nesting)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +16,13 @@ from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.reproducer import checks, nesting_text, runtime
 from pytest_nnxcheck.reproducer.assertions import Assertions, assertions
 from pytest_nnxcheck.reproducer.nesting_text import Facts
-from pytest_nnxcheck.reproducer.own_source import extract, place, renamed
+from pytest_nnxcheck.reproducer.own_source import Place, bound_in, extract, globals_in, place, renamed
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
-from pytest_nnxcheck.transforms.layer import Plan, first, stack
+from pytest_nnxcheck.transforms.layer import first, stack
 from pytest_nnxcheck.transforms.mapping import on_mesh
 
-GIVEN = (place(Plan), (Plan.__module__, "Program"))
-"""What a program has in another form: `TYPES`."""
-TYPES = "Plan, Program = types.SimpleNamespace, Callable[..., Any]"
-"""What stands for the class of the plans, of which the program writes what its layers read, and for the type of what is inside a layer."""
-IMPORTS = ("import types", "from collections.abc import Callable", "from typing import Any")
+OPENED = (runtime.__name__, "OPENED")
+"""The table of fields, of which a program has its own."""
 UNKNOWN = Facts((), {}, (), (), {}, 0, (), plain_output=False, partial=False, opened={}, abstract=False)
 
 
@@ -44,59 +42,71 @@ def form_of(
     """The parts of a program; ``taken`` are names that mean something else in it."""
     calls = calls or (UNKNOWN,)
     asked = assertions(outcome, nesting, calls[-1])
-    layers = tuple(name for name in nesting_text.layers_of(nesting) if name not in GIVEN)
-    ran = extract(layers, taken, given=GIVEN).definitions
-    texts = [text for name, text in extract(layers, frozenset(), given=GIVEN).definitions.items() if name in ran]
+    layers = tuple(nesting_text.layers_of(nesting))
+    ran = extract(layers, taken).definitions
+    read = words_of_plans(layers, ran)
     nestings = "\n\n".join(
-        nested_text(nesting, settings, facts, asked, texts, f"nesting_{number}" if len(calls) > 1 else "nesting")
+        nested_text(nesting, settings, facts, asked, read, f"nesting_{number}" if len(calls) > 1 else "nesting")
         for number, facts in enumerate(calls, 1)
     )
     wrapper = wrapper_text(nesting, calls, asked)
-    needed = extract((*layers, *map(place, definitions(nesting, asked, nestings + wrapper))), taken, given=GIVEN)
+    needed = extract((*layers, *map(place, definitions(nesting, asked, nestings + "\n" + wrapper))), taken)
+    used = globals_in(nestings)
+    opened = {name: fields for call in calls for name, fields in call.opened.items()}
+    aliases = needed.aliases | {name: f"{name}_" for name in bound_in(f"{nestings}\n{wrapper}") & taken}
+    support = {name: text for name, text in needed.definitions.items() if name not in ran}
+    if OPENED in support:
+        support[OPENED] = support[OPENED].replace("{}", repr(opened))
     return Form(
-        imports=(*IMPORTS, *(["import contextlib"] if "contextlib." in nestings else []), *needed.imports.values()),
-        layers=(renamed(TYPES, needed.aliases), *(text for name, text in needed.definitions.items() if name in ran)),
-        nesting=(renamed(nestings, needed.aliases),),
-        support=(
-            *(text for name, text in needed.definitions.items() if name not in ran),
-            renamed(wrapper, needed.aliases),
-        ),
+        imports=(*(f"import {name}" for name in ("contextlib", "types") if name in used), *needed.imports),
+        layers=tuple(text for name, text in needed.definitions.items() if name in ran),
+        nesting=(renamed(nestings, aliases),),
+        support=(*support.values(), renamed(wrapper, aliases)),
     )
+
+
+def words_of_plans(layers: tuple[Place, ...], ran: Mapping[Place, str]) -> dict[Place, list[str]]:
+    """What each layer reads of its plan, itself or in a function that it hands that to."""
+    own = {name: re.findall(r"\bplan\.(\w+)", text) for name, text in ran.items()}
+    handed = {name for name, text in ran.items() if re.search(r"\bplan[,)]", text.partition(":\n")[2])}
+    shared = [word for name in ran if name not in layers for word in own[name]]
+    return {name: [*dict.fromkeys((*own[name], *(shared if name in handed else ())))] for name in ran}
 
 
 def definitions(nesting: Nesting, asked: Assertions, text: str) -> list[Callable[..., Any]]:
     """Our functions that the text of a program names."""
-    every = [
-        *(
-            each
-            for room in (runtime, checks)
-            for each in vars(room).values()
-            if getattr(each, "__module__", "") == room.__name__
-        ),
-        first,
-        stack,
-        on_mesh,
-        abstract_state,
-        *(MEANINGS[name] for name in meaning_of(nesting) if asked.eager),
-    ]
-    return [each for each in every if re.search(rf"\b{each.__name__}\b", text)]
+    every = [*vars(runtime).values(), *vars(checks).values(), first, stack, on_mesh, abstract_state]
+    every += [MEANINGS[name] for name in meaning_of(nesting) if asked.eager]
+    names = globals_in(text)
+    return [each for each in dict.fromkeys(filter(inspect.isfunction, every)) if each.__name__ in names]
 
 
 # --- the nesting
 
 
 def nested_text(
-    nesting: Nesting, settings: Settings, facts: Facts, asked: Assertions, layers: list[str], name: str
+    nesting: Nesting,
+    settings: Settings,
+    facts: Facts,
+    asked: Assertions,
+    read: Mapping[Place, list[str]],
+    name: str,
 ) -> str:
-    """The function that puts the layers around a call: with a plan of what the text of the layers reads."""
-    read = dict.fromkeys(word for text in layers for word in re.findall(r"\bplan\.(\w+)", text))
-    plans = []
-    for number, values in enumerate(facts.values):
-        jit = root_jit(nesting, settings, facts, asked) if number == 0 else "lambda wrapper, f: wrapper(f)"
-        every = dict(values, jit=jit, unchanged=asked.touched or "lambda state: contextlib.nullcontext()")
-        plans.append(f"Plan({', '.join(f'{word}={every[word]}' for word in read if word in every)})")
-    lines = ",\n        ".join(plans)
-    return f"def {name}(call):\n    plans = [{lines}]\n    return {nesting_text.composed(nesting)}"
+    """The function that puts the layers around a call: each has a plan of what its text reads."""
+    lines, text = [f"def {name}(call):"], "call"
+    for number, layer in reversed([*enumerate(nesting.layers)]):
+        if nesting_text.is_registered(layer):
+            text = f"registered({nesting_text.own_name(layer)}, {text})"
+            continue
+        jit = root_jit(nesting, settings, facts, asked) if number == 0 else PLAIN
+        values = dict(
+            facts.values[number], jit=jit, unchanged=asked.touched or "lambda state: contextlib.nullcontext()"
+        )
+        function = nesting_text.layer_name(layer)
+        plan = ", ".join(f"{word}={values[word]}" for word in read[function])
+        lines += [f"    plan_{number} = types.SimpleNamespace({plan})"] if plan else []
+        text = f"{function[1]}({text}, {f'plan_{number}' if plan else None})"
+    return "\n".join([*lines, f"    return {text}"])
 
 
 def root_jit(nesting: Nesting, settings: Settings, facts: Facts, asked: Assertions) -> str:
@@ -123,17 +133,17 @@ WRAPPER = """def nnx_wrap(subject):
     def wrapped(*args, **kwargs):
         {lines}
         return rebuild({output})
-
     return wrapped"""
 
 
 def wrapper_text(nesting: Nesting, calls: tuple[Facts, ...], asked: Assertions) -> str:
     """The function that stands for the fixture."""
     facts, several = calls[-1], len(calls) > 1
-    run, output = run_text(nesting, facts, asked), un_nested(nesting, facts, "output")
+    run, output = run_text(nesting, facts, asked), nesting_text.un_nested(nesting, "output", abstract=facts.abstract)
     function = "function" if any(call.partial for call in calls) else "subject"
     pack = "arrays_of" if all(call.plain_output for call in calls) else "parts_of"
-    pack = f"emptied({pack}, opened)" if any(call.opened for call in calls) else pack
+    if any(call.opened for call in calls):
+        pack = f"lambda output, *states: emptied(output, {pack}(open_objects(output), *states))"
     ready = [*own_lines(nesting, facts, asked), *place_lines(nesting, facts)]
     lines = [*opening_lines(calls)]
     if several:
@@ -142,7 +152,7 @@ def wrapper_text(nesting: Nesting, calls: tuple[Facts, ...], asked: Assertions) 
         f"program, state, inputs, rebuild = take_apart({function}, args, kwargs, {'names' if several else repr(facts.names)}, {pack})"
     ]
     if several:
-        early = un_nested(nesting, facts, plain_run(nesting, facts, asked))
+        early = nesting_text.un_nested(nesting, plain_run(nesting, facts, asked), abstract=facts.abstract)
         lines += [f"if len(MADE) < {len(calls)}:  # these hold", *(f"    {line}" for line in ready)]
         lines += [f"    return rebuild({early})"]
     lines += [*asked.first, *ready, *asked.before, f"output = {run}", *asked.after]
@@ -153,17 +163,11 @@ def wrapper_text(nesting: Nesting, calls: tuple[Facts, ...], asked: Assertions) 
     return text
 
 
-def un_nested(nesting: Nesting, facts: Facts, output: str) -> str:
-    """The expression for the call's own output."""
-    return nesting_text.un_nested(nesting, output, "first_abstract" if facts.abstract else "first")
-
-
 def opening_lines(calls: tuple[Facts, ...]) -> list[str]:
     """The lines for what jax cannot take apart."""
-    opened = {name: fields for call in calls for name, fields in call.opened.items()}
     lines = ["function, args, kwargs = unwrapped(subject, args, kwargs)"] if any(call.partial for call in calls) else []
-    if opened:
-        lines += [f"opened = {opened!r}", "open_objects([getattr(subject, '__self__', subject), args, kwargs], opened)"]
+    if any(call.opened for call in calls):
+        lines += ["open_objects([getattr(subject, '__self__', subject), args, kwargs])"]
     return lines
 
 

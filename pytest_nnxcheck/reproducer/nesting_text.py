@@ -15,12 +15,11 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.reproducer.literals import key_kind
-from pytest_nnxcheck.reproducer.own_source import place
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
 from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
-from pytest_nnxcheck.transforms.layer import LENGTH, Plan
+from pytest_nnxcheck.transforms.layer import LENGTH
 
 Keys = tuple[Any, ...]
 """The keys that lead from the state to a leaf."""
@@ -128,7 +127,7 @@ def zeros(shapes: Any) -> str:
 
 
 def layers_of(nesting: Nesting) -> list[tuple[str, str]]:
-    return [place(Plan), *(layer_name(layer) for layer in nesting.layers if not is_registered(layer))]
+    return [layer_name(layer) for layer in nesting.layers if not is_registered(layer)]
 
 
 def inside(nesting: Nesting) -> tuple[int, ...]:
@@ -170,16 +169,7 @@ def root_of(nesting: Nesting) -> int | None:
     return {"argument": 1, "functional": 2}.get(layers[0].style, 0)
 
 
-def composed(nesting: Nesting) -> str:
-    """The nesting as one expression."""
-    text = "call"
-    for number, layer in reversed(list(enumerate(nesting.layers))):
-        function = f"registered({own_name(layer)})" if is_registered(layer) else layer_name(layer)[1]
-        text = f"{function}({text}, plans[{number}])"
-    return text
-
-
-def un_nested(nesting: Nesting, text: str, first: str) -> str:
+def un_nested(nesting: Nesting, text: str, *, abstract: bool) -> str:
     """The expression for the call's own output in that of the nesting."""
     for layer in nesting.layers:
         if layer.transform == CALL_FIRST:
@@ -187,7 +177,7 @@ def un_nested(nesting: Nesting, text: str, first: str) -> str:
         elif layer.row.pair == "gradients":
             text += "[0]"
         elif layer.row.stacks:
-            text = f"{first}({text})"
+            text = f"jax.eval_shape(first, {text})" if abstract else f"first({text})"
     return text
 
 

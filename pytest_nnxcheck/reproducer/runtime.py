@@ -6,7 +6,6 @@ what is known of a broken nesting: these tracers, this leaf, this figure. So non
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import operator
@@ -26,16 +25,14 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 COMPILED: list[Any] = []
 """The programs that the outermost jit compiled."""
-FILLED: list[Any] = []
-"""(object, field, whether it is an item, its own value, that of the program) while a call runs."""
 
 
 # --- a call, taken apart
 
 
 def describe(array: Any) -> str:
-    sizes = f"[{','.join(map(str, array.shape))}]" if hasattr(array, "shape") else ""
-    return array.dtype.name + sizes if sizes else type(array).__name__
+    """``float32[2,4]``."""
+    return array.dtype.name + str([*array.shape]).replace(" ", "") if hasattr(array, "shape") else type(array).__name__
 
 
 def is_node(value: Any) -> bool:
@@ -43,8 +40,9 @@ def is_node(value: Any) -> bool:
 
 
 def is_input(value: Any) -> bool:
-    known = isinstance(value, nnx.State | jax.Array | jax.ShapeDtypeStruct)
-    return known or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm")
+    return isinstance(value, nnx.State | jax.Array | jax.ShapeDtypeStruct) or (
+        isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm"
+    )
 
 
 def take_apart(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...], pack: Any) -> tuple[Any, Any, Any, Any]:
@@ -55,10 +53,8 @@ def take_apart(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...], pac
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_node)
     nodes = list({id(leaf): leaf for leaf in leaves if is_node(leaf) and not is_input(leaf)}.values())
     alone = len(nodes) == 1 and isinstance(nodes[0], nnx.Module)
-    home = nodes[0] if alone else nnx.Module()
-    for name, node in zip(() if alone else names, nodes, strict=False):
-        setattr(home, name, node)
-    last: list[Any] = []
+    home = nodes[0] if alone else nnx.Dict(dict(zip(names, nodes, strict=True)))
+    makers: list[Any] = []
 
     def program(state: Any, *inputs: Any) -> Any:
         mine = {id(node): state if alone else getattr(state, name) for name, node in zip(names, nodes, strict=True)}
@@ -67,11 +63,11 @@ def take_apart(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...], pac
             jax.tree.map(lambda _: next(rest), leaf) if is_input(leaf) else mine.get(id(leaf), leaf) for leaf in leaves
         ]
         new_args, new_kwargs = jax.tree.unflatten(treedef, filled)
-        values, last[:] = pack(subject(*new_args, **new_kwargs), state, home)
+        values, makers[:] = pack(subject(*new_args, **new_kwargs), state, home)
         return values
 
     inputs = [array for leaf in leaves if is_input(leaf) for array in jax.tree.leaves(leaf)]
-    return program, home, inputs or [jnp.zeros((), np.float32)], lambda output: last[0](output)  # noqa: PLW0108
+    return program, home, inputs or [jnp.zeros((), np.float32)], lambda output: makers[0](output)  # noqa: PLW0108
 
 
 def arrays_of(output: Any, _state: Any, _home: Any) -> Any:
@@ -84,72 +80,74 @@ def parts_of(output: Any, state: Any, home: Any) -> Any:
     """The arrays of an output in which there is more than those, and what gives them its structure."""
     values, treedef = jax.tree.flatten(output, is_leaf=is_node)
     parts = [part_of(value, state, home) for value in values]
-    makers = [(len(arrays), make) for arrays, make in parts]
+    arrays, inner = jax.tree.flatten([tree for tree, _ in parts])
+    makers = [make for _, make in parts]
 
     def rebuild(arrays: Any) -> Any:
-        rest = iter(arrays)
-        return jax.tree.unflatten(treedef, [make([next(rest) for _ in range(count)]) for count, make in makers])
+        made = [make(tree) for make, tree in zip(makers, jax.tree.unflatten(inner, arrays), strict=True)]
+        return jax.tree.unflatten(treedef, made)
 
-    return tuple(array for arrays, _ in parts for array in arrays), [rebuild]
+    return tuple(map(jnp.asarray, arrays)), [rebuild]
 
 
-def part_of(value: Any, state: Any, home: Any) -> tuple[list[Any], Callable[[Any], Any]]:
-    """The arrays of a part of an output, and what makes it of them; a node of the state is the user's own."""
-    if isinstance(value, nnx.State):
-        arrays, treedef = jax.tree.flatten(value)
-        return arrays, functools.partial(jax.tree.unflatten, treedef)
-    if is_node(value):
-        place = next((path for path, node in nnx.iter_graph(state) if node is value), None)
-        if place is not None:
-            return [], lambda _: next(node for path, node in nnx.iter_graph(home) if path == place)
-        holder: Any = nnx.Module()
-        holder.node = value
-        graphdef, leaves = nnx.split(holder)
-        arrays, treedef = jax.tree.flatten(leaves)
-        return arrays, lambda arrays: nnx.merge(graphdef, jax.tree.unflatten(treedef, arrays)).node
+def part_of(value: Any, state: Any, home: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A part of an output as a tree of arrays, and what makes it of them; a node of the state is the user's own."""
     if is_input(value) or isinstance(value, bool | int | float | complex):
-        return [jnp.asarray(value)], lambda arrays: arrays[0]
-    return [], lambda _: value
+        return value, lambda tree: tree
+    if not is_node(value):
+        return (), lambda _: value
+    paths = [path for path, node in nnx.iter_graph(state) if node is value]
+    if paths:
+        return (), lambda _: dict(nnx.iter_graph(home))[paths[0]]
+    graphdef, leaves = nnx.split(nnx.Dict(node=value))
+    return leaves, lambda leaves: nnx.merge(graphdef, leaves).node
 
 
-def open_objects(tree: Any, opened: dict[str, Any]) -> None:
-    """Let jax take objects apart, of which it knows nothing, by these fields: (name, whether it is an item)."""
-    for value in jax.tree.leaves(tree, is_leaf=is_node):
-        if fields := opened.pop(type(value).__qualname__, ()):
-            with contextlib.suppress(ValueError):  # it is known already
-                flatten = functools.partial(read_fields, fields=fields)
-                jax.tree_util.register_pytree_node(type(value), flatten, fill_fields)
-            open_objects(tree, opened)
+# --- objects that jax cannot take apart
+
+OPENED: dict[str, tuple[tuple[str, bool], ...]] = {}
+"""The fields of each class that hold what a program must know: (name, whether it is an item). A program has its own table."""
+ACCESS: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    False: (lambda owner, name: getattr(owner, name, None), object.__setattr__),
+    True: (operator.getitem, operator.setitem),
+}
+"""How a field is read, and written, past the user's own ``__setattr__``."""
+FILLED: list[Any] = []
+"""(object, field, whether it is an item, its own value, that of the program) while a call runs."""
 
 
-def read_fields(owner: Any, fields: Any) -> Any:
-    return [owner[name] if item else getattr(owner, name, None) for name, item in fields], (owner, fields)
+def open_objects(tree: Any) -> Any:
+    """Let jax take objects apart by their fields; the same tree."""
+    new = {type(value) for value in jax.tree.leaves(tree, is_leaf=is_node) if type(value).__qualname__ in OPENED}
+    for cls in new:
+        jax.tree_util.register_pytree_node(cls, read_fields, fill_fields)
+    return open_objects(tree) if new else tree
 
 
-def fill_fields(held: Any, values: Any) -> Any:
+def read_fields(owner: Any) -> Any:
+    return [ACCESS[item][0](owner, name) for name, item in OPENED[type(owner).__qualname__]], owner
+
+
+def fill_fields(owner: Any, values: Any) -> Any:
     """The object itself, which holds the values of the program while the call runs."""
-    owner, fields = held
-    for (name, item), old, new in zip(fields, read_fields(owner, fields)[0], values, strict=True):
+    for (name, item), old, new in zip(OPENED[type(owner).__qualname__], read_fields(owner)[0], values, strict=True):
+        ACCESS[item][1](owner, name, new)
         FILLED.append((owner, name, item, old, new))
-        (operator.setitem if item else object.__setattr__)(owner, name, new)
     return owner
 
 
-def emptied(pack: Any, opened: dict[str, Any]) -> Any:
-    """The same, and after it the objects hold their own values again, unless the call itself has put others there."""
-
-    def packed(output: Any, state: Any, home: Any) -> Any:
-        open_objects(output, opened)
-        arrays, rebuild = pack(output, state, home)
-        for owner, name, item, old, new in FILLED:
-            if (owner[name] if item else getattr(owner, name, None)) is new:
-                (operator.setitem if item else object.__setattr__)(owner, name, old)
-        # What is returned keeps no tracers until it is made of arrays.
-        jax.tree.map(lambda _: None, output, is_leaf=is_node)
-        FILLED.clear()
-        return arrays, rebuild
-
+def emptied(output: Any, packed: Any) -> Any:
+    """The same, after the objects hold their own values again, unless the call itself has put others there."""
+    for owner, name, item, old, new in FILLED:
+        if ACCESS[item][0](owner, name) is new:
+            ACCESS[item][1](owner, name, old)
+    # What is returned keeps no tracers until it is made of arrays.
+    jax.tree.map(lambda _: None, output, is_leaf=is_node)
+    FILLED.clear()
     return packed
+
+
+# --- arguments in a partial
 
 
 def unwrapped(subject: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
@@ -160,22 +158,17 @@ def unwrapped(subject: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return (subject, args, kwargs) if known is None else unwrapped(known[0], (*known[1], *args), kwargs)
 
 
+# --- state and arrays
+
+
 def own(tree: Any) -> Any:
     """The same with arrays of its own, which nobody else donates."""
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
-def first_abstract(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
-
-
-def registered(transform: Callable[..., Any]) -> Callable[..., Any]:
-    """The layer of a transform of the user's own."""
-
-    def make(f: Any, _plan: Any) -> Any:
-        return lambda state, *inputs: transform(f)(state, *inputs)  # noqa: PLW0108 - it is made anew for each trace
-
-    return make
+def registered(transform: Callable[..., Any], f: Any) -> Any:
+    """The layer of a transform of the user's own, made anew for each trace."""
+    return lambda state, *inputs: transform(f)(state, *inputs)  # noqa: PLW0108 - that is what makes it anew
 
 
 def variable_at(state: Any, *keys: Any) -> Any:
@@ -184,11 +177,10 @@ def variable_at(state: Any, *keys: Any) -> Any:
 
 def value_at(state: Any, *keys: Any) -> Any:
     """The value of the Variable with these keys, None where there is none."""
-    leaves = [
-        ([getattr(key, "key", "") for key in path], leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(state))
-    ]
-    return next((leaf for path, leaf in leaves if tuple(path[: len(keys)]) == keys), None)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(state)):
+        if tuple(getattr(key, "key", "") for key in path)[: len(keys)] == keys:
+            return leaf
+    return None
 
 
 def anything_at(state: Any, *keys: Any) -> Any:

@@ -7,21 +7,20 @@ and this package are left out, decorators among them.
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import inspect
+import re
 import site
-import symtable
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_nnxcheck.reproducer.own_source import bound_by, is_text
+from pytest_nnxcheck.reproducer.own_source import bound_by, globals_in, import_line, names_of
 
 LEFT_OUT = frozenset(("pytest", "_pytest", "hypothesis", "pytest_nnxcheck", "conftest"))
 """Packages that a program does without; a conftest.py is pytest's file, its code is copied."""
@@ -47,24 +46,31 @@ class UserModule:
     """Names that are nothing without pytest."""
     future: bool
 
-    def text(self, node: ast.stmt) -> str:
-        """The source of a statement without the decorators that are left out, at the left margin."""
-        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-        dropped = {number for inner in ast.walk(node) for number in self.dropped(inner)}
-        end = node.end_lineno or node.lineno
-        kept = [self.lines[number - 1] for number in range(first, end + 1) if number not in dropped]
-        return textwrap.dedent("\n".join(kept))
+    def text(self, node: ast.stmt, test: str = "") -> str:
+        """The source of a statement without what is left out, at the left margin; of a class of tests with one ``test`` alone."""
+        lines, left = {number: self.lines[number - 1] for number in lines_of(node)}, dict[int, str]()
+        for inner in ast.walk(node):
+            needless = [each for each in getattr(inner, "decorator_list", ()) if names_of(each) & self.left_out]
+            if test and isinstance(inner, ast.ClassDef):
+                parts = [part for part in inner.body if self.is_needless(part, test)]
+                needless += parts
+                if len(parts) == len(inner.body):
+                    left[parts[0].lineno] = " " * parts[0].col_offset + "pass"
+            for number in (number for each in needless for number in lines_of(each)):
+                lines.pop(number, None)
+        return textwrap.dedent("\n".join(line for _, line in sorted({**lines, **left}.items()))).rstrip()
 
-    def dropped(self, node: ast.AST) -> Iterator[int]:
-        """The lines of the decorators that are left out."""
-        for decorator in getattr(node, "decorator_list", ()):
-            if names_of(decorator) & self.left_out:
-                yield from range(decorator.lineno, (decorator.end_lineno or decorator.lineno) + 1)
+    def is_needless(self, part: ast.stmt, test: str) -> bool:
+        """Whether a part of a class of tests is another test, or is for pytest."""
+        if isinstance(part, ast.FunctionDef):
+            return part.name.startswith("test") and part.name != test
+        return isinstance(part, ast.Assign) and bool(names_of(part.value) & self.left_out)
 
 
-def names_of(*nodes: ast.AST) -> set[str]:
-    """The names that code uses, decorators, annotations and bodies alike; also those in annotations written as text."""
-    return {node.id for each in nodes for node in ast.walk(each) if isinstance(node, ast.Name)}
+def lines_of(node: ast.stmt | ast.expr) -> range:
+    """The numbers of the lines of code, decorators included."""
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    return range(first, (node.end_lineno or node.lineno) + 1)
 
 
 @functools.lru_cache(maxsize=64)
@@ -183,9 +189,7 @@ class Sources:
         )
         if node is None:
             raise NoSource(f"the source of {cls.__qualname__} cannot be found")
-        slim = without_other_tests(node, method)
-        slim = stripped(slim, user.left_out)
-        text = ast.unparse(slim)
+        text = user.text(node, method)
         self._needs(user, module, text)
         self._names.add(outermost)
         self._extra.append(text)
@@ -249,15 +253,10 @@ class Sources:
         self._import_line(user, statement, alias)
 
     def _import_line(self, user: UserModule, statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> None:
-        renamed = f" as {alias.asname}" if alias.asname else ""
-        if isinstance(statement, ast.Import):
-            self.imports[f"import {alias.name}{renamed}"] = None
-            self._remember_folder(alias.name)
-            return
         source = absolute(user, statement)
         if source != "__future__":
-            self.imports[f"from {source} import {alias.name}{renamed}"] = None
-            self._remember_folder(source)
+            self.imports[import_line(statement, source, alias)] = None
+            self._remember_folder(alias.name if isinstance(statement, ast.Import) else source)
 
     def take_reference(self, module: str, name: str) -> None:
         """Import, or copy, a definition that the text of a value names."""
@@ -275,39 +274,13 @@ class Sources:
             self.folders[folder] = None
 
 
-def globals_in(text: str) -> set[str]:
-    """The names that code takes from its module: those of its functions' own are not among them."""
-
-    def of(table: symtable.SymbolTable) -> Iterator[str]:
-        top = table.get_type() == "module"
-        yield from (
-            each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global())
-        )
-        for inner in table.get_children():
-            yield from of(inner)
-
-    return set(of(symtable.symtable(text, "<the user's code>", "exec")))
-
-
 def has_effect(statement: ast.stmt, user: UserModule) -> bool:
     """Whether a statement at the top of a module sets up jax, or the like: it binds no name, and is run all the same."""
-    if isinstance(statement, ast.Expr) and not is_text(statement):
-        root = next(iter(names_in_order(statement.value)), "")
-    elif isinstance(statement, ast.Assign) and not any(True for _ in plain_names(statement)):
-        root = next(iter(names_in_order(statement.targets[0])), "")
-    else:
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if not isinstance(statement, ast.Expr | ast.Assign) or any(isinstance(each, ast.Name) for each in targets):
         return False
-    return root in EFFECTS and root not in user.left_out and not names_of(statement) & user.left_out
-
-
-def plain_names(statement: ast.Assign) -> Iterator[str]:
-    return (target.id for target in statement.targets if isinstance(target, ast.Name))
-
-
-def names_in_order(node: ast.AST) -> list[str]:
-    """The names in code, the leftmost first."""
-    found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-    return [each.id for each in sorted(found, key=lambda each: (each.lineno, each.col_offset))]
+    first = re.match(r"\w*", ast.unparse(statement))
+    return first is not None and first[0] in EFFECTS and not names_of(statement) & user.left_out
 
 
 def absolute(user: UserModule, statement: ast.Import | ast.ImportFrom) -> str:
@@ -357,28 +330,3 @@ def folder_of(package: str) -> str | None:
         return str(Path(places[0]).resolve().parent) if places else None
     path = Path(file).resolve()
     return str(path.parent.parent if path.name == "__init__.py" else path.parent)
-
-
-def without_other_tests(node: ast.ClassDef, method: str) -> ast.ClassDef:
-    """A copy of the class, and of classes in it, with one test only."""
-    slim = copy.deepcopy(node)
-    for each in ast.walk(slim):
-        if isinstance(each, ast.ClassDef):
-            kept = [part for part in each.body if not is_other_test(part, method)]
-            each.body = kept or [ast.Pass()]
-    return slim
-
-
-def is_other_test(node: ast.stmt, method: str) -> bool:
-    return isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.name != method
-
-
-def stripped(node: ast.ClassDef, names: frozenset[str]) -> ast.ClassDef:
-    """The same without the decorators and attributes that are left out."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.ClassDef | ast.FunctionDef):
-            inner.decorator_list = [each for each in inner.decorator_list if not names_of(each) & names]
-        if isinstance(inner, ast.ClassDef):
-            kept = [each for each in inner.body if not (isinstance(each, ast.Assign) and names_of(each.value) & names)]
-            inner.body = kept or [ast.Pass()]
-    return ast.fix_missing_locations(node)

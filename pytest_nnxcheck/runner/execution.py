@@ -13,9 +13,10 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome, Verdict
+from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Listener, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import one_line
+from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.reporting import report, wording
 from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner.errors import passes_through
@@ -23,7 +24,8 @@ from pytest_nnxcheck.subject import uncomputed
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.check_call import Checked
-    from pytest_nnxcheck.engine.session import Session
+    from pytest_nnxcheck.engine.memo import Memo
+    from pytest_nnxcheck.reproducer.files import Programs
 
 Body = Callable[[], object]
 
@@ -33,12 +35,13 @@ class Executed:
     """What one execution came to. Nothing of it is recorded yet.
 
     ``outcomes`` are those of the calls that it made, nearly always of its own nesting. ``error`` is what it raised, or what steers the test;
-    ``own`` says that the body itself raised it, not a call.
+    ``own`` says that the body itself raised it, not a call. ``facts`` is what is known of its calls.
     """
 
     outcomes: Mapping[Nesting, Outcome]
     error: BaseException | None = None
     own: bool = False
+    facts: CallFacts = NO_FACTS
 
 
 @dataclass(slots=True)
@@ -49,8 +52,10 @@ class Execution:
     """
 
     executor: Executor
+    example: Example
     nesting: Nesting
     settings: Settings
+    facts: CallFacts = NO_FACTS
     outcomes: dict[Nesting, Outcome] = field(default_factory=dict)
     violation: InvariantViolation | None = None
     error: BaseException | None = None
@@ -61,11 +66,18 @@ class Execution:
         Raises a violation, a rejection, or the user's own exception.
         """
         __tracebackhide__ = True
-        session = self.executor.session
         with self.executor.watch.paused():
             checked = engine().check_call(
-                subject, args, kwargs, nesting=self.nesting, settings=self.settings, session=session, owner=owner
+                subject,
+                args,
+                kwargs,
+                nesting=self.nesting,
+                settings=self.settings,
+                example=self.example,
+                publish=self.executor.publish,
+                owner=owner,
             )
+        self.facts += checked.facts
         self.settle(replace(checked, outcome=wording.worded(checked.outcome)))
         return checked.output
 
@@ -167,68 +179,73 @@ RUNNING: ContextVar[Execution] = ContextVar("nnxcheck_running")
 class Executor:
     """Executes a test body under a nesting. What comes of it is handed back, and recorded by whom it concerns.
 
-    ``compiles`` is the folder that keeps compiled programs.
+    ``programs`` writes the program that shows an outcome, ``publish`` hears what is under way; ``compiles`` is the folder that keeps
+    compiled programs. ``values_needed`` says that the body reads the values of nestings that a trace could tell of.
     """
 
-    session: Session
+    memo: Memo
+    programs: Programs | None = None
+    publish: Listener = nobody
     compiles: Path | None = None
     watch: uncomputed.Watch = field(default_factory=uncomputed.Watch)
+    values_needed: bool = False
 
     def execute(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
         """Run the body once; a second time where it reads values that nobody computed. Raises nothing that the body raised."""
-        values, programs = self.session.values, self.session.programs
         try:
             return self._watched(nesting, body, settings)
         except uncomputed.ValuesNeeded as need:
-            if programs is not None:
-                programs.begin(body)
-            values.needed = True
+            self.values_needed = True
             try:
                 return self._once(nesting, body, settings)
             finally:
-                values.needed = need.of_body
+                self.values_needed = need.of_body
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome with the program that shows it, if there is one."""
-        programs = self.session.programs
-        return outcome if programs is None else programs.settle(outcome)
+        return outcome if self.programs is None else self.programs.with_program(outcome)
 
     def _watched(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
-        values = self.session.values
         jitted = bool(nesting.layers) and nesting.layers[0].row.compiles
-        if values.needed or jitted or settings.shortcuts == "off":
+        if self.values_needed or jitted or settings.shortcuts == "off":
             return self._once(nesting, body, settings)
         with self.watch:
-            values.needed = not self.watch.can_see
+            self.values_needed = not self.watch.can_see
             return self._once(nesting, body, settings)
 
     def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
-        execution = Execution(self, nesting, settings)
+        example = Example(self.memo, uncomputed.Values(self.values_needed))
+        execution = Execution(self, example, nesting, settings)
+        self.publish(BodyStarted(body))
         token = RUNNING.set(execution)
         try:
-            self.session.begin_example()
-            with compat.flax_mode(nesting.mode), compat.compile_folder(self.compiles):
+            with example:
+                executed = self._run(execution, body)
+        finally:
+            RUNNING.reset(token)
+        return replace(executed, facts=execution.facts + CallFacts(example.unrestored))
+
+    def _run(self, execution: Execution, body: Body) -> Executed:
+        mode, values = execution.nesting.mode, execution.example.values
+        try:
+            with compat.flax_mode(mode), compat.compile_folder(self.compiles):
                 body()
-            self._require_values(None)
+            self._require_values(values, None)
         except (NestingRejected, NestingExcused):
             return Executed(execution.outcomes)
         except BaseException as error:
-            self._require_values(error)
+            self._require_values(values, error)
             if isinstance(error, uncomputed.ValuesNeeded):
                 raise
             if passes_through(error):
                 return Executed(execution.outcomes, error)
-            if compat.is_mode_refusal(error, nesting.mode):
+            if compat.is_mode_refusal(error, mode):
                 return execution.refused(error)
             return Executed(execution.outcomes) if execution.excuses(error) else execution.failed(error)
-        finally:
-            RUNNING.reset(token)
-            self.session.end_example()
         return execution.ended()
 
-    def _require_values(self, error: BaseException | None) -> None:
+    def _require_values(self, values: uncomputed.Values, error: BaseException | None) -> None:
         """Raises `ValuesNeeded` where the body was handed stand-ins for values and read one, or raised anything of its own."""
-        values = self.session.values
         if values.needed or not values.stand_ins or isinstance(error, InvariantViolation | uncomputed.ValuesNeeded):
             return
         if self.watch.saw or (error is not None and isinstance(error, Exception)):
@@ -247,5 +264,5 @@ def running() -> Execution | None:
 
 
 def engine() -> Any:
-    """The module that runs one call. Late, since it imports jax."""
+    """The module that runs one call, asked for late: tests have another in its place."""
     return importlib.import_module("pytest_nnxcheck.engine.check_call")

@@ -38,7 +38,7 @@ def build(
     run = run_of(parts.drawn is None)
     run.repeats = parts.drawn is None and not (seeded or parts.seeded)
     # What a body draws by itself it draws anew where it runs a second time, for values: they are computed from the beginning.
-    run.session.values.needed = any(strategy == st.data() for strategy in (parts.drawn or {}).values())
+    run.executor.values_needed = any(strategy == st.data() for strategy in (parts.drawn or {}).values())
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
     built = _settings(parts, run, swept=bool(explicit))(inner)

@@ -118,7 +118,7 @@ def measures_the_same(broken: Outcome, near: Outcome) -> bool:
     return near.verdict != "held" or not compiled or near.peak is not None
 
 
-def told(outcome: Outcome, around: Around) -> Outcome:
+def explain(outcome: Outcome, around: Around) -> Outcome:
     """Copy of the outcome with the rows of ``around``; drops a hint that was tried and failed."""
     violations = tuple(
         replace(violation, hint="") if around.handed is False and hints.asks_to_hand_on(violation) else violation

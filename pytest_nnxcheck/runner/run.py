@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import MODES, Nesting
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.outcome import (
+    NO_FACTS,
+    BodyFinished,
+    Listener,
+    NestingFinished,
+    NestingStarted,
+    Outcome,
+    nobody,
+)
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import memory_breakdown, report, tally, wording
 from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import passes_through, plainest
-from pytest_nnxcheck.runner.execution import Body, Executed, Executor, engine
+from pytest_nnxcheck.runner.execution import Body, Executed, Executor
 from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.sweep import Sweep
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.engine.session import Session
     from pytest_nnxcheck.reproducer.files import Programs
-
-
-class Listener(Protocol):
-    """Who is told of every nesting that is run, not of those that the memo answers."""
-
-    def begin(self, run: Run, nesting: Nesting) -> None:
-        """The nesting starts."""
-
-    def end(self, run: Run, nesting: Nesting) -> None:
-        """The nesting has ended; its outcome, if it has one, is in ``run.outcomes``."""
 
 
 class Run:
@@ -58,18 +54,18 @@ class Run:
         compiles: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.session: Session = engine().Session()
-        self.session.shared_programs = compat.SharedPrograms(on=settings.shortcuts == "on")
-        self.executor = Executor(self.session, compiles)
+        self.memo = Memo(shared_programs=compat.SharedPrograms(on=settings.shortcuts == "on"))
+        self.executor = Executor(self.memo, programs, self.publish, compiles)
         OF_PROCESS.begin()
-        self.programs = self.session.programs = programs
+        self.programs = programs
+        self.facts = NO_FACTS
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
         self.notes: list[str] = []
         self.refusals: dict[str, Outcome] = {}
         self.not_run = 0
         self.problem = ""
-        self.listeners: list[Listener] = []
+        self.listeners: list[Listener] = [] if programs is None else [programs.listen]
         self.sweeping = False
         self.repeats = False
         self._identity = (test_id, options)
@@ -82,9 +78,9 @@ class Run:
         """What is known so far, as data."""
         test_id, options = self._identity
         outcomes = tuple(self.outcomes.values())
-        notes = (*self.notes, *self.session.notes, *report.refused(self.refusals), *report.left_out(outcomes))
+        notes = (*self.notes, *self.facts.notes, *report.refused(self.refusals), *report.left_out(outcomes))
         texts = {} if self.programs is None else self.programs.texts
-        calls = list(self.session.un_nested.values())
+        calls = self.facts.un_nested
         return report.Report(
             outcomes,
             self.settings,
@@ -102,7 +98,7 @@ class Run:
         self._memo.clear()
         self._raised.clear()
         self._bodies.clear()
-        self.session.shared_programs.known.clear()
+        self.memo.shared_programs.known.clear()
         OF_PROCESS.end()
 
     def nesting_of(self, error: BaseException) -> Nesting:
@@ -111,8 +107,8 @@ class Run:
 
     def record(self, outcome: Outcome) -> None:
         """Keep the worst verdict of a nesting, and its highest peak."""
-        known = self.outcomes.get(outcome.nesting)
-        self.outcomes[outcome.nesting] = outcome if known is None else worse(known, outcome)
+        earlier = self.outcomes.get(outcome.nesting)
+        self.outcomes[outcome.nesting] = outcome if earlier is None else worse(earlier, outcome)
 
     def execute(self, nesting: Nesting, body: Body) -> None:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
@@ -139,56 +135,53 @@ class Run:
             self.exclusions[nesting.mode],
             lambda near, settings: self._try_out(near, settings, body),
         )
-        self.outcomes[nesting] = neighbours.told(outcome, around)
+        self.outcomes[nesting] = neighbours.explain(outcome, around)
 
     def _try_out(self, nesting: Nesting, settings: Settings, body: Body) -> Outcome | None:
         """The outcome of a neighbour, run if it must be, and recorded nowhere; `None` where the test body itself did not come so far."""
         if settings == self.settings and nesting in self.outcomes:
             return self.outcomes[nesting]
-        # With another setting it is the nesting that broke: its program stays as it is.
-        self.session.programs = self.programs if settings == self.settings else None
+        executor = self.executor
+        if settings != self.settings:
+            # It is the nesting that broke: its program stays as it is.
+            executor = replace(executor, programs=None, publish=nobody)
         try:
-            with self._writing(body, {}):
-                executed = self.executor.execute(nesting, body, settings)
+            executed = executor.execute(nesting, body, settings)
         finally:
-            self.session.programs = self.programs
+            executor.publish(BodyFinished({}))
+        self.facts += executed.facts
         if executed.error is not None and not isinstance(executed.error, Exception):
             raise executed.error
         return executed.outcomes.get(nesting)
 
-    @contextlib.contextmanager
-    def _writing(self, body: Body, outcomes: Mapping[Nesting, Outcome]) -> Iterator[None]:
-        """Write the programs of the nestings of an example, and keep those of ``outcomes`` that have something to show."""
-        programs = self.session.programs
-        if programs is None:
-            yield
-            return
-        programs.begin(body)
-        try:
-            yield
-        finally:
-            programs.end(outcomes)
+    def publish(self, event: object) -> None:
+        """Tell the listeners of what is under way; what the memo answers is not."""
+        for listener in self.listeners:
+            listener(event)
 
     def _timed(self, nesting: Nesting, body: Body) -> BaseException | None:
-        """Run the body under the nesting, tell the listeners, and record what came of it. Raises what steers the test."""
-        for listener in self.listeners:
-            listener.begin(self, nesting)
+        """Run the body under the nesting, and record what came of it. Raises what steers the test."""
+        drawn = not self.sweeping
+        self.publish(NestingStarted(nesting, drawn))
         started = time.perf_counter()
         try:
-            with self._writing(body, self.outcomes), held_back():
+            with held_back():
                 executed = self.executor.execute(nesting, body, self.settings)
                 self._record(nesting, executed)
         finally:
-            if (outcome := self.outcomes.get(nesting)) is not None:
-                self.outcomes[nesting] = replace(outcome, seconds=outcome.seconds + time.perf_counter() - started)
-            for listener in self.listeners:
-                listener.end(self, nesting)
+            self.publish(BodyFinished(dict(self.outcomes)))
+            seconds, outcome = time.perf_counter() - started, self.outcomes.get(nesting)
+            if outcome is not None:
+                outcome = self.outcomes[nesting] = replace(outcome, seconds=outcome.seconds + seconds)
+            whole, repeats = not drawn or self.remembers, not drawn or self.repeats
+            self.publish(NestingFinished(nesting, outcome, seconds, drawn, whole, repeats))
         if executed.error is not None and passes_through(executed.error):
             raise executed.error.with_traceback(executed.error.__traceback__)
         return executed.error
 
     def _record(self, nesting: Nesting, executed: Executed) -> None:
         """Keep what an execution came to; an exception of the user's gets a note that names its nesting."""
+        self.facts += executed.facts
         for outcome in executed.outcomes.values():
             self.record(outcome)
         error = executed.error
@@ -236,9 +229,9 @@ class Run:
         error = self._error(Nesting(mode=mode), body)
         if error is None and not self.outcomes:
             self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
-        if self.session.adds_state and not self.exclusions[mode].adds_state:
+        if self.facts.added and not self.exclusions[mode].adds_state:
             self._exclude(mode, adds_state=True)
-            note = exclusions.added_state_note(self.session.added, self.settings)
+            note = exclusions.added_state_note(self.facts.added, self.settings)
             self.notes += [note] if note and note not in self.notes else []
         self._learn_from(Nesting(mode=mode))
         return error
@@ -250,8 +243,8 @@ class Run:
         self._learn_from(nesting)
         return error
 
-    def _exclude(self, mode: str, **found: Any) -> None:
-        self.exclusions[mode] = replace(self.exclusions[mode], **found)
+    def _exclude(self, mode: str, **excluded: Any) -> None:
+        self.exclusions[mode] = replace(self.exclusions[mode], **excluded)
 
     def _error(self, nesting: Nesting, body: Body) -> BaseException | None:
         try:
@@ -278,14 +271,14 @@ class Run:
 
     def rules_out(self, nesting: Nesting) -> bool:
         """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
-        known = self.exclusions[nesting.mode]
-        reason = next((reason for layer in nesting.layers if (reason := known.rejects(layer))), "")
-        if reason and not known.closed:
-            unfit = any(layer in known.unfit for layer in nesting.layers)
+        excluded = self.exclusions[nesting.mode]
+        reason = next((reason for layer in nesting.layers if (reason := excluded.rejects(layer))), "")
+        if reason and not excluded.closed:
+            unfit = any(layer in excluded.unfit for layer in nesting.layers)
             words = report.NOT_RUN + reason
             outcome = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
             self.outcomes.setdefault(nesting, outcome)
-        return known.closed or not all(known.allows(layer) for layer in nesting.layers)
+        return excluded.closed or not all(excluded.allows(layer) for layer in nesting.layers)
 
     def finish(self) -> str:
         """What is wrong with a run in which nothing failed; empty if nothing is."""

@@ -140,8 +140,8 @@ def name_of(path: Any, labels: list[str]) -> str:
 
 def node_name(nodes: dict[str, Any], label: str, node: Any) -> str:
     """File a graph node under an attribute name; the same object keeps one name."""
-    for name, known in nodes.items():
-        if known is node:
+    for name, other in nodes.items():
+        if other is node:
             return name
     name = base = re.sub(r"\W+", "_", label).strip("_") or "node"
     while name in nodes:

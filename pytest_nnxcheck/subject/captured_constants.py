@@ -14,7 +14,7 @@ from pytest_nnxcheck.subject import jaxpr_flow
 
 def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, ...]:
     """The constants of a jaxpr, largest first; ``kept`` are the arrays of the user's code, each with its name."""
-    found = [
+    constants = [
         Captured(
             const.nbytes,
             f"{const.dtype}[{','.join(map(str, const.shape))}]",
@@ -23,7 +23,7 @@ def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, 
         )
         for const in jaxpr_flow.constants(closed)
     ]
-    return tuple(sorted(found, key=lambda each: -each.bytes))
+    return tuple(sorted(constants, key=lambda constant: -constant.bytes))
 
 
 def line_of(closed: Any, const: Any) -> str:

@@ -20,13 +20,13 @@ Sources = tuple[int | None, ...]
 
 def sources(jaxpr: Any) -> Sources:
     """Follow every output of a jaxpr back to an input. An unknown equation computes, which is the safe side."""
-    known: dict[int, int] = {id(var): number for number, var in enumerate(jaxpr.invars)}
+    input_of: dict[int, int] = {id(var): number for number, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
-            origin = None if operand is None else known.get(id(eqn.invars[operand]))
+            origin = None if operand is None else input_of.get(id(eqn.invars[operand]))
             if origin is not None:
-                known[id(var)] = origin
-    return tuple(known.get(id(var)) for var in jaxpr.outvars)
+                input_of[id(var)] = origin
+    return tuple(input_of.get(id(var)) for var in jaxpr.outvars)
 
 
 def handed_through(eqn: Any) -> Sources:
@@ -36,8 +36,8 @@ def handed_through(eqn: Any) -> Sources:
     if name in COPIES:
         return tuple(range(len(eqn.outvars)))
     rule = RULES.get(name, of_call if name in CALLS else None)
-    found = rule(eqn) if rule else nothing
-    return found if len(found) == len(nothing) else nothing
+    operands = rule(eqn) if rule else nothing
+    return operands if len(operands) == len(nothing) else nothing
 
 
 def of_call(eqn: Any) -> Sources:
@@ -63,7 +63,8 @@ def of_while(eqn: Any) -> Sources:
 def of_cond(eqn: Any) -> Sources:
     branches = [sources(compat.open_jaxpr(branch)) for branch in eqn.params["branches"]]
     return tuple(
-        each[0] + 1 if each[0] is not None and len(set(each)) == 1 else None for each in zip(*branches, strict=True)
+        origins[0] + 1 if origins[0] is not None and len(set(origins)) == 1 else None
+        for origins in zip(*branches, strict=True)
     )
 
 
@@ -132,23 +133,23 @@ def origins(jaxpr: Any) -> tuple[int, ...]:
 
 def joined(operands: list[int], numbers: int) -> int:
     """The bits of those operands whose own number is among the bits of ``numbers``."""
-    return functools.reduce(operator.or_, (each for k, each in enumerate(operands) if numbers >> k & 1), 0)
+    return functools.reduce(operator.or_, (bits for k, bits in enumerate(operands) if numbers >> k & 1), 0)
 
 
 def adds_to(jaxpr: Any, number: int) -> bool:
     """Whether an equation adds to this input, here or in a jit inside."""
-    known = {id(jaxpr.invars[number])}
+    same = {id(jaxpr.invars[number])}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "add" and any(id(var) in known for var in eqn.invars):
+        if eqn.primitive.name == "add" and any(id(var) in same for var in eqn.invars):
             return True
         inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
         if inner is not None and len(inner.invars) == len(eqn.invars):
-            numbers = [k for k, var in enumerate(eqn.invars) if id(var) in known]
+            numbers = [k for k, var in enumerate(eqn.invars) if id(var) in same]
             if any(adds_to(inner, k) for k in numbers):
                 return True
         for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
-            if operand is not None and id(eqn.invars[operand]) in known:
-                known.add(id(var))
+            if operand is not None and id(eqn.invars[operand]) in same:
+                same.add(id(var))
     return False
 
 
@@ -218,5 +219,5 @@ def lowest_precision(closed: Any) -> float:
 
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
-    found = {id(const): const for jaxpr in all_jaxprs(closed) for const in getattr(jaxpr, "consts", ()) or ()}
-    return [const for const in found.values() if hasattr(const, "nbytes")]
+    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in getattr(jaxpr, "consts", ()) or ()}
+    return [const for const in constants.values() if hasattr(const, "nbytes")]

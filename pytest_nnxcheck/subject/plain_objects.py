@@ -116,10 +116,10 @@ def _open(leaf: Any, above: tuple[int, ...]) -> Any:
     for field, value in _fields(leaf):
         try:
             inside = open_up(value, (*above, id(leaf)))
-            found = any(_counts(each, also_numpy) for each in jax.tree_util.tree_leaves(inside, is_leaf=is_leaf))
+            has_arrays = any(_counts(value, also_numpy) for value in jax.tree_util.tree_leaves(inside, is_leaf=is_leaf))
         except (TypeError, ValueError):
             continue  # a container that jax cannot flatten: it stays what it is
-        if found:
+        if has_arrays:
             kept.append((field, inside))
     return Opened(leaf, tuple(field for field, _ in kept), tuple(value for _, value in kept)) if kept else leaf
 
@@ -145,13 +145,13 @@ def _fields(value: Any) -> list[tuple[tuple[str, Any], Any]]:
     """What an object holds, read without running its code."""
     stored = layout(type(value))
     own = stored.read(value) or {}
-    found: list[tuple[tuple[str, Any], Any]] = [(("attribute", name), held) for name, held in own.items()]
-    found += [(("attribute", name), held) for name, held in stored.read_slots(value) if held is not MISSING]
+    contents: list[tuple[tuple[str, Any], Any]] = [(("attribute", name), held) for name, held in own.items()]
+    contents += [(("attribute", name), held) for name, held in stored.read_slots(value) if held is not MISSING]
     if isinstance(value, dict):
-        found += [(("item", name), held) for name, held in dict.items(value)]
+        contents += [(("item", name), held) for name, held in dict.items(value)]
     elif isinstance(value, list):
-        found += [(("item", index), held) for index, held in enumerate(list.__iter__(value))]
-    return found
+        contents += [(("item", index), held) for index, held in enumerate(list.__iter__(value))]
+    return contents
 
 
 def _read(holder: Any, field: tuple[str, Any]) -> Any:
@@ -248,13 +248,13 @@ def built_in(cls: type) -> Any:
 
 
 def _map_opened(change: Callable[[Opened], Any], tree: Any) -> Any:
-    def each(leaf: Any) -> Any:
+    def change_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Opened):
             return change(leaf)
         return jax.tree_util.tree_unflatten(leaf.treedef, leaf.values) if isinstance(leaf, Bare) else leaf
 
     return jax.tree_util.tree_map(
-        each, tree, is_leaf=lambda value: isinstance(value, Opened | Bare) or compat.is_graph_node(value)
+        change_leaf, tree, is_leaf=lambda value: isinstance(value, Opened | Bare) or compat.is_graph_node(value)
     )
 
 

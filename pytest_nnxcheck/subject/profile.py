@@ -106,15 +106,15 @@ def profile(subject: Subject) -> Profile:
     jaxpr = compat.open_jaxpr(closed)
     sources = jaxpr_flow.sources(jaxpr)[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
-    known = {key: number for number, (key, _) in enumerate(numbered(before))}
+    number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
     shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
     moved = [
         (key[0], leaf, shardings.get(key))
         for (key, leaf), source in zip(numbered(after), sources, strict=True)
-        if key not in known or known[key] != source
+        if key not in number_of or number_of[key] != source
     ]
     rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
-    paths = {path for path, _ in known}
+    paths = {path for path, _ in number_of}
     types = {key: describe(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
     captures = captured(closed, walk(subject.roots(subject.state)).arrays)
@@ -126,7 +126,7 @@ def profile(subject: Subject) -> Profile:
         rewritten=rewritten,
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
-        constant_bytes=sum(each.bytes for each in captures),
+        constant_bytes=sum(constant.bytes for constant in captures),
         inner_donations=jaxpr_flow.inner_donations(closed),
         state_paths=tuple(path for path, _ in compat.flat_state(before)),
         state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),
@@ -141,7 +141,7 @@ def profile(subject: Subject) -> Profile:
         restructured=structures[0] != structures[1],
         plain=plain,
         opened=opened,
-        dropped=dropped_updates(subject, jaxpr, [key[0] for key in known], changed),
+        dropped=dropped_updates(subject, jaxpr, [key[0] for key in number_of], changed),
         out_names=subject.output_tree.names,
         parameters=parameters,
         gradients=tuple(
@@ -217,12 +217,12 @@ def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int]
 def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[Path, str], ...]:
     """Path of each leaf that comes back with another dtype, and the line at which it gets it; its results follow the outputs."""
     dtypes = {key: leaf.dtype for key, leaf in numbered(before) if hasattr(leaf, "dtype")}
-    found = []
+    lines = []
     for number, (key, leaf) in enumerate(numbered(after), outputs):
         if key in dtypes and getattr(leaf, "dtype", dtypes[key]) != dtypes[key]:
             eqn = jaxpr_flow.retyped_at(jaxpr, number, dtypes[key])
-            found.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
-    return tuple(found)
+            lines.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
+    return tuple(lines)
 
 
 def widened(jaxpr: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> Iterator[tuple[int, str]]:
@@ -239,15 +239,15 @@ def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozen
     `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.
     """
     owned = [path for path, node in compat.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)]
-    found: list[Path] = []
+    dropped: list[Path] = []
     for owner in dict.fromkeys(map(tuple, owned)):
         own = [path for path in paths if path[: len(owner)] == owner and path[len(owner)] in ("step", "opt_state")]
         step = next((paths.index(path) for path in own if path[len(owner) :] == ("step",)), None)
         if changed.intersection(own):
             return ()
         if step is not None and jaxpr_flow.counted_in_vain(jaxpr, step):
-            found += own
-    return tuple(dict.fromkeys(found))
+            dropped += own
+    return tuple(dict.fromkeys(dropped))
 
 
 def differentiable(subject: Subject, state: Any) -> frozenset[Path]:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,8 +118,8 @@ class Subject:
         _, *wanted = donate.split(",")
         for word in wanted:
             if word not in names:
-                known = ", ".join(dict.fromkeys(names)) or "none"
-                raise CheckError(f"donate={donate!r}: {self.name} has no argument {word} with arrays, it has {known}")
+                valid = ", ".join(dict.fromkeys(names)) or "none"
+                raise CheckError(f"donate={donate!r}: {self.name} has no argument {word} with arrays, it has {valid}")
         return tuple(number for number, name in enumerate(names) if name in wanted)
 
     def path(self, path: Path) -> str:
@@ -135,6 +136,20 @@ class Subject:
             else [(self.labels[self.names[0]], state)]
         )
         return [*nodes, *self.opened, (function_name(self.function), self.function)]
+
+    @contextlib.contextmanager
+    def leaks_undone(self, state: Any) -> Iterator[None]:
+        """Where a run or a trace leaves tracers, put back the places that it touched, and empty the caches of jax.
+
+        Those compare static attributes: a dead tracer among them makes every later call raise.
+        """
+        places = walk(self.roots(state)).places
+        try:
+            yield
+        finally:
+            if walk(self.roots(state)).tracers:
+                places.restore()
+                jax.clear_caches()
 
 
 def spell(root: str, path: Path) -> str:
@@ -176,10 +191,10 @@ def flatten_output(
     arrays: list[Any] = []
     names: list[str] = []
     for path, leaf in leaves:
-        found, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(home, own[id(leaf)]))
-        parts.append((len(found), rebuild))
-        arrays.extend(found)
-        names.extend([jax.tree_util.keystr(path)] * len(found))
+        held, rebuild = flatten_leaf(leaf) if id(leaf) not in own else ((), at_home(home, own[id(leaf)]))
+        parts.append((len(held), rebuild))
+        arrays.extend(held)
+        names.extend([jax.tree_util.keystr(path)] * len(held))
 
     def rebuild_all(arrays: tuple[Any, ...]) -> Any:
         rest, values = list(arrays), []
@@ -193,12 +208,12 @@ def flatten_output(
 
 def paths_of_nodes(state: Any) -> dict[int, Path]:
     """Every graph node of the state by its identity."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     if state is not None:
         for path, node in compat.iter_graph(state):
             if compat.is_graph_node(node):
-                found.setdefault(id(node), tuple(path))
-    return found
+                paths.setdefault(id(node), tuple(path))
+    return paths
 
 
 def at_home(home: Any, path: Path) -> Callable[[tuple[Any, ...]], Any]:

@@ -65,9 +65,9 @@ def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
     import jax
     import jax.numpy as jnp
 
-    for known in alike:
-        if isinstance(known, jax.Array) and known.dtype == wanted.dtype:
-            implementation = jax.random.key_impl(known)
+    for array in alike:
+        if isinstance(array, jax.Array) and array.dtype == wanted.dtype:
+            implementation = jax.random.key_impl(array)
             # The data of one key, read off a new one: a known one may be deleted.
             words = jax.random.key_data(jax.random.key(0, impl=implementation))
             data = jnp.zeros((*wanted.shape, *words.shape), words.dtype)

@@ -46,7 +46,7 @@ def waste(jaxpr: Any) -> Waste:
     every = list(levels(jaxpr, {id(var): number for number, var in enumerate(jaxpr.invars)}))
     return Waste(
         tuple(recast for level in every for recast in recasts(level)),
-        tuple(one for level in every for one in saved(level)),
+        tuple(residual for level in every for residual in saved(level)),
         tuple(stack for level in every for stack in stacks(level)),
     )
 
@@ -61,7 +61,7 @@ def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
     yield Level(jaxpr, numbers, users_of(jaxpr))
     for eqn in jaxpr.eqns:
         for inner, arguments in called(eqn):
-            yield from levels(inner, {id(var): numbers[argument] for var, argument in arguments if argument in numbers})
+            yield from levels(inner, {id(var): numbers[handed] for var, handed in arguments if handed in numbers})
 
 
 def recasts(level: Level) -> Iterator[Recast]:

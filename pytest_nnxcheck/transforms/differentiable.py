@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -12,7 +10,6 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.gradients import inexact, summed
@@ -30,7 +27,7 @@ def cannot(subject: Subject, profile: Profile, *, by_inputs: bool) -> str:
     if not by_inputs and not profile.parameters:
         return "the state holds no floating point nnx.Param to differentiate by"
     try:
-        with restored(subject):
+        with subject.leaks_undone(subject.state):
             evaluate(subject, profile, by_inputs=by_inputs)
     except Unfit as error:
         return str(error)
@@ -50,14 +47,3 @@ def evaluate(subject: Subject, profile: Profile, *, by_inputs: bool) -> None:
 
     by = tuple(number + len(states) for number in inexact(subject.inputs)) if by_inputs else 0
     jax.eval_shape(jax.grad(loss, argnums=by), *states, *subject.inputs)
-
-
-@contextmanager
-def restored(subject: Subject) -> Iterator[None]:
-    """Put back the places in which an evaluation of the call left tracers."""
-    places = walk(subject.roots(subject.state)).places
-    try:
-        yield
-    finally:
-        if walk(subject.roots(subject.state)).tracers:
-            places.restore()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
 
 
 @pytest.fixture(scope="module")
-def shared_session() -> Session:
-    return Session()
+def memo() -> Memo:
+    return Memo()
 
 
 @pytest.fixture
-def session(shared_session: Session):
+def example(memo: Memo):
     """As in one test of a user's: equal calls are profiled once, equal programs compiled once, and leaks put back after each."""
-    shared_session.begin_example()
-    yield shared_session
-    shared_session.end_example()
+    with Example(memo) as opened:
+        yield opened

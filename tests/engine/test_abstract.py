@@ -16,7 +16,7 @@ from leaky import LEAKY
 from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 
 COMPILED = ["jit > scan", "jit[functional] > vmap[functional] > remat", "jit > call_first"]
 TRACED = ["while_loop > remat", "eval_shape > scan", "vmap[functional] > remat[functional] > jit"]
@@ -29,11 +29,11 @@ def abstract(tree):
 
 @pytest.mark.parametrize("name", models())
 def test_a_healthy_model_has_the_same_verdicts_and_peaks_without_values(name):
-    real, twin = Session(), Session()
+    real, twin = Example(), Example()
     for nesting in COMPILED + TRACED:
         case, bare = HEALTHY[name](), HEALTHY[name]()  # two: a nesting that is traced leaves no values in its module
-        found = call(case.subject, *case.args, nesting=nesting, session=real)
-        same = call(bare.subject, *abstract(bare.args), nesting=nesting, session=twin)
+        found = call(case.subject, *case.args, nesting=nesting, example=real)
+        same = call(bare.subject, *abstract(bare.args), nesting=nesting, example=twin)
         assert (same.outcome.verdict, same.outcome.peak) == ("held", found.outcome.peak), text(same)
         assert abstract(found.output) == same.output
 

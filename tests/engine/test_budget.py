@@ -12,6 +12,7 @@ from healthy import numbers, rngs
 from reports import ScanOverRemat, inputs_scan_over_remat
 
 from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.engine.example import Example
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
@@ -39,19 +40,19 @@ def batch():
     return numbers((96, 256))
 
 
-def peak(model, nesting, session):
-    return call(model, batch(), nesting=nesting, session=session).outcome.peak
+def peak(model, nesting, example):
+    return call(model, batch(), nesting=nesting, example=example).outcome.peak
 
 
 @pytest.fixture(scope="module")
-def budget(shared_session):
+def budget(memo):
     """What one call may hold: as much as the largest of these, and a tenth. (Older jax copies an operand of a mapped product.)"""
-    return round(1.1 * max(peak(Mlp(), nesting, shared_session) for nesting in ONE_CALL))
+    return round(1.1 * max(peak(Mlp(), nesting, Example(memo)) for nesting in ONE_CALL))
 
 
 @pytest.mark.parametrize("nesting", ONE_CALL)
-def test_one_call_is_held_to_the_bytes_themselves(budget, nesting, session):
-    settings = {"nesting": nesting, "session": session}
+def test_one_call_is_held_to_the_bytes_themselves(budget, nesting, example):
+    settings = {"nesting": nesting, "example": example}
     held = call(Mlp(), batch(), memory_budget=budget, **settings)
     assert (held.outcome.verdict, held.outcome.budget) == ("held", budget)
     over = call(Mlp(), batch(), memory_budget=held.outcome.peak - 1, **settings)
@@ -61,18 +62,18 @@ def test_one_call_is_held_to_the_bytes_themselves(budget, nesting, session):
 
 
 @pytest.mark.parametrize("nesting", WITH_AXES[:4])
-def test_the_axes_of_a_nesting_are_added(budget, nesting, session):
-    held = call(Mlp(), batch(), nesting=nesting, memory_budget=budget, session=session)
+def test_the_axes_of_a_nesting_are_added(budget, nesting, example):
+    held = call(Mlp(), batch(), nesting=nesting, memory_budget=budget, example=example)
     assert held.outcome.verdict == "held", text(held)
     assert held.outcome.peak > budget  # by the bytes alone it was condemned
     assert held.outcome.budget > budget
 
 
 @pytest.mark.parametrize("nesting", WITH_AXES)
-def test_what_is_added_is_what_the_expected_peak_gains(nesting, session):
+def test_what_is_added_is_what_the_expected_peak_gains(nesting, example):
     """By the peaks that reports show: the un-nested program of a gradient is the gradient."""
     un_nested = "jit > grad" if "grad" in nesting else "jit"
-    further = {"transforms": "jit,vmap,scan,grad,fori_loop", "session": session}
+    further = {"transforms": "jit,vmap,scan,grad,fori_loop", "example": example}
     expected = [
         call(Mlp(), batch(), nesting=each, memory_budget="1x", **further).outcome.budget
         for each in (nesting, un_nested)
@@ -94,8 +95,8 @@ def test_more_than_the_axes_need_is_a_violation():
     assert f"is over the budget of {format_bytes(one + more)}" in text(found)
 
 
-def test_a_multiple_stays_what_it_was(session):
+def test_a_multiple_stays_what_it_was(example):
     for nesting in ("jit", "jit > vmap"):
-        found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x", session=session)
+        found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x", example=example)
         assert found.outcome.budget == round(found.outcome.evidence.expected / 2)
         assert re.search(r"budget .* \(0\.5x the expected peak\)", text(found))

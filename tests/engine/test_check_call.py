@@ -15,7 +15,14 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import DEFAULTS
+from pytest_nnxcheck.engine import cases
+from pytest_nnxcheck.engine.check_call import check_call
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.subject.profile import profile
 from pytest_nnxcheck.subject.signatures import identifiers
 
 X = jnp.ones((2, 4))
@@ -140,16 +147,35 @@ def test_a_call_inside_a_trace_is_refused():
 
 def test_the_module_sees_its_state_advance_and_is_put_back_at_the_end():
     model, x = Norm(), numbers((8, 4))
-    session = Session()
     before = model.norm.mean[...]
-    session.begin_example()
-    call(model, x, session=session, nesting="jit")
-    first = np.asarray(model.norm.mean[...])
-    call(model, x, session=session, nesting="jit")
-    assert not np.array_equal(first, before)
-    assert not np.array_equal(model.norm.mean[...], first)
-    session.end_example()
+    with Example() as example:
+        call(model, x, example=example, nesting="jit")
+        first = np.asarray(model.norm.mean[...])
+        call(model, x, example=example, nesting="jit")
+        assert not np.array_equal(first, before)
+        assert not np.array_equal(model.norm.mean[...], first)
     assert model.norm.mean[...] is before
+
+
+def test_a_second_call_is_known_from_the_first_and_a_listener_hears_of_both(monkeypatch):
+    evaluated, compiled, heard, memo = [], [], [], Memo()
+    monkeypatch.setattr(cases, "profile", lambda subject: evaluated.append(subject) or profile(subject))
+    monkeypatch.setattr(cases, "observe", lambda *args: compiled.append(args) or observe(*args))
+    for _ in range(2):
+        with Example(memo) as example:
+            again = check_call(
+                nnx.Linear(4, 4, rngs=rngs()),
+                (X,),
+                {},
+                nesting=Nesting.parse("jit > scan"),
+                settings=DEFAULTS,
+                example=example,
+                publish=heard.append,
+            )
+    assert again.outcome.verdict == "held"
+    assert (len(evaluated), len(compiled)) == (1, 1), "the profile, and the program that the nesting is measured by"
+    # Before the call is traced for the first time, and before each run.
+    assert [event.profile for event in heard] == [None, *memo.profiles.values(), *memo.profiles.values()]
 
 
 def test_the_users_arrays_are_never_donated():
@@ -168,9 +194,8 @@ def test_a_call_that_adds_state_is_known(seen):
             self.sow(nnx.Intermediate, "seen", seen(x))
             return x
 
-    session = Session()
-    assert call(Sows(), X, session=session).outcome.verdict == "held"
-    assert session.adds_state
+    plain = call(Sows(), X)
+    assert (plain.outcome.verdict, plain.facts.added) == ("held", ("model.seen",))
     for nesting in ["jit", "remat", "eval_shape", "scan[functional]", "vmap[functional]", "while_loop[functional]"]:
         assert call(Sows(), X, nesting=nesting).outcome.verdict == "held", nesting
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.observe import observe
-from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.profile import UNKNOWN
+from pytest_nnxcheck.subject.profile import UNKNOWN, profile
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.transforms.compose import factor, output_shapes, primal, stack_inputs, un_nest
 
@@ -48,9 +48,9 @@ class Counts(nnx.Module):
 
 
 @pytest.fixture(scope="module")
-def reading_session():
+def reading_example():
     """With shortcuts, the values of the traced program: compiled as a whole, as for a test that reads them."""
-    return Session(values=Values(needed=True))
+    return Example(values=Values(needed=True))
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def reading_session():
     ],
 )
 @pytest.mark.parametrize("shortcuts", ["on", "off"])
-def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting, shortcuts, reading_session):
+def test_a_nesting_gives_the_un_nested_output_and_as_many_calls_as_it_makes(nesting, shortcuts, reading_example):
     model, x = Counts(), numbers((2, 3))
     want = Counts()(x)
-    found = call(model, x, nesting=nesting, session=reading_session, shortcuts=shortcuts)
+    found = call(model, x, nesting=nesting, example=reading_example, shortcuts=shortcuts)
     assert found.outcome.verdict == "held", text(found)
     assert found.output["name"] == "counts"
     assert found.output["y"].shape == (2, 3)
@@ -129,15 +129,17 @@ NESTED += [("grad[functional]", "scan"), ("fori_loop", "remat"), ("cond", "jit")
 
 
 @pytest.mark.parametrize("outer, inner", NESTED)
-def test_the_innermost_layer_is_blamed(outer, inner, session):
+def test_the_innermost_layer_is_blamed(outer, inner):
     subject = bind(Caches(), (jnp.ones((2, 3)),), {})
-    found = observe(subject, session.profile_of(subject), Nesting.parse(f"{outer} > {inner}"), "none")
+    with subject.leaks_undone(subject.state):
+        facts = profile(subject)
+    found = observe(subject, facts, Nesting.parse(f"{outer} > {inner}"), "none")
     assert [(leak.path, str(leak.layer)) for leak in found.leaks] == [("CACHE['last']", inner)]
     assert "last" not in CACHE, "put back"
 
 
 @pytest.mark.parametrize("nesting", [*SINGLES, *FURTHER_SINGLES])
-def test_every_layer_takes_a_model_that_changes_nothing(nesting, session):
-    found = call(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting=nesting, session=session)
+def test_every_layer_takes_a_model_that_changes_nothing(nesting, example):
+    found = call(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting=nesting, example=example)
     assert found.outcome.verdict == "held", text(found)
     assert found.output.shape == (2, 3)

@@ -35,26 +35,26 @@ class Block(nnx.Module):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_block_is_iterated_and_the_body_sees_the_output_of_the_first_step(layer, session):
+def test_a_block_is_iterated_and_the_body_sees_the_output_of_the_first_step(layer, example):
     by_hand, nested = Block(), Block()
     first = by_hand(X)
     by_hand(first)
-    found = call(nested, X, nesting=f"jit > {layer}", session=session)
+    found = call(nested, X, nesting=f"jit > {layer}", example=example)
     assert found.outcome.verdict == "held", text(found)
     np.testing.assert_allclose(found.output, first, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(nested.norm.mean[...], by_hand.norm.mean[...], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("nesting", [*LAYERS, "jit > vmap > iterate_scan", "jit > iterate_while_loop > scan"])
-def test_parity_holds(nesting, session):
-    found = call(Block(), X, nesting=nesting, invariants="parity", session=session)
+def test_parity_holds(nesting, example):
+    found = call(Block(), X, nesting=nesting, invariants="parity", example=example)
     assert found.outcome.verdict == "held", text(found)
 
 
 @pytest.mark.parametrize("layer", CAPTURING)
-def test_a_module_without_updates_may_be_captured(layer, session):
+def test_a_module_without_updates_may_be_captured(layer, example):
     linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
-    found = call(linear, X, nesting=f"jit > {layer}", invariants="tracers,memory,donation,parity", session=session)
+    found = call(linear, X, nesting=f"jit > {layer}", invariants="tracers,memory,donation,parity", example=example)
     assert found.outcome.verdict == "held", text(found)
 
 
@@ -83,9 +83,9 @@ class Cell(nnx.Module):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_donated_cache_that_is_fed_back_is_no_loss(layer, session):
+def test_a_donated_cache_that_is_fed_back_is_no_loss(layer, example):
     cache = {"keys": jnp.zeros((3, 5, 8))}
-    found = call(Cell(), X, cache, jnp.int32(0), nesting=f"jit > {layer}", donate="state,cache", session=session)
+    found = call(Cell(), X, cache, jnp.int32(0), nesting=f"jit > {layer}", donate="state,cache", example=example)
     assert found.outcome.verdict == "held", text(found)
 
 
@@ -114,9 +114,9 @@ class Stores(Block):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_leak_is_found_and_its_twin_holds(layer, session):
-    assert broken(call(Remembers(), X, nesting=layer, session=session)) == ["tracers"]
-    twin = call(Stores(), X, nesting=layer, session=session)
+def test_a_leak_is_found_and_its_twin_holds(layer, example):
+    assert broken(call(Remembers(), X, nesting=layer, example=example)) == ["tracers"]
+    twin = call(Stores(), X, nesting=layer, example=example)
     assert twin.outcome.verdict == "held", text(twin)
 
 
@@ -151,11 +151,11 @@ def test_nothing_that_returns_more_is_put_inside(inner):
     assert "number of steps is not known" in impossible(Nesting.parse("grad > iterate_while_loop"))
 
 
-def test_the_peak_of_many_steps_counts_what_every_step_returns(session):
+def test_the_peak_of_many_steps_counts_what_every_step_returns(example):
     def block(model, x):
         return x + model(x)
 
     linear, x = nnx.Linear(256, 256, rngs=nnx.Rngs(0)), jnp.ones((2048, 256))
     for layer in LAYERS:
-        outcome = call(block, linear, x, nesting=f"jit > {layer}", memory_budget="1.1x", session=session).outcome
+        outcome = call(block, linear, x, nesting=f"jit > {layer}", memory_budget="1.1x", example=example).outcome
         assert outcome.verdict == "held", (layer, outcome.peak, outcome.budget)

@@ -16,7 +16,7 @@ from leaky import LEAKY
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import LostBuffer, PeakOverBudget, SharedBuffer, TracerLeft
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.invariants.tracers import tracers
 
 
@@ -101,9 +101,9 @@ def test_where_jax_trips_over_a_leak_the_leak_is_what_broke():
 
 
 def test_a_program_that_was_compiled_for_another_call_names_the_lines_of_its_own():
-    session = Session()
+    example = Example()
     first, second = (
-        call(subject, nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nesting="jit", memory_budget=1, session=session)
+        call(subject, nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nesting="jit", memory_budget=1, example=example)
         for subject in (squares, squares_below)
     )
     lines = [re.findall(r"test_findings.py:(\d+)", text(found)) for found in (first, second)]

@@ -14,9 +14,9 @@ from pytest_nnxcheck import CheckError, check, compat
 from pytest_nnxcheck.core.catalogue import FURTHER
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.observe import observe
-from pytest_nnxcheck.engine.session import Session
 from pytest_nnxcheck.invariants.memory import saves_steps
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.profile import profile as profile_of
 from pytest_nnxcheck.transforms import compose
 from pytest_nnxcheck.transforms.compose import Guards, make_plan, plain_jit
 
@@ -26,7 +26,7 @@ FEW = {"sweep": "singles", "max_examples": 0}
 def run(model, *inputs, nesting):
     """What the program of a nesting returned, gradients included."""
     subject = bind(model, inputs, {})
-    found = observe(subject, Session().profile_of(subject), Nesting.parse(nesting), "none")
+    found = observe(subject, profile_of(subject), Nesting.parse(nesting), "none")
     assert found.error is None, found.error
     return found
 
@@ -81,7 +81,7 @@ def test_every_element_of_an_axis_has_gradients_of_its_own():
 def test_the_branch_that_is_not_taken_is_in_the_program(name):
     model, x = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), numbers((2, 3))
     subject = bind(model, (x,), {})
-    profile = Session().profile_of(subject)
+    profile = profile_of(subject)
     plan = make_plan(subject, profile, Layer("cond"), (), Guards(subject), plain_jit)
     layer = getattr(compose.home(name), name)(subject.program, plan)
     assert " conditional(" in jax.jit(lambda x: layer(model, x)).lower(x).compile().as_text()
@@ -92,8 +92,8 @@ def test_the_branch_that_is_not_taken_is_in_the_program(name):
     [layer for layer in FURTHER_SINGLES if not Layer.parse(layer).captures]
     + ["jit > scan > grad", "jit > grad > fori_loop", "call_first > grad"],
 )
-def test_parity_holds(nesting, session):
-    found = call(Norm(), numbers((4, 3)), jnp.int32(2), nesting=nesting, invariants="parity", session=session)
+def test_parity_holds(nesting, example):
+    found = call(Norm(), numbers((4, 3)), jnp.int32(2), nesting=nesting, invariants="parity", example=example)
     assert found.outcome.verdict == "held", text(found)
     assert not any("not asserted" in note for note in found.outcome.notes)
 
@@ -222,11 +222,11 @@ def test_random_numbers_in_a_branch_in_a_differentiated_loop():
     assert outcome.verdict == "held" or outcome.reason.endswith("cannot differentiate a branch in a loop for this call")
 
 
-def test_a_call_that_adds_state_holds_under_what_can_take_it(session):
+def test_a_call_that_adds_state_holds_under_what_can_take_it(example):
     for nesting in FURTHER_SINGLES:
         layer = Layer.parse(nesting)
         if layer.style == "functional" or nesting == "grad":
-            found = call(Adds(), numbers((2, 3)), nesting=nesting, session=session)
+            found = call(Adds(), numbers((2, 3)), nesting=nesting, example=example)
             assert found.outcome.verdict == "held", text(found)
 
 
@@ -323,16 +323,16 @@ class Twin(nnx.Module):
         )
     ],
 )
-def test_a_model_above_the_floor_stays_below_1_4_of_its_expected_peak(nesting, session):
+def test_a_model_above_the_floor_stays_below_1_4_of_its_expected_peak(nesting, example):
     for budget in ("1.4x", None):  # by default: no copies either
         chosen = {"memory_budget": budget} if budget else {}
-        found = call(Twin(), numbers((16, 256)), nesting=nesting, session=session, **chosen)
+        found = call(Twin(), numbers((16, 256)), nesting=nesting, example=example, **chosen)
         assert found.outcome.verdict == "held", text(found)
 
 
 @pytest.mark.parametrize("nesting", ["jit > grad > scan > remat", "jit > grad > fori_loop > remat"])
-def test_what_a_differentiated_loop_saves_is_no_copy_of_the_models_own(nesting, session):
-    found = call(Twin(), numbers((16, 256)), nesting=nesting, session=session)
+def test_what_a_differentiated_loop_saves_is_no_copy_of_the_models_own(nesting, example):
+    found = call(Twin(), numbers((16, 256)), nesting=nesting, example=example)
     assert found.outcome.verdict == "held", text(found)
     told = [
         note for note in found.outcome.notes if "not judged: the differentiated loop saves it for each step" in note
@@ -355,31 +355,31 @@ def test_which_nestings_differentiate_a_loop(nesting, saves):
     assert saves_steps(Nesting.parse(nesting)) is saves
 
 
-def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient(session):
+def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient(example):
     x = numbers((32, 64))
     plain, under = (
-        call(Deep(), x, nesting=nesting, memory_budget="1x", session=session).outcome
+        call(Deep(), x, nesting=nesting, memory_budget="1x", example=example).outcome
         for nesting in ("jit", "jit > grad")
     )
     assert under.peak > 2 * plain.peak / 1.2, "gradients as large as the parameters, and activations"
     assert under.budget > 1.8 * plain.budget
-    over = call(Deep(), x, nesting="jit > grad", memory_budget="0.5x", session=session)
+    over = call(Deep(), x, nesting="jit > grad", memory_budget="0.5x", example=example)
     assert broken(over) == ["memory"]
 
 
-def test_a_differentiated_loop_keeps_the_activations_of_each_step(session):
+def test_a_differentiated_loop_keeps_the_activations_of_each_step(example):
     x = numbers((512, 64))
     one, two = (
-        call(Deep(), x, nesting=f"jit > grad{inner}", session=session).outcome for inner in ("", " > fori_loop")
+        call(Deep(), x, nesting=f"jit > grad{inner}", example=example).outcome for inner in ("", " > fori_loop")
     )
     assert two.peak > 1.5 * one.peak
     assert two.budget > 1.5 * one.budget
 
 
-def test_a_remat_inside_a_loop_saves_memory_and_one_around_all_of_it_does_not(session):
+def test_a_remat_inside_a_loop_saves_memory_and_one_around_all_of_it_does_not(example):
     x = numbers((512, 64))
     peaks = {
-        inner: call(Deep(), x, nesting=f"jit > grad{inner}", session=session).outcome.peak
+        inner: call(Deep(), x, nesting=f"jit > grad{inner}", example=example).outcome.peak
         for inner in ("", " > remat", " > scan", " > scan > remat")
     }
     assert peaks[" > scan > remat"] < 0.8 * peaks[" > scan"]

@@ -13,18 +13,16 @@ from healthy import FLAX, HEALTHY, numbers
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.core.catalogue import STYLES as ALL_STYLES
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
 
 ALL = "tracers,memory,donation,parity"
 
 
-def outcome_of(model, nesting, session):
+def outcome_of(model, nesting, memo):
     case = HEALTHY[model]()
-    session.begin_example()
-    with compat.flax_mode(nesting.mode):
-        found = call(case.subject, *case.args, nesting=str(nesting), session=session, invariants=ALL)
-    session.end_example()
-    return found.outcome
+    with compat.flax_mode(nesting.mode), Example(memo) as example:
+        return call(case.subject, *case.args, nesting=str(nesting), example=example, invariants=ALL).outcome
 
 
 def assert_healthy(outcome):
@@ -35,11 +33,11 @@ def assert_healthy(outcome):
 
 @pytest.mark.parametrize("model", sorted(HEALTHY))
 def test_a_model_breaks_no_invariant(model):
-    session = Session()
+    memo = Memo()
     for nesting in ARRAY[model]:
-        assert_healthy(outcome_of(model, nesting, session))
+        assert_healthy(outcome_of(model, nesting, memo))
     for transform, words in unfit(model).items():
-        outcome = outcome_of(model, Nesting.parse(f"jit > {transform}"), session)
+        outcome = outcome_of(model, Nesting.parse(f"jit > {transform}"), memo)
         assert (outcome.verdict, outcome.unfit) == ("rejected", True)
         assert words in outcome.reason
 
@@ -73,10 +71,10 @@ def test_the_nestings_of_the_models_hold_every_pair():
 @pytest.mark.parametrize("model", sorted(HEALTHY))
 def test_a_model_breaks_no_invariant_under_any_pair(model):
     """Each transform in each style right inside each other one, in each mode."""
-    session = Session()
+    memo = Memo()
     for pair, mode in product(LAYER_PAIRS, modes_of(model)):
         if all(takes(mode, layer) and layer.transform not in unfit(model) for layer in pair):
-            assert_healthy(outcome_of(model, Nesting((Layer("jit"), *pair), mode), session))
+            assert_healthy(outcome_of(model, Nesting((Layer("jit"), *pair), mode), memo))
 
 
 @pytest.mark.parametrize("model", models(["batch_norm_train"]))
@@ -105,8 +103,8 @@ class Block(nnx.Module):
 
 
 def test_a_model_above_the_floor_stays_below_1_2_of_its_expected_peak():
-    session = Session()
+    example = Example()
     singles = [f"jit > {layer}" for layer in LAYERS if layer.row.default]
     for nesting in (*singles, "jit[functional] > scan > vmap > remat"):
-        found = call(Block(nnx.Rngs(0)), numbers((16, 256)), nesting=nesting, session=session, memory_budget="1.2x")
+        found = call(Block(nnx.Rngs(0)), numbers((16, 256)), nesting=nesting, example=example, memory_budget="1.2x")
         assert found.outcome.verdict == "held", f"{nesting}: {text(found)}"

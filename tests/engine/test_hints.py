@@ -169,17 +169,11 @@ def norm() -> nnx.BatchNorm:
     return nnx.BatchNorm(WIDTH, rngs=rngs())
 
 
+CAPTURED = ("captured", *(f"captured by {name}" for name in ("while_loop", "fori_loop", "scan", "cond", "switch")))
 CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", "switch"]
 
 
-@follows(
-    "captured",
-    "captured by while_loop",
-    "captured by fori_loop",
-    "captured by scan",
-    "captured by cond",
-    "captured by switch",
-)
+@follows(*CAPTURED)
 @old
 @pytest.mark.parametrize("transform", CAPTURING)
 def test_a_layer_that_captures_is_handed_the_module(transform):
@@ -254,14 +248,7 @@ OWN = {
 }
 
 
-@follows(
-    "captured",
-    "captured by while_loop",
-    "captured by fori_loop",
-    "captured by scan",
-    "captured by cond",
-    "captured by switch",
-)
+@follows(*CAPTURED)
 @pytest.mark.parametrize("transform", OWN)
 def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
     own, cured = OWN[transform]
@@ -310,9 +297,9 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
     outcome = wording.worded(Outcome(nesting, "violated", (violation,)))
     assert outcome.violations[0].hint == hint
     around = neighbours.Around(holds=(), tried=2, way=(), handed=False)
-    assert neighbours.told(outcome, around).violations[0].hint == ""
-    assert neighbours.told(outcome, replace(around, handed=True)).violations[0].hint == hint
-    assert neighbours.told(outcome, replace(around, handed=None)).violations[0].hint == hint
+    assert neighbours.explain(outcome, around).violations[0].hint == ""
+    assert neighbours.explain(outcome, replace(around, handed=True)).violations[0].hint == hint
+    assert neighbours.explain(outcome, replace(around, handed=None)).violations[0].hint == hint
 
 
 # --- memory

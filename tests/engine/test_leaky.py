@@ -9,7 +9,7 @@ from healthy import FLAX
 from leaky import LEAKY, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 
 HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)
 REST = sorted(set(LEAKY) - set(HERE))
@@ -17,8 +17,8 @@ REST = sorted(set(LEAKY) - set(HERE))
 
 @pytest.mark.parametrize("name", HERE)
 def test_a_leak_is_found_and_named_and_undone_before_the_next_nesting(name):
-    session, leaky = Session(), LEAKY[name].leaky()
-    found, *later = [call(leaky.subject, *leaky.args, nesting="jit", session=session) for _ in range(3)]
+    example, leaky = Example(), LEAKY[name].leaky()
+    found, *later = [call(leaky.subject, *leaky.args, nesting="jit", example=example) for _ in range(3)]
     assert broken(found)[:1] == ["tracers"], text(found)
     assert LEAKY[name].path in text(found)
     assert "DynamicJaxprTracer" in text(found)

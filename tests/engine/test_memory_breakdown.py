@@ -557,9 +557,9 @@ def plain(how, length):
 
 @pytest.mark.parametrize("style", ["argument", "functional", "jax_closure"])
 @pytest.mark.parametrize("how", ["scan", "vmap", "while_loop", "fori_loop"])
-def test_what_a_step_adds_is_what_it_adds_at_other_lengths(how, style, session):
+def test_what_a_step_adds_is_what_it_adds_at_other_lengths(how, style, example):
     nesting = f"jit[functional] > {how}" + (f"[{style}]" if style != "argument" else "")
-    found = call(call_of, X, nesting=nesting, memory_budget=1, session=session)
+    found = call(call_of, X, nesting=nesting, memory_budget=1, example=example)
     growth = told(found).growth
     assert growth is not None, text(found)
     assert growth.per_step.peak * 8 == plain(how, 16) - plain(how, 8)

@@ -110,15 +110,15 @@ def test_the_rows():
     around = neighbours.Around(
         parsed("jit", "jit[functional]"), 5, ((Nesting(), "held"), (violated.nesting, "violated"))
     )
-    assert neighbours.told(violated, around).explained == (
+    assert neighbours.explain(violated, around).explained == (
         ("holds", "jit, jit[functional]   (nearest, of 5 tried)"),
         ("way", "un-nested held, jit[closure] violated"),
     )
     none = neighbours.Around((), 5, ())
-    assert neighbours.told(violated, none).explained == (
+    assert neighbours.explain(violated, none).explained == (
         ("holds", "none of the 5 nearest: a layer in another style, or taken away"),
     )
-    assert neighbours.told(violated, neighbours.Around((), 0, ())).explained == ()
+    assert neighbours.explain(violated, neighbours.Around((), 0, ())).explained == ()
 
 
 def test_a_donation_is_tried_only_where_an_input_can_be_reused():
@@ -137,7 +137,7 @@ def test_a_donation_is_tried_only_where_an_input_can_be_reused():
     )
     around = neighbours.look_around(over, EVERY, OPEN, try_out)
     assert around.donated == ("state,x,cache", 8)
-    hint = neighbours.told(over, around).explained[0]
+    hint = neighbours.explain(over, around).explained[0]
     assert hint[0] == "hint"
     assert hint[1].startswith(
         "donate x, cache as well: with donate='state,x,cache' the nesting holds, at a peak of 8 B"

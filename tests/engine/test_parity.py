@@ -13,7 +13,7 @@ from healthy import FLAX, HEALTHY, WIDTH, assign, node_dict, numbers
 
 from pytest_nnxcheck import ParityLost, assert_invariants, check
 from pytest_nnxcheck.engine import reference
-from pytest_nnxcheck.engine.reference import References, evaluate, identity
+from pytest_nnxcheck.engine.reference import evaluate, identity, recalled
 from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.state_facts import read
@@ -510,12 +510,10 @@ def test_the_reference_leaves_the_users_objects_alone():
 def test_a_reference_is_evaluated_once_for_equal_calls_and_anew_for_others(monkeypatch):
     made = []
     monkeypatch.setattr(reference, "evaluate", lambda subject, meaning: made.append(meaning) or len(made))
-    model, known = norm(), References()
+    model, table = norm(), {}
 
-    def ask(function, scale=1.0, meaning=("scan",), start=True):
-        if start:
-            known.begin_example()
-        return known.of(bind(function, (model, X * scale), {}), meaning)
+    def ask(function, scale=1.0, meaning=("scan",), number=1):
+        return recalled(table, bind(function, (model, X * scale), {}), meaning, number)
 
     def scaled(by):
         return lambda model, x: model(x) * by
@@ -524,7 +522,7 @@ def test_a_reference_is_evaluated_once_for_equal_calls_and_anew_for_others(monke
     assert ask(scaled(3.0)) == 2, "what the code captured"
     assert ask(scaled(2.0), scale=2.0) == 3, "the inputs"
     assert ask(scaled(2.0), meaning=()) == 4
-    assert ask(scaled(2.0), start=False) == 5, "the second call of an example"
+    assert ask(scaled(2.0), number=2) == 5, "the second call of an example"
     assign(model.mean, model.mean[...] + 1)
     assert ask(scaled(2.0)) == 6, "the state"
 

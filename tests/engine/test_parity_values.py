@@ -57,8 +57,8 @@ carries = pytest.mark.skipif(FLAX < (0, 10, 7), reason="earlier flax takes no ar
 @carries
 @pytest.mark.parametrize("nesting", ["jit", "scan", "vmap", "un-nested"])
 @pytest.mark.parametrize("kind", KEPT)
-def test_arrays_of_numpy_are_compared_by_their_numbers(kind, nesting, session):
-    found = call(Permutes(KEPT[kind](0)), X, nesting=nesting, invariants="parity", session=session)
+def test_arrays_of_numpy_are_compared_by_their_numbers(kind, nesting, example):
+    found = call(Permutes(KEPT[kind](0)), X, nesting=nesting, invariants="parity", example=example)
     # No carry of jax is an int64.
     assert found.outcome.verdict == ("rejected" if (kind, nesting) == ("dict", "scan") else "held"), text(found)
 
@@ -134,8 +134,8 @@ def mixed_step():
 @pytest.mark.parametrize(
     "subject, nesting", [(step, "jit"), (step, "jit[functional] > remat"), (nnx.jit(step), "un-nested")]
 )
-def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(subject, nesting, session):
-    found = call(subject, *mixed_step(), nesting=nesting, invariants="parity", session=session)
+def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(subject, nesting, example):
+    found = call(subject, *mixed_step(), nesting=nesting, invariants="parity", example=example)
     assert found.outcome.verdict == "held", text(found)
     (note,) = found.outcome.notes
     assert note.startswith("rounding decides model.first.bias")
@@ -204,8 +204,8 @@ def test_a_flag_that_a_layer_drops_is_told_with_what_chooses_in_its_place():
 
 
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "scan", "while_loop"])
-def test_with_what_the_hint_says_it_holds(nesting, session):
-    found = call(Starts(plain=False), X, nesting=nesting, invariants="parity", session=session)
+def test_with_what_the_hint_says_it_holds(nesting, example):
+    found = call(Starts(plain=False), X, nesting=nesting, invariants="parity", example=example)
     assert found.outcome.verdict == "held", text(found)
 
 

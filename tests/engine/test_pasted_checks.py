@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from checking import call
 from flax import nnx
 from healthy import assign
 
-from pytest_nnxcheck.reproducer import runtime
+from pytest_nnxcheck.reproducer import checks, runtime
 from pytest_nnxcheck.reproducer.checks import (
     agree,
     captures_little,
@@ -25,7 +27,11 @@ from pytest_nnxcheck.reproducer.checks import (
     shares_no_buffer,
     touches_nothing,
 )
+from pytest_nnxcheck.reproducer.own_source import extract, place
 from pytest_nnxcheck.reproducer.runtime import arrays_of, parts_of, staged, take_apart, value_at
+from pytest_nnxcheck.subject.abstract_arrays import abstract_state
+from pytest_nnxcheck.transforms.layer import first, stack
+from pytest_nnxcheck.transforms.mapping import on_mesh
 
 KEPT = {}
 
@@ -183,3 +189,10 @@ def test_what_is_no_array_comes_back_as_it_was():
     assert (text, int(number), own is model, made is returned[1]) == ("text", 3, True, False)
     assert made(jnp.ones((1, 2))).shape == (1, 2)
     assert jax.tree.leaves(kept)[0].shape == (64,)
+
+
+def test_all_that_programs_copy_beside_the_layers_is_small():
+    functions = [each for each in (*vars(runtime).values(), *vars(checks).values()) if inspect.isfunction(each)]
+    copied = extract(tuple(map(place, [*functions, first, stack, on_mesh, abstract_state])))
+    assert "leaves_no_tracers" in {name for _, name in copied.definitions}
+    assert sum(text.count("\n") + 1 for text in copied.definitions.values()) <= 400

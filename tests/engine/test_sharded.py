@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 
 DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
@@ -169,11 +169,11 @@ def test_an_array_that_lies_elsewhere_is_copied_where_it_lies(mesh, mlp, x):
 
 @on_eight_devices
 def test_equal_programs_on_different_devices_run_where_their_state_lies():
-    model, x, session = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), Session()
+    model, x, example = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), Example()
     for device in jax.devices()[:2]:
         placed = nnx.merge(nnx.graphdef(model), jax.device_put(nnx.state(model), device))
         for nesting in ("jit", "jit > scan"):
-            found = call(placed, jax.device_put(x, device), nesting=nesting, session=session)
+            found = call(placed, jax.device_put(x, device), nesting=nesting, example=example)
             assert found.outcome.verdict == "held", found.outcome.reason
             assert found.output.devices() == {device}
 

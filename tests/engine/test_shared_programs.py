@@ -8,7 +8,7 @@ import numpy as np
 from checking import call
 
 from pytest_nnxcheck.compat import SharedPrograms
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
 
 X = jnp.ones((2, 4))
 
@@ -49,8 +49,8 @@ def test_other_callbacks_are_another_program():
 
 
 def test_two_subjects_of_one_test_call_back_to_their_own_python_code():
-    session = Session()
-    outputs = [call(plus(number), X, nesting="jit", session=session).output for number in (1, 2)]
+    example = Example()
+    outputs = [call(plus(number), X, nesting="jit", example=example).output for number in (1, 2)]
     assert [np.asarray(output)[0, 0] for output in outputs] == [2, 3]
 
 

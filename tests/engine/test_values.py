@@ -71,8 +71,8 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_every_read_gives_the_true_value_under_every_nesting(read, expected):
+def run_of_a_body_that(read):
+    """The run, and what each execution of the body has read; the run knows that values are needed."""
     seen = []
 
     def body():
@@ -80,7 +80,13 @@ def test_every_read_gives_the_true_value_under_every_nesting(read, expected):
 
     made, error = run(body, sweep="singles", max_examples=0)
     assert error is None
-    assert made.session.values.needed
+    assert made.executor.values_needed
+    return made, seen
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_every_read_gives_the_true_value_under_every_nesting(read, expected):
+    made, seen = run_of_a_body_that(read)
     assert len(seen) >= len(made.outcomes) == 6
     for values in seen:
         np.testing.assert_allclose(values, expected, rtol=1e-5)
@@ -108,14 +114,7 @@ def _raised(read):
 
 @pytest.mark.parametrize("read", SWALLOWS.values(), ids=SWALLOWS)
 def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
-    seen = []
-
-    def body():
-        seen.append(read(wrap(Counts())(numbers((2, 4)))))
-
-    made, error = run(body, sweep="singles", max_examples=0)
-    assert error is None
-    assert made.session.values.needed
+    made, seen = run_of_a_body_that(read)
     # The first traced nesting ran twice: what it saw first is not what counts.
     assert seen.count(-1.0) <= 1
     assert [value for value in seen if value != -1.0] == pytest.approx(
@@ -149,7 +148,7 @@ def test_types_and_shapes_ask_for_no_values():
 
     made, error = run(body)
     assert error is None
-    assert not made.session.values.needed
+    assert not made.executor.values_needed
 
 
 def test_state_after_the_call_is_what_the_nesting_left():
@@ -228,7 +227,7 @@ def test_values_of_equal_programs_are_compiled_once():
     )
     assert len(made.outcomes) == 9
     # jit = eval_shape = remat, twice, for there are jits with state and without; and vmap.
-    assert len(made.session.shared_programs.known) < 8
+    assert len(made.memo.shared_programs.known) < 8
 
 
 def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
@@ -245,7 +244,7 @@ def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
     settings = merge(parse_given({**STYLES, "max_examples": 4, "transforms": "remat,vmap,jit"}, str))
     built, made = hypothesis_test.build(test, lambda remember: Run(settings, remember=remember), ())
     built()
-    assert made.session.values.needed
+    assert made.executor.values_needed
     assert len(drawn) == 4
 
 

@@ -24,7 +24,8 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
-from pytest_nnxcheck.engine.session import Session
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.subject.uncomputed import Values
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -39,10 +40,10 @@ NESTINGS = [
 ]
 
 
-def run(case, nesting, session, **more):
+def run(case, nesting, example, **more):
     settings = merge(parse_given({**case.settings, **more}, lambda name: name))
     parsed = Nesting.parse(nesting)
-    return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, session=session)
+    return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, example=example)
 
 
 SUBJECTS = sorted(set(HERE) - {"dict_with_keys_of_several_types"})
@@ -58,17 +59,15 @@ SHARE = 4
     ],
 )
 def test_it_holds_or_is_rejected_with_a_reason(name):
-    case, session = HERE[name](), Session()
+    case, memo = HERE[name](), Memo()
     number = sorted(HERE).index(name)
-    session.begin_example()
-    plain = run(case, "un-nested", session)
-    session.end_example()
+    with Example(memo) as example:
+        plain = run(case, "un-nested", example)
     assert plain.outcome.verdict == "held", (text(plain), plain.error)
     # The steps with gradients take the longest to compile; test_training has them under jit.
     for nesting in ["scan"] if name in TRAINING else (NESTINGS[0], NESTINGS[1 + number % 5]):
-        session.begin_example()
-        found = run(case, nesting, session)
-        session.end_example()
+        with Example(memo) as example:
+            found = run(case, nesting, example)
         assert found.outcome.verdict in ("held", "rejected"), (nesting, text(found), found.error)
         assert found.outcome.reason if found.outcome.verdict == "rejected" else alike(found.output, plain.output)
 
@@ -92,10 +91,10 @@ def is_node(value):
 # --- what a call does to the user's objects
 
 
-def held(subject, *args, session=None, nesting="jit", **kwargs):
+def held(subject, *args, example=None, nesting="jit", **kwargs):
     """The output of a call whose values are read."""
-    session = session or Session(values=Values(needed=True))
-    found = check_call(subject, args, kwargs, nesting=Nesting.parse(nesting), settings=merge({}), session=session)
+    example = example or Example(values=Values(needed=True))
+    found = check_call(subject, args, kwargs, nesting=Nesting.parse(nesting), settings=merge({}), example=example)
     assert found.outcome.verdict == "held", (text(found), found.error)
     return found.output
 
@@ -167,13 +166,11 @@ def test_plain_dataclasses_go_in_and_come_out_whole():
 def test_added_variables_are_there_after_the_call_and_gone_after_the_example():
     for model, name in ((Sows(rngs()), "hidden"), (LazyCache(rngs()), "last")):
         for nesting in ("un-nested", "jit", "jit[functional]"):
-            session = Session()
-            session.begin_example()
-            y = held(model, numbers(X), session=session, nesting=nesting)
-            # A functional layer hands out the state that was there before, as a user would write it.
-            assert hasattr(model, name) == (nesting != "jit[functional]")
-            assert y.shape == (3, 4)
-            session.end_example()
+            with Example() as example:
+                y = held(model, numbers(X), example=example, nesting=nesting)
+                # A functional layer hands out the state that was there before, as a user would write it.
+                assert hasattr(model, name) == (nesting != "jit[functional]")
+                assert y.shape == (3, 4)
             assert not hasattr(model, name)
 
 
@@ -214,27 +211,27 @@ def test_a_jit_inside_that_donates_does_not_take_the_users_arrays():
 
 
 def test_two_functions_of_one_name_are_told_apart():
-    session = Session()
+    example = Example()
     model = nnx.BatchNorm(WIDTH, rngs=rngs())
     for train in (False, True):
 
         def forward(model, x, train=train):
             return model(x, use_running_average=not train)
 
-        held(forward, model, numbers(X), session=session)
-    assert [bool(profile.changed) for profile in session.profiles.values()] == [False, True]
+        held(forward, model, numbers(X), example=example)
+    assert [bool(profile.changed) for profile in example.memo.profiles.values()] == [False, True]
 
 
 def test_the_same_function_made_again_is_the_same_call():
-    session = Session()
+    example = Example()
 
     def make():
         config = {"scale": 2.0, "names": ("a", "b")}
         return lambda model, x: model(x) * config["scale"]
 
     for _ in range(2):
-        held(make(), nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), session=session)
-    assert len(session.profiles) == 1
+        held(make(), nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), example=example)
+    assert len(example.memo.profiles) == 1
 
 
 # --- what cannot be taken

@@ -13,7 +13,9 @@ import pytest_nnxcheck
 from pytest_nnxcheck.api import Wrapped, assert_invariants, check, wrap
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted, NestingFinished, NestingStarted
 from pytest_nnxcheck.core.settings import DEFAULTS
+from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.runner import hypothesis_test
 from pytest_nnxcheck.runner.run import Run
 
@@ -304,11 +306,12 @@ def test_an_exception_that_the_body_expects_is_what_holds():
     assert set(verdicts(run.report()).values()) == {"held"}
 
 
-def run_of(step):
+def run_of(step, *listeners):
     def body():
         step(1)
 
     built, run = hypothesis_test.build(body, lambda remember: Run(DEFAULTS, remember=remember), ())
+    run.listeners += listeners
     built()
     return run
 
@@ -319,6 +322,37 @@ def test_known_causes_are_told_even_un_nested():
     assert caught.value.__notes__ == ["  note        the loop at m.py:3 captured the model"]
 
 
-def test_every_example_is_begun_and_ended():
+def test_every_execution_of_the_body_is_an_example_of_its_own_which_ends(monkeypatch):
+    ended = []
+    monkeypatch.setattr(Example, "__exit__", lambda example, *_: ended.append(example))
     run = run_of(wrap(Model()))
-    assert run.session.begun == run.session.ended == len(RUNS)
+    assert len({id(example) for example in ended}) == len(ended) == len(RUNS)
+    assert all(example.memo is run.memo for example in ended)
+
+
+def test_listeners_hear_of_every_nesting_and_of_its_body():
+    heard = []
+    run = run_of(wrap(Model()), heard.append)
+    assert [type(event) for event in heard] == [NestingStarted, BodyStarted, BodyFinished, NestingFinished] * len(RUNS)
+    assert [str(event.nesting) for event in heard[::4]] == RUNS
+    assert [event.outcome for event in heard[3::4]] == list(run.outcomes.values())
+    assert [event.drawn for event in heard[::4]] == [False] * (len(RUNS) - 3) + [True] * 3
+    assert all(event.whole and event.repeats for event in heard[3::4])
+    assert all(event.nesting in bodies.outcomes for bodies, event in zip(heard[2::4], heard[3::4], strict=True))
+
+
+def test_a_nesting_drawn_beside_a_value_is_no_whole_example_and_is_another_next_time():
+    step, heard = wrap(Model()), []
+
+    @hypothesis.given(x=st.integers())
+    def body(x):
+        step(x)
+
+    built, run = hypothesis_test.build(body, lambda remember: Run(DEFAULTS, remember=remember), ("x",))
+    run.listeners.append(heard.append)
+    built()
+    finished = [event for event in heard if isinstance(event, NestingFinished)]
+    assert {(event.drawn, event.whole, event.repeats) for event in finished} == {
+        (False, True, True),
+        (True, False, False),
+    }

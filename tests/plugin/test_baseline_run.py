@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from pytest_nnxcheck.core.settings import DEFAULTS
-from pytest_nnxcheck.plugin import selection
+from pytest_nnxcheck.core.settings import DEFAULTS, TABLE, merge, names, parse_given
+from pytest_nnxcheck.plugin import progress, selection
 from pytest_nnxcheck.reporting import baseline_file
 from pytest_nnxcheck.runner import strategies
 
@@ -221,6 +221,36 @@ def test_a_nesting_that_does_not_run_any_more_is_stale(run, peaks):
     assert run(fewer, UPDATE).ret == 0
     assert "jit > scan" not in peaks.read_text()
     assert run(fewer).ret == 0
+
+
+OTHERWISE = {
+    "invariants": "memory",
+    "transforms": "jit,vmap",
+    "styles": "argument",
+    "modes": "tree",
+    "max_depth": 2,
+    "effort": "quick",
+    "max_examples": 0,
+    "sweep": "singles",
+    "shortcuts": "off",
+    "all": "on",
+    "memory_budget": "2x",
+    "memory_advice": "fail",
+    "donate": "none",
+    "on_rejection": "fail",
+    "devices": 2,
+    "on_too_few_devices": "fail",
+    "expected_failures": {"jit": "known"},
+    "nesting": "jit",
+}
+"""Each setting of a check, otherwise than by default."""
+
+
+@pytest.mark.parametrize("name", names("check"))
+def test_a_setting_narrows_a_run_that_leaves_out_nestings_by_it(name):
+    usual, count = progress.planned(DEFAULTS)
+    planned, others = progress.planned(merge(parse_given({name: OTHERWISE[name]}, str)))
+    assert TABLE[name].narrows == (others < count or not {*usual} <= {*planned})
 
 
 def test_a_test_that_is_there_is_not_stale_whatever_became_of_it(run, peaks):

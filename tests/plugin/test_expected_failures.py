@@ -292,7 +292,9 @@ class TestCheck:
     def test_a_call_that_raises_un_nested_is_the_users_own_whatever_it_leaves_behind(self):
         run = Run(merge({"expected_failures": expected_failures.parse({"tracers": "x"})}))
         error = TypeError("mine")
-        un_nested, jit = (Execution(run.executor, Nesting.parse(text), run.settings) for text in ("un-nested", "jit"))
+        un_nested, jit = (
+            Execution(run.executor, None, Nesting.parse(text), run.settings) for text in ("un-nested", "jit")
+        )
         with pytest.raises(TypeError, match="mine"):
             un_nested.settle(Checked(None, broken("jit", "tracers"), error))
         assert [o.verdict for o in un_nested.outcomes.values()] == ["failed"]

@@ -23,7 +23,7 @@ def side_by_side(made):
 
 
 def possible(layers):
-    """Said again, without the room under test: every ordered pair, less those that jax refuses."""
+    """Said again, without the code under test: every ordered pair, less those that jax refuses."""
     return {pair for pair in product(layers, repeat=2) if not impossible(Nesting(pair))}
 
 

@@ -5,7 +5,6 @@ import re
 import documents
 import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from pytest_nnxcheck.reporting import markdown
@@ -34,11 +33,7 @@ PARTS = [
     "\n",
     "\n\n# ",
 ]
-HOSTILE = (
-    st.lists(st.sampled_from(PARTS) | st.text(st.characters(), max_size=3), min_size=1, max_size=5)
-    .map("".join)
-    .filter(str.strip)
-)
+HOSTILE = documents.hostile_texts(PARTS)
 PARSER = MarkdownIt("gfm-like", {"linkify": False, "html": True})
 
 

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 import documents
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.reporting import html_page
@@ -31,11 +30,7 @@ PARTS = [
     "é",
     "\n",
 ]
-HOSTILE = (
-    st.lists(st.sampled_from(PARTS) | st.text(st.characters(), max_size=3), min_size=1, max_size=4)
-    .map("".join)
-    .filter(bool)
-)
+HOSTILE = documents.hostile_texts(PARTS)
 
 
 class Parsed(HTMLParser):

@@ -332,7 +332,8 @@ def test_a_row_of_the_documents():
         "| [`baseline_update`](ci.md#memory-baseline) | `off` | `--nnx-baseline-update` | - | ",
     )
     assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []
-    assert lines[-2].endswith("(for a pull request); may be repeated |")
+    assert lines[-3].endswith("(for a pull request); may be repeated |")
+    assert lines[-2].startswith("| [`watch`](watch.md) | `off` | `--nnx-watch[=report]` | `nnx_watch` | ")
 
 
 def test_the_marker_line_has_every_setting_but_the_replay():

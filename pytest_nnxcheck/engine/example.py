@@ -1,0 +1,109 @@
+"""The user's own objects in one execution of a test's body: looked at before each call, which is checked on copies, and put back at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import some
+from pytest_nnxcheck.engine.memo import Memo, recall
+from pytest_nnxcheck.inspection.pointers import (
+    byte_ranges,
+    foreign_views,
+    in_mapped_files,
+    read_leaf,
+    shared_buffers,
+    spans_of_process,
+)
+from pytest_nnxcheck.inspection.snapshot import Places
+from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
+from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.invariants.case import Originals
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.uncomputed import Values
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+INCOMPLETE = (
+    f"tracers looked for in part: {{name}} reaches more than {MOST_OBJECTS:,} objects, or one that cannot be read"
+)
+
+
+@dataclass(slots=True)
+class Example:
+    """One execution of a test's body: inside it the user's objects change as he expects; when it ends they are put back.
+
+    So every nesting meets a module of a wider fixture scope, and a cache in its code, in the same state. ``places`` are those that the
+    calls may change, ``values`` says which arrays the body was handed without a value, ``compared`` how many calls were held against a
+    reference. ``unrestored`` are notes on places that could not be put back.
+    """
+
+    memo: Memo = field(default_factory=Memo)
+    values: Values = field(default_factory=Values)
+    places: list[Places] = field(default_factory=list)
+    compared: int = 0
+    unrestored: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self.places:
+            lost = self.places.pop().restore()
+            texts = (f"{place} could not be put back: what a nesting left there is met by the next" for place in lost)
+            self.unrestored += tuple(texts)
+
+
+def look_at_originals(subject: Subject, settings: Settings, example: Example) -> Originals:
+    """Facts of the user's own objects. Raises `CheckError` where they hold tracers or deleted arrays already."""
+    inputs = list(zip(subject.input_names, subject.inputs, strict=False))
+    seen = walk([*subject.roots(subject.state), *inputs])
+    if seen.tracers:
+        paths = ", ".join(tracer.path for tracer in seen.tracers[:3])
+        raise CheckError(
+            f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there, or the call is "
+            "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
+        )
+    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    computed = example.values.computed
+    for path, array in [*leaves, *seen.arrays]:
+        if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
+            raise CheckError(
+                f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
+            )
+    example.places.append(seen.places)
+    leaves = [leaf for leaf in leaves if computed(leaf[1])]
+    inputs = [leaf for leaf in inputs if computed(leaf[1])]
+    views = [
+        (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
+    ]
+    notes = [] if seen.complete else [INCOMPLETE.format(name=subject.name)]
+    if "donation" in settings.invariants and settings.donate != "none":
+        notes.append(recall(example.memo.mapped, subject.label, lambda: mapped_note(subject.name, leaves)))
+    shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
+    pinned = [
+        (subject.path(path), f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")
+        for path, variable in compat.variables(subject.state)
+        if compat.is_pinned(variable)
+    ]
+    return Originals(shared, foreign_views(leaves, views), tuple(pinned), tuple(filter(None, notes)))
+
+
+def mapped_note(name: str, leaves: list[tuple[str, Any]]) -> str:
+    """The leaves that lie in a mapped file: a copy is checked, which does not. Empty where none does."""
+    starts = [(path, start) for path, array in leaves for start, _ in byte_ranges(array)]
+    mapped = in_mapped_files(starts, spans_of_process() if starts else [])
+    if not mapped:
+        return ""
+    paths, files = zip(*mapped, strict=True)
+    return (
+        f"{some(paths)} of {name} {'lies' if len(mapped) == 1 else 'lie'} in a memory-mapped file ({files[0]}): XLA cannot reuse a buffer of NumPy's, so that the first donated"
+        " step keeps both; write jnp.array(value) where it is loaded"
+    )

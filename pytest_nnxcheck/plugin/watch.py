@@ -1,0 +1,155 @@
+"""Watch mode: hooks that look, around the call of every test that is not marked, for what it leaves behind.
+
+Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light rooms only: a suite without jax stays one.
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import pytest
+
+from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.plugin import options
+from pytest_nnxcheck.watch import donation, leftovers, message, roots
+from pytest_nnxcheck.watch.donation import Unused
+from pytest_nnxcheck.watch.leftovers import Leftover, Look, Told
+from pytest_nnxcheck.watch.message import Finding
+from pytest_nnxcheck.watch.returns import Returns
+from pytest_nnxcheck.watch.roots import Root
+
+NAME = "nnxcheck_watch"
+TITLE = "nnx watch"
+_WIRE = "nnx_watch"
+_result = pytest.StashKey[dict[str, Any]]()
+
+
+def register(config: pytest.Config) -> None:
+    """Watch the tests of a run that asks for it. Raises `SettingError` that names the source."""
+    mode = options.value(config, "watch")
+    if mode != "off" and not config.option.collectonly:
+        config.pluginmanager.register(WatchHooks(fails=mode == "fail"), NAME)
+
+
+def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
+    """Where it is ours, one frame has to show, or pytest says that all are hidden."""
+    return not caught.errisinstance(pytest.fail.Exception)
+
+
+class WatchHooks:
+    """The fixtures that are alive, what was told of so far, and the results of the tests."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+        self.told = Told()
+        self.returns = Returns()
+        self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
+        self.results: dict[str, Mapping[str, Any]] = {}
+
+    @pytest.hookimpl
+    def pytest_sessionstart(self) -> None:
+        """Watch the returns of functions."""
+        self.returns.start()
+
+    @pytest.hookimpl
+    def pytest_unconfigure(self) -> None:
+        """Give back what was taken."""
+        self.returns.stop()
+
+    # --- fixtures ---
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Keep the value of a fixture, as long as pytest keeps it."""
+        value = yield
+        self.fixtures[fixturedef] = value
+        return value
+
+    @pytest.hookimpl
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        """Let it go."""
+        self.fixtures.pop(fixturedef, None)
+
+    # --- a test ---
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Look before the call, at its return, and after it; a test that fails keeps its own error."""
+        __tracebackhide__ = _is_not_ours
+        if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is not None:
+            return (yield)
+        known = set(self.fixtures)
+        first = self._look(item, known)
+        before, looks = self.told.new(first), [first]
+        inside: list[Leftover] = []
+        unused: list[Unused] = []
+        raised = True
+
+        def at_return(variables: Mapping[str, Any]) -> None:
+            looks.append(leftovers.look(variables.items(), roots.of_other_tests(item.instance)))
+            inside.extend(self.told.new(looks[-1]))
+
+        try:
+            with donation.noted() as unused, self.returns.of(roots.bodies(item.function), at_return):
+                result = yield
+            raised = False
+        finally:
+            looks.append(self._look(item, known))
+            finding = Finding(before, (*inside, *self.told.new(looks[-1])), tuple(dict.fromkeys(unused)))
+            self._note(item, finding, complete=all(each.complete for each in looks))
+            if finding and (raised or not self.fails):
+                item.add_report_section("call", TITLE, message.message(item.nodeid, finding))
+        if finding and self.fails:
+            raise pytest.fail.Exception(message.message(item.nodeid, finding), pytrace=False)
+        return result
+
+    def _look(self, item: pytest.Function, known: set[pytest.FixtureDef[Any]]) -> Look:
+        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``known``."""
+        if not leftovers.can_be_there():
+            return Look()
+        fixtures: list[Root] = [
+            (fixture.argname, value)
+            for fixture, value in self.fixtures.items()
+            if fixture.argname in item.fixturenames or fixture not in known
+        ]
+        return leftovers.look(
+            roots.of_test(item.function, item.instance, fixtures), roots.of_other_tests(item.instance)
+        )
+
+    def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
+        item.stash[_result] = {
+            "kinds": list(finding.kinds),
+            "headline": message.headline(finding),
+            "complete": complete,
+        }
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Send the result along, in plain types."""
+        report = yield
+        if report.when == "call" and _result in item.stash:
+            setattr(report, _WIRE, item.stash[_result])
+            del item.stash[_result]  # a rerun is watched anew
+        return report
+
+    # --- the end of the run ---
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Gather the results, wherever the tests ran."""
+        if (wire := getattr(report, _WIRE, None)) is not None:
+            self.results[report.nodeid] = wire
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """One line for each test that left something behind, and one for all of them."""
+        results = self.results.values()
+        kinds = [kind for result in results for kind in result["kinds"]]
+        terminalreporter.section(TITLE, red=bool(kinds and self.fails), yellow=bool(kinds and not self.fails))
+        for nodeid in sorted(self.results):
+            if self.results[nodeid]["kinds"]:
+                terminalreporter.write_line(f"{nodeid}  {self.results[nodeid]['headline']}")
+        partly = sum(not result["complete"] for result in results)
+        terminalreporter.write_line(message.summary(len(results), partly, kinds, self.returns.missing))

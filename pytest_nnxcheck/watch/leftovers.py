@@ -1,0 +1,128 @@
+"""Tracers that graph nodes hold after a test, and Variables of a trace that has ended: by one walk from the roots of the test."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_nnxcheck.watch.roots import Root
+
+MOST_OBJECTS = 20_000
+"""The fuse of one walk: a fixture may hold a data set. The largest of 48 real models has 874 objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A tracer that a graph node holds, or, without a ``tracer``, a Variable that a trace has made which has ended."""
+
+    path: str
+    holder: str
+    type: str
+    tracer: str = ""
+    line: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one walk found, each with the very object, and whether it saw everything."""
+
+    found: tuple[tuple[object, Leftover], ...] = ()
+    complete: bool = True
+
+
+class Told:
+    """What was told of once. Weak references wherever a type takes one: a run keeps no arrays of its tests alive."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, Callable[[], object]] = {}
+
+    def new(self, look: Look) -> tuple[Leftover, ...]:
+        """What is told for the first time, and is not told again: a tracer stays where it is until somebody takes it away."""
+        new = []
+        for value, leftover in look.found:
+            if self._references.get(id(value), _nothing)() is not value:
+                self._references[id(value)] = _reference(value)
+                new.append(leftover)
+        return tuple(new)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _reference(value: object) -> Callable[[], object]:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # Variables of flax 0.12 have slots
+        return lambda: value
+
+
+def can_be_there() -> bool:
+    """Whether there may be graph nodes: somebody has imported flax."""
+    return "flax.nnx" in sys.modules
+
+
+def look(roots: Iterable[Root], left_out: tuple[object, ...] = ()) -> Look:
+    """Walk from the roots, while no trace is under way: every tracer in a graph node is then one of a trace that has ended.
+
+    A suite without flax has no graph nodes: nothing is imported for it. A tracer that only the test itself keeps, in a list beside the
+    model, is the test's own business.
+    """
+    if not can_be_there():
+        return Look()
+    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.inspection.walk import walk
+
+    seen = walk(roots, MOST_OBJECTS, left_out)
+    variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
+    tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
+    pinned = [
+        (node, Leftover(path, compat.variable_kind(node), _type_of(compat.variable_value(node))))
+        for path, node in variables
+        if not compat.is_tracer(compat.variable_value(node)) and compat.is_pinned(node)
+    ]
+    return Look((*tracers, *pinned), seen.complete)
+
+
+def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[object, Leftover]]:
+    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.inspection.walk import walk
+
+    own = {path for path, _ in nodes}
+    return [
+        (
+            found.tracer,
+            Leftover(
+                found.path,
+                found.holder,
+                _type_of(found.tracer.aval),
+                compat.tracer_kind(found.tracer),
+                compat.tracer_line(found.tracer),
+                _place(found.path, own),
+            ),
+        )
+        for found in walk(nodes, MOST_OBJECTS, left_out).tracers
+    ]
+
+
+def _place(path: str, nodes: set[str]) -> str:
+    """Where a plain value is: in an attribute of a graph node, in another object that a node holds, or outside of them."""
+    owner = path
+    while owner not in nodes and (cut := max(owner.rfind("."), owner.rfind("["))) > 0:
+        owner = owner[:cut]
+    if owner not in nodes:
+        return "outside"
+    return "module" if path[len(owner) :].count(".") <= 1 else "object"
+
+
+def _type_of(value: Any) -> str:
+    from pytest_nnxcheck.compat.arrays import describe
+
+    try:
+        return describe(value)
+    except AttributeError:  # a type of the user's own: such a tracer has a type of array only if that says so
+        return type(value).__name__

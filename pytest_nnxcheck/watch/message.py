@@ -1,0 +1,139 @@
+"""What is said of what a test left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.watch.donation import Unused
+from pytest_nnxcheck.watch.leftovers import Leftover
+
+SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one test left behind: ``before`` was there when its call began, ``after`` came with the call; ``unused`` are
+    the buffers that were donated for nothing.
+    """
+
+    before: tuple[Leftover, ...] = ()
+    after: tuple[Leftover, ...] = ()
+    unused: tuple[Unused, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.before or self.after or self.unused)
+
+    @property
+    def tracers(self) -> tuple[str, ...]:
+        return tuple(each.path for each in (*self.after, *self.before) if each.tracer)
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        return tuple(each.path for each in (*self.after, *self.before) if not each.tracer)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What the end of the run counts."""
+        kinds = (("tracers", self.tracers), ("pinned", self.pinned), ("donation", self.unused))
+        return tuple(kind for kind, there in kinds if there)
+
+
+def headline(finding: Finding) -> str:
+    """One line: ``tracers in model.last, model.log[0]``."""
+    parts = [f"tracers in {some(finding.tracers)}"] if finding.tracers else []
+    parts += [f"Variables of a trace that has ended: {some(finding.pinned)}"] if finding.pinned else []
+    parts += (
+        [f"donated for nothing: {some(name for each in finding.unused for name in _leaves(each))}"]
+        if finding.unused
+        else []
+    )
+    return "; ".join(parts)
+
+
+def _leaves(unused: Unused) -> tuple[str, ...]:
+    """The leaves, where their types tell them."""
+    return unused.leaves if 0 < len(unused.leaves) <= unused.count else (unused.type,)
+
+
+def message(nodeid: str, finding: Finding) -> str:
+    """The failure of a test, in rows."""
+    rows = [*_rows(finding)]
+    return "\n".join(
+        [
+            f"nnx watch: {headline(finding)}",
+            f"  {'test':<10} {nodeid}",
+            *(f"  {label:<10} {text}" for label, text in rows),
+        ]
+    )
+
+
+def _rows(finding: Finding) -> Iterator[Row]:
+    yield from _leftover_rows(finding.after)
+    if finding.before:
+        yield "", "there before the call of the test: a fixture, a teardown or an import left it"
+        yield from _leftover_rows(finding.before)
+    for advice in dict.fromkeys(filter(None, map(_hint, (*finding.after, *finding.before)))):
+        yield "hint", advice
+    yield from _unused_rows(finding.unused)
+    yield (
+        "see",
+        f"@pytest.mark.{MARKER} on a test of this module names the nesting that breaks it, and the nearest one that holds",
+    )
+
+
+def _leftover_rows(leftovers: Iterable[Leftover]) -> Iterator[Row]:
+    leftovers = [*leftovers]
+    for each in leftovers[:SHOWN]:
+        if each.tracer:
+            yield "leaked", f"{each.path}   {each.holder} {each.type}   <- {each.tracer}"
+        else:
+            yield (
+                "pinned",
+                f"{each.path}   {each.holder} {each.type}, made in a trace that has ended: flax refuses to write it",
+            )
+        if each.line:
+            yield "", f"created at {each.line}"
+    if len(leftovers) > SHOWN:
+        yield "", f"and {len(leftovers) - SHOWN} more"
+
+
+def _unused_rows(unused: Iterable[Unused]) -> Iterator[Row]:
+    unused = [*unused]
+    for each in unused[:SHOWN]:
+        which = f"{each.count} of " if len(each.leaves) > each.count else ""
+        yield "donated", f"{each.type}   {which}{some(each.leaves) or 'which no local variable holds'}"
+    if len(unused) > SHOWN:
+        yield "", f"and {len(unused) - SHOWN} more"
+    for line in dict.fromkeys(each.line for each in unused if each.line):
+        yield "", f"to the program called at {line}, which has no output of that type for the buffer"
+    if unused:
+        from pytest_nnxcheck.invariants import hints
+
+        yield "hint", hints.hint("not returned")
+
+
+def _hint(leftover: Leftover) -> str:
+    from pytest_nnxcheck.invariants import hints
+
+    if not leftover.tracer:
+        return hints.hint("pinned")
+    if leftover.holder in hints.PLAIN and leftover.place == "module":  # which holds for a module that was captured, too
+        return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
+    return hints.residue(leftover.path, leftover.holder, None, leftover.place)
+
+
+def summary(looked: int, partly: int, kinds: Iterable[str], missing: str) -> str:
+    """``30 tests watched: 1 left tracers behind``."""
+    kinds = [*kinds]
+    words = {
+        "tracers": "left tracers behind",
+        "pinned": "left Variables of an ended trace behind",
+        "donation": "donated for nothing",
+    }
+    found = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
+    text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(found) or 'nothing was left behind'}"
+    text += f"; {partly} looked at in part, they reach too much" if partly else ""
+    return text + (f"; local variables of tests are {missing}" if missing else "")

@@ -1,0 +1,95 @@
+"""The local variables of a test at its return, by `sys.monitoring`: from Python 3.12 on, and at no cost for any other function.
+
+A model that a test builds for itself is gone when its call has ended. Before Python 3.12 only a profiler sees a function return, at a
+cost for every call of every function: local variables are not looked at there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from pytest_nnxcheck.inspection.raw_access import top_package
+
+NAME = "pytest-nnxcheck"
+_TRANSFORMS = ("jax", "flax", "equinox")
+_TOOLS = (3, 4)
+"""The tool ids that Python has given no meaning."""
+
+
+class Returns:
+    """Looks at the local variables of a function whenever it returns, for as long as `of` lasts."""
+
+    def __init__(self) -> None:
+        self._tool: int | None = None
+        self._looks: dict[CodeType, Callable[[Mapping[str, Any]], None]] = {}
+
+    @property
+    def missing(self) -> str:
+        """Why local variables are not looked at; empty if they are."""
+        if sys.version_info < (3, 12):
+            return "watched from Python 3.12 on"
+        return "" if self._tool is not None else "not watched: two other tools hold the ids of sys.monitoring"
+
+    def start(self) -> None:
+        """Take a tool id that nobody has."""
+        if sys.version_info >= (3, 12):
+            monitoring = sys.monitoring
+            for tool in _TOOLS:
+                if monitoring.get_tool(tool) is None:
+                    monitoring.use_tool_id(tool, NAME)
+                    monitoring.register_callback(tool, monitoring.events.PY_RETURN, self._returned)
+                    self._tool = tool
+                    return
+
+    def stop(self) -> None:
+        """Give the tool id back."""
+        if sys.version_info >= (3, 12) and self._tool is not None:
+            sys.monitoring.free_tool_id(self._tool)
+            self._tool = None
+
+    @contextlib.contextmanager
+    def of(self, functions: tuple[FunctionType, ...], look: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
+        """Call ``look`` with the local variables of one of the functions at each of its returns."""
+        codes = [function.__code__ for function in functions]
+        self._looks = dict.fromkeys(codes, look)
+        self._listen(codes, on=True)
+        try:
+            yield
+        finally:
+            self._listen(codes, on=False)
+            self._looks = {}
+
+    def _listen(self, codes: list[CodeType], *, on: bool) -> None:
+        if sys.version_info >= (3, 12) and self._tool is not None:
+            events = sys.monitoring.events
+            for code in codes:
+                sys.monitoring.set_local_events(self._tool, code, events.PY_RETURN if on else events.NO_EVENTS)
+
+    def _returned(self, code: CodeType, _offset: int, _value: object) -> None:
+        look, frame = self._looks.get(code), sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
+        if look is not None and not _inside_a_transform(frame):
+            variables = {name: value for name, value in frame.f_locals.items() if _may_hold(value)}
+            if variables:
+                look(variables)
+
+
+def _may_hold(value: object) -> bool:
+    """Whether a graph node may be behind a value; arrays and numbers hold none."""
+    return top_package(type(value)) not in {"builtins", "numpy", "jax", "jaxlib"} or type(value) in {
+        list,
+        tuple,
+        dict,
+        set,
+    }
+
+
+def _inside_a_transform(frame: FrameType | None) -> bool:
+    """Whether a library that traces has called the function: its tracers are alive then."""
+    while (frame := frame.f_back if frame is not None else None) is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRANSFORMS:
+            return True
+    return False

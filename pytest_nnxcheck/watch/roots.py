@@ -1,0 +1,55 @@
+"""Where to look: what a test can reach once its call has ended. No root is at the level of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import FunctionType
+from typing import Any
+
+from pytest_nnxcheck.inspection.raw_access import LIBRARIES, class_dict, class_name, mro, top_package
+
+Root = tuple[str, object]
+
+
+def bodies(function: object) -> tuple[FunctionType, ...]:
+    """The function of a test and those that it wraps: hypothesis, decorators and parametrized methods hide the one that was written."""
+    found: dict[int, FunctionType] = {}
+    pending = [function]
+    while pending:
+        one = pending.pop(0)
+        if type(one) is not FunctionType or id(one) in found:
+            continue
+        found[id(one)] = one
+        own = one.__dict__
+        pending += [own.get("__wrapped__"), getattr(own.get("hypothesis"), "inner_test", None)]
+    return tuple(found.values())
+
+
+def of_test(function: object, instance: object, fixtures: Iterable[Root]) -> list[Root]:
+    """The fixtures of a test, the attributes of its instance, and what its code names: globals, closures, defaults, helpers."""
+    from pytest_nnxcheck.inspection.open_code import code_names
+
+    functions = bodies(function)
+    names = {name for body in functions for name in code_names(body.__code__)}
+    return [*fixtures, *_of_instance(instance, names), *((body.__name__, body) for body in functions)]
+
+
+def of_other_tests(instance: object) -> tuple[object, ...]:
+    """The instance of a test and its classes: whoever opens them comes to the code of all tests in there; `of_test` names what is for this one."""
+    if instance is None:
+        return ()
+    return (instance, *(cls for cls in mro(type(instance)) if top_package(cls) not in LIBRARIES))
+
+
+def _of_instance(instance: object, names: set[str]) -> Iterator[Root]:
+    """``self.model`` and what its classes hold; of their methods those that the test names: the rest is for other tests."""
+    if instance is None:
+        return
+    own: Any = getattr(instance, "__dict__", {})
+    yield from ((f"self.{name}", value) for name, value in list(own.items()) if not name.startswith("_outcome"))
+    for cls in mro(type(instance)):
+        if top_package(cls) in LIBRARIES:
+            continue
+        for name, value in class_dict(cls).items():
+            if not name.startswith("__") and (name in names or type(value) is not FunctionType):
+                yield f"{class_name(cls)}.{name}", value

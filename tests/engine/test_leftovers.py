@@ -1,0 +1,131 @@
+"""Watch mode and real jax: what it finds in models that leak, and that it finds nothing in those that do not."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from healthy import FLAX, HEALTHY, rngs
+from leaky import LEAKY
+
+from pytest_nnxcheck.watch import donation
+from pytest_nnxcheck.watch.leftovers import Told, look
+
+
+def jitted(case) -> None:
+    """Call a case under a jit, as a test does; some leaky ones raise there."""
+    with contextlib.suppress(jax.errors.JAXTypeError, ValueError):
+        nnx.jit(lambda subject, *args: subject(*args))(case.subject, *case.args)
+
+
+@pytest.mark.parametrize("name", LEAKY)
+def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
+    twins = LEAKY[name]
+    healthy = twins.healthy()
+    jitted(healthy)
+    assert look([("model", healthy.subject)]).found == ()
+    leaky = twins.leaky()
+    jitted(leaky)
+    paths = [leftover.path for _, leftover in look([("model", leaky.subject)]).found]
+    if twins.since <= FLAX or paths:
+        assert any(twins.path in path for path in paths), paths
+    twins.leaky()  # clears what lives outside of the module
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_model_leaves_nothing_behind(name):
+    case = HEALTHY[name]()
+    case()
+    jitted(case)
+    seen = look([("model", case.subject), ("args", case.args), ("list", [case.subject])])
+    assert (seen.found, seen.complete) == ((), True)
+
+
+def made_inside() -> list[nnx.Param]:
+    kept: list[nnx.Param] = []
+
+    @jax.jit
+    def f(x):
+        kept.extend([nnx.Param(x + 1), nnx.Param(1.0)])
+        return x
+
+    f(jnp.ones(3))
+    return kept
+
+
+def test_a_variable_of_an_ended_trace_is_found_with_and_without_a_tracer_in_it():
+    (_, tracer), *others = look([("kept", made_inside())]).found
+    assert (tracer.path, tracer.holder, tracer.type) == ("kept[0]", "Param", "float32[3]")
+    assert tracer.tracer == "DynamicJaxprTracer"
+    assert "test_leftovers.py:" in tracer.line
+    pinned = [(leftover.path, leftover.holder, leftover.tracer) for _, leftover in others]
+    assert pinned == ([("kept[1]", "Param", "")] if FLAX >= (0, 10, 7) else [])  # before, flax lets it be written
+
+
+def test_what_a_transform_hands_out_is_no_variable_of_an_ended_trace():
+    made = nnx.jit(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))()
+    abstract = nnx.eval_shape(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    assert look([("made", made), ("abstract", abstract)]).found == ()
+
+
+def test_a_tracer_that_only_the_test_keeps_is_its_own_business():
+    kept = []
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    nnx.jit(lambda model, x: kept.append(x))(model, jnp.ones((1, 2)))
+    assert look([("model", model), ("kept", kept)]).found == ()
+
+
+def test_nothing_of_a_test_is_kept_alive():
+    told = Told()
+    found = look([("kept", made_inside())])
+    tracer = weakref.ref(found.found[0][0])
+    assert told.new(found)[0].path == "kept[0]"
+    del found
+    gc.collect()
+    assert tracer() is None
+
+
+def test_what_is_left_out_is_not_opened():
+    kept = made_inside()
+    assert look([("kept", [kept])]).found != ()
+    assert look([("kept", [kept])], left_out=(kept,)).found == ()
+
+
+def test_data_without_end_is_looked_at_in_part():
+    assert not look([("data", [[number] for number in range(30_000)])]).complete
+
+
+class Two(nnx.Module):
+    def __init__(self):
+        self.a, self.b = nnx.Linear(4, 8, rngs=rngs()), nnx.Linear(8, 8, rngs=rngs())
+
+
+def totals(state):
+    return jax.tree.map(lambda array: array.sum(), state)
+
+
+def doubled(state):
+    return jax.tree.map(lambda array: array * 2, state)
+
+
+@pytest.mark.parametrize(
+    "step, unused",
+    [
+        (totals, {"float32[8]": (2, ("model.a.bias", "model.b.bias")), "float32[4,8]": (1, ("model.a.kernel",)), "float32[8,8]": (1, ("model.b.kernel",))}),
+        (doubled, {}),
+    ],
+)  # fmt: skip
+def test_donated_leaves_that_jax_could_not_use_are_named(step, unused):
+    model = Two()
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        with donation.noted() as seen:
+            jax.jit(step, donate_argnums=0)(nnx.state(model))
+    assert {each.type: (each.count, each.leaves) for each in seen} == unused
+    assert all("test_leftovers.py:" in each.line and each.line.endswith("named)") for each in seen)

@@ -1,0 +1,155 @@
+"""What watch mode says, and what it reads out of JAX' own warning."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from pytest_nnxcheck.watch import donation, roots
+from pytest_nnxcheck.watch.donation import Unused
+from pytest_nnxcheck.watch.leftovers import Leftover, Look, Told
+from pytest_nnxcheck.watch.message import Finding, headline, message, summary
+
+TRACER = Leftover("model.last", "Param", "float32[3]", "DynamicJaxprTracer", "model.py:8 (forward)")
+PINNED = Leftover("model.count", "Param", "float32[]")
+
+
+def test_the_message_says_what_where_and_what_to_write():
+    finding = Finding(after=(TRACER, PINNED))
+    assert message("test_a.py::test_a", finding).splitlines() == [
+        "nnx watch: tracers in model.last; Variables of a trace that has ended: model.count",
+        "  test       test_a.py::test_a",
+        "  leaked     model.last   Param float32[3]   <- DynamicJaxprTracer",
+        "             created at model.py:8 (forward)",
+        "  pinned     model.count   Param float32[], made in a trace that has ended: flax refuses to write it",
+        "  hint       build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
+        "  see        @pytest.mark.nnx_invariants on a test of this module names the nesting that breaks it, and the nearest one that holds",
+    ]
+
+
+def test_what_was_there_before_the_call_is_not_called_the_tests_own():
+    rows = message("a", Finding(before=(TRACER,))).splitlines()
+    assert rows[2:4] == [
+        "             there before the call of the test: a fixture, a teardown or an import left it",
+        "  leaked     model.last   Param float32[3]   <- DynamicJaxprTracer",
+    ]
+
+
+def test_a_long_list_is_cut():
+    finding = Finding(after=(TRACER,) * 9, unused=(Unused("float32[]", 1, (), ""),) * 8)
+    rows = [row.strip() for row in message("a", finding).splitlines()]
+    assert "and 3 more" in rows
+    assert "and 2 more" in rows
+
+
+@pytest.mark.parametrize(
+    "unused, shown, row",
+    [
+        (Unused("float32[4]", 1, ("m.a",), ""), "m.a", "float32[4]   m.a"),
+        (Unused("float32[4]", 2, ("m.a", "m.b"), ""), "m.a, m.b", "float32[4]   m.a, m.b"),
+        (Unused("float32[4]", 1, ("m.a", "m.b"), ""), "float32[4]", "float32[4]   1 of m.a, m.b"),
+        (Unused("float32[4]", 1, (), ""), "float32[4]", "float32[4]   which no local variable holds"),
+    ],
+)
+def test_a_donated_leaf_is_named_where_its_type_tells_it(unused, shown, row):
+    finding = Finding(unused=(unused,))
+    assert headline(finding) == f"donated for nothing: {shown}"
+    assert f"  donated    {row}" in message("a", finding).splitlines()
+
+
+@pytest.mark.parametrize(
+    "text, types",
+    [
+        ("float32[4,8].\nSee an explanation at https://docs.jax.dev/x[1].", ("float32[4,8]",)),
+        ("ShapedArray(float32[8]), ShapedArray(int32[]).\nSee", ("float32[8]", "int32[]")),
+        ("float32[4@data,8], key<fry>[2]", ("float32[4,8]", "key<fry>[2]")),
+    ],
+)
+def test_the_types_of_a_warning_are_read_as_every_jax_writes_them(text, types):
+    assert donation.types_in(f"Some donated buffers were not usable: {text}") == types
+
+
+def test_a_warning_is_noted_and_goes_on_to_who_listened_before():
+    weights = object()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with donation.noted() as unused:
+            warnings.warn("Some donated buffers were not usable: float32[3].", stacklevel=1)
+            warnings.warn("another", stacklevel=1)
+        warnings.warn("Some donated buffers were not usable: float32[4].", stacklevel=1)
+    assert [each.type for each in unused] == ["float32[3]"]
+    assert [str(each.message)[-11:] for each in heard] == ["float32[3].", "another", "float32[4]."]
+    assert weights
+
+
+def test_a_warning_that_the_test_expects_is_its_own_business():
+    with donation.noted() as unused, pytest.warns(UserWarning, match="donated"):
+        warnings.warn("Some donated buffers were not usable: float32[3].", stacklevel=1)
+    assert unused == []
+
+
+class Slotted:
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("make", [Slotted, type("Plain", (), {})])
+def test_what_was_told_is_not_told_again(make):
+    told, value, other = Told(), make(), make()
+    assert told.new(Look(((value, TRACER),))) == (TRACER,)
+    assert told.new(Look(((value, TRACER), (other, PINNED)))) == (PINNED,)
+    assert told.new(Look(((value, TRACER), (other, PINNED)))) == ()
+
+
+def test_an_object_at_the_address_of_one_that_is_gone_is_told_of():
+    told = Told()
+    told._references[id(TRACER)] = lambda: None
+    assert told.new(Look(((TRACER, TRACER),))) == (TRACER,)
+
+
+class Suite:
+    shared = ["a"]  # noqa: RUF012 - a class attribute of the user's
+
+    def helper(self):
+        return self.model
+
+    def other(self):
+        raise NotImplementedError
+
+    def test_it(self):
+        return self.helper()
+
+
+def test_the_roots_of_a_method_are_its_instance_and_the_helpers_that_it_names():
+    suite = Suite()
+    suite.model = {}
+    names = [name for name, _ in roots.of_test(Suite.test_it, suite, [("fixture", [])])]
+    assert {"fixture", "self.model", "Suite.shared", "Suite.helper", "test_it"} <= {*names}
+    assert "Suite.other" not in names
+    assert roots.of_other_tests(suite) == (suite, Suite)
+    assert roots.of_other_tests(None) == ()
+
+
+def test_the_function_that_a_decorator_wraps_is_looked_at_too():
+    def inner():
+        return 1
+
+    def outer():
+        return inner()
+
+    outer.__wrapped__ = inner
+    assert roots.bodies(outer) == (outer, inner)
+    assert roots.bodies(len) == ()
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ((3, 0, [], ""), "3 tests watched: nothing was left behind"),
+        ((1, 0, ["tracers"], ""), "1 test watched: 1 left tracers behind"),
+        ((9, 1, ["pinned", "tracers", "tracers", "donation"], ""), "9 tests watched: 2 left tracers behind, 1 left Variables of an ended trace behind, 1 donated for nothing; 1 looked at in part, they reach too much"),
+        ((2, 0, [], "watched from Python 3.12 on"), "2 tests watched: nothing was left behind; local variables of tests are watched from Python 3.12 on"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_run_counts(arguments, text):
+    assert summary(*arguments) == text
