@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
 
@@ -110,19 +113,16 @@ def _unused_rows(unused: Iterable[Unused]) -> Iterator[Row]:
     for line in dict.fromkeys(each.line for each in unused if each.line):
         yield "", f"to the program called at {line}, which has no output of that type for the buffer"
     if unused:
-        from pytest_nnxcheck.invariants import hints
-
         yield "hint", hints.hint("not returned")
 
 
 def _hint(leftover: Leftover) -> str:
-    from pytest_nnxcheck.invariants import hints
-
     if not leftover.tracer:
         return hints.hint("pinned")
     if leftover.holder in hints.PLAIN and leftover.place == "module":  # which holds for a module that was captured, too
         return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
-    return hints.residue(leftover.path, leftover.holder, None, leftover.place)
+    leak = Leak(leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place)
+    return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 
 
 def summary(looked: int, partly: int, kinds: Iterable[str], missing: str) -> str:
