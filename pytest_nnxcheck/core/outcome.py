@@ -124,7 +124,7 @@ class LostBuffer(Finding):
     new: ArrayType | None = None
     output: bool = False
     shardings: tuple[str, ...] = ()
-    pointers: tuple[int, ...] = ()
+    pointers: tuple[int, ...] = field(default=(), compare=False)
     line: str = ""
     abstract: bool = False
     debug_nans: bool = False
