@@ -12,8 +12,7 @@ import hypothesis
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import devices, modes
-from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, UnexpectedPass
-from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.reproducer import files

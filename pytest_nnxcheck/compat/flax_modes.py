@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from pytest_nnxcheck.core.nesting import MODES
-from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.errors import SettingError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

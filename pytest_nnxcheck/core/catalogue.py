@@ -12,6 +12,9 @@ from typing import Any, Literal, NamedTuple
 STYLES = ("argument", "functional", "closure", "jax_closure")
 """How a layer gets the module, plainest first."""
 
+MODES = ("current", "graph", "graph_no_updates", "tree")
+"""The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
+
 Axis = Literal["", "steps", "elements", "calls"]
 Loop = Literal["", "counted", "uncounted"]
 Pair = Literal["", "first call", "gradients"]

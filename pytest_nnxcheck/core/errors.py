@@ -1,11 +1,13 @@
 """The exceptions of a check: what broke, what cannot be checked, and what steers a run.
 
-At load this imports nothing: its outcomes are those of `outcome`.
+At load this imports next to nothing: its outcomes are those of `outcome`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from pytest_nnxcheck.core.text import Unreadable
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.outcome import Outcome
@@ -77,6 +79,10 @@ class CheckError(Exception):
     """The check cannot be made as it was asked for; the text says what to write instead."""
 
     __module__ = PUBLIC
+
+
+class SettingError(CheckError, Unreadable):
+    """A setting cannot be read; the text names the source, the value and what to write instead."""
 
 
 ERRORS: dict[str, type[InvariantViolation]] = {

@@ -9,8 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, COMPILED_INVARIANTS, INVARIANTS, OPTIONAL_INVARIANTS, layer_names
-from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Layer, Nesting, NestingError, one_of
+from pytest_nnxcheck.core.catalogue import (
+    CALL_FIRST,
+    COMPILED_INVARIANTS,
+    INVARIANTS,
+    MODES,
+    OPTIONAL_INVARIANTS,
+    layer_names,
+)
+from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Nesting
+from pytest_nnxcheck.core.text import Unreadable, one_of
 
 if TYPE_CHECKING:
     # Late: its dataclasses take a tenth of the time that loading the plugin does.
@@ -18,10 +26,6 @@ if TYPE_CHECKING:
 
 ALL_INVARIANTS = (*INVARIANTS, *OPTIONAL_INVARIANTS)
 EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
-
-
-class EntryError(ValueError):
-    """An expected failure that cannot be read; the text says what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,15 @@ class Entry:
 
     @classmethod
     def parse(cls, key: object, reason: object) -> Entry:
-        """Read one entry. Raises `EntryError` with the nearest valid word."""
+        """Read one entry. Raises `Unreadable` with the nearest valid word."""
         if not isinstance(key, str):
-            raise EntryError(f"expected failure {key!r} is no text, write {EXAMPLE}")
+            raise Unreadable(f"expected failure {key!r} is no text, write {EXAMPLE}")
         if not isinstance(reason, str) or not reason.strip():
-            raise EntryError(f"expected failure {key!r} has the reason {reason!r}, write why it fails")
+            raise Unreadable(f"expected failure {key!r} has the reason {reason!r}, write why it fails")
         try:
             return cls(_normalize(key), reason.strip())
-        except NestingError as error:
-            raise EntryError(f"expected failure {key!r} names no known invariant or nesting: {error}") from None
+        except Unreadable as error:
+            raise Unreadable(f"expected failure {key!r} names no known invariant or nesting: {error}") from None
 
     @property
     def invariant(self) -> str:
@@ -107,10 +111,10 @@ def _fits(word: str, layer: Layer) -> bool:
 
 
 def _normalize(key: str) -> str:
-    """The key in one spelling. Raises `NestingError`."""
+    """The key in one spelling. Raises `Unreadable`."""
     mode, colon, rest = key.partition(":")
     if colon and ":" in rest:
-        raise NestingError(f"{key.strip()!r} names two modes")
+        raise Unreadable(f"{key.strip()!r} names two modes")
     if colon:
         return f"{one_of('mode', mode.strip(), MODES)}: {_normalize(rest)}"
     word = key.strip()
@@ -123,11 +127,11 @@ def _normalize(key: str) -> str:
 
 
 def parse(value: object) -> tuple[Entry, ...]:
-    """Read entries from a mapping of keys to reasons. Raises `EntryError`."""
+    """Read entries from a mapping of keys to reasons. Raises `Unreadable`."""
     if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
         return value
     if not isinstance(value, Mapping):
-        raise EntryError(f"expected_failures={value!r} is no mapping of keys to reasons, write {EXAMPLE}")
+        raise Unreadable(f"expected_failures={value!r} is no mapping of keys to reasons, write {EXAMPLE}")
     return add_up([Entry.parse(key, reason) for key, reason in value.items()])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from pytest_nnxcheck.core.catalogue import JIT
-from pytest_nnxcheck.core.nesting import MODES, Nesting
+from pytest_nnxcheck.core.catalogue import JIT, MODES
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict
 from pytest_nnxcheck.core.settings import Settings
 

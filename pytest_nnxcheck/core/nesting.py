@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES, Transform, layer_names, row_of, styles_of
-
-MODES = ("current", "graph", "graph_no_updates", "tree")
-"""The modes of flax, plainest first; ``current`` is the one that flax is set to, and is not written."""
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, MODES, STYLES, Transform, layer_names, row_of, styles_of
+from pytest_nnxcheck.core.text import Unreadable, one_of
 
 UN_NESTED = "un-nested"
 _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")
-
-
-class NestingError(ValueError):
-    """A layer or nesting that cannot be read; the text names the nearest valid word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +23,10 @@ class Layer:
         one_of("transform", self.transform, layer_names())
         one_of("style", self.style, STYLES)
         if self.transform == CALL_FIRST and self.style != "argument":
-            raise NestingError(f"{CALL_FIRST} has no styles, write {CALL_FIRST!r} instead of '{self}'")
+            raise Unreadable(f"{CALL_FIRST} has no styles, write {CALL_FIRST!r} instead of '{self}'")
         if self.style not in styles_of(self.transform):
             written = [str(Layer(self.transform, style)) for style in styles_of(self.transform)]
-            raise NestingError(f"{self.transform} has no style {self.style!r}, write {' or '.join(map(repr, written))}")
+            raise Unreadable(f"{self.transform} has no style {self.style!r}, write {' or '.join(map(repr, written))}")
 
     def __str__(self) -> str:
         return self.transform if self.style == "argument" else f"{self.transform}[{self.style}]"
@@ -56,10 +48,10 @@ class Layer:
 
     @classmethod
     def parse(cls, text: str) -> Layer:
-        """Read one layer. Raises `NestingError`."""
+        """Read one layer. Raises `Unreadable`."""
         match = _LAYER.fullmatch(text)
         if match is None:
-            raise NestingError(f"{text.strip()!r} is not a layer, write 'scan' or 'scan[closure]'")
+            raise Unreadable(f"{text.strip()!r} is not a layer, write 'scan' or 'scan[closure]'")
         return cls(match["transform"], "argument" if match["style"] is None else match["style"])
 
 
@@ -94,12 +86,12 @@ class Nesting:
 
     @classmethod
     def parse(cls, text: str) -> Nesting:
-        """Read a nesting. Raises `NestingError`."""
+        """Read a nesting. Raises `Unreadable`."""
         mode, colon, layers = text.partition(":")
         if not colon:
             mode, layers = MODES[0], text
         if not layers.strip():
-            raise NestingError(f"an empty nesting, write {UN_NESTED!r} or layers such as 'jit > scan[closure]'")
+            raise Unreadable(f"an empty nesting, write {UN_NESTED!r} or layers such as 'jit > scan[closure]'")
         mode = one_of("mode", mode.strip(), MODES)
         if layers.strip() == UN_NESTED:
             return cls(mode=mode)
@@ -119,13 +111,3 @@ def impossible(nesting: Nesting) -> str:
             return f"{iterating} feeds back what the call returns, and {row.name} inside it returns more"
         outer.append(row)
     return ""
-
-
-def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
-    """Return the word if it is valid. Raises `NestingError` with the nearest valid word."""
-    valid = tuple(valid)
-    if word in valid:
-        return word
-    near = difflib.get_close_matches(word, valid, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(valid)}"
-    raise NestingError(f"unknown {kind} {word!r}, {hint}")

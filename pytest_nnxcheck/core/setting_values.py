@@ -9,13 +9,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.expected_failures import EntryError
-from pytest_nnxcheck.core.nesting import Nesting, NestingError, one_of
+from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.text import one_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from pytest_nnxcheck.core.expected_failures import Entry
+    from pytest_nnxcheck.core.nesting import Nesting
 
 Parser = Callable[[str, object], Any]
 
@@ -51,17 +52,9 @@ class Kind(NamedTuple):
     words: tuple[str, ...] = ()
 
     def read(self, name: str, value: Any) -> Any:
-        """What command line and ini file say, parsed. Raises one of `UNREADABLE`."""
+        """What command line and ini file say, parsed. Raises `Unreadable`."""
         parse = file_path if self.is_file else self.parse
         return tuple(parse(name, part) for part in value) if self.is_repeated else parse(name, value)
-
-
-class SettingError(CheckError, ValueError):
-    """A setting that cannot be read; the text names the source, the value and what to write instead."""
-
-
-UNREADABLE = (EntryError, NestingError, SettingError)
-"""What a parser raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +159,21 @@ def whole_number(minimum: int) -> Kind:
 
 
 def nesting(name: str, value: object) -> Nesting:
+    from pytest_nnxcheck.core.nesting import (
+        Nesting,  # late, like expected failures: most runs load the plugin and no more
+    )
+
     if isinstance(value, Nesting):
         return value
     if not isinstance(value, str):
         raise SettingError(f"{name}={value!r} is not a nesting, write layers such as 'jit > scan[closure]'")
     return Nesting.parse(value)
+
+
+def failures(_: str, value: object) -> tuple[Entry, ...]:
+    from pytest_nnxcheck.core import expected_failures
+
+    return expected_failures.parse(value)
 
 
 def percentage(name: str, value: object) -> Fraction:
@@ -207,7 +210,7 @@ SWITCH = Kind(switch, "ON_OR_OFF")
 FLAG = Kind(switch)
 BUDGET = Kind(lambda _, value: Budget.parse(value), "SIZE")
 DONATED = Kind(donated, "WHAT")
-FAILURES = Kind(lambda _, value: expected_failures.parse(value), "PATH", is_file=True)
+FAILURES = Kind(failures, "PATH", is_file=True)
 NESTING = Kind(nesting, "NESTING")
 PATH = Kind(file_path, "PATH")
 PERCENTAGE = Kind(percentage, "PERCENT")

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core import setting_values as kinds
-from pytest_nnxcheck.core.catalogue import FURTHER, INVARIANTS, OPTIONAL_INVARIANTS, STYLES, TRANSFORMS, layer_names
-from pytest_nnxcheck.core.expected_failures import Entry
-from pytest_nnxcheck.core.nesting import MODES, Nesting, one_of
-from pytest_nnxcheck.core.setting_values import UNREADABLE, Budget, Kind, SettingError
+from pytest_nnxcheck.core.catalogue import (
+    FURTHER,
+    INVARIANTS,
+    MODES,
+    OPTIONAL_INVARIANTS,
+    STYLES,
+    TRANSFORMS,
+    layer_names,
+)
+from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.setting_values import Budget, Kind
+from pytest_nnxcheck.core.text import Unreadable, one_of
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.core.expected_failures import Entry
+    from pytest_nnxcheck.core.nesting import Nesting
 
 MARKER = "nnx_invariants"
 
@@ -254,7 +265,7 @@ def parse_given(
             raise SettingError(f"{origin(name)}: {name}={value!r} is for the {places}, {flag(name)}")
         try:
             parsed[name] = TABLE[one_of("setting", name, valid)].kind.parse(name, value)
-        except UNREADABLE as error:
+        except Unreadable as error:
             raise SettingError(f"{origin(name)}: {error}") from None
     return parsed
 
@@ -271,7 +282,11 @@ def merge(*sources: Mapping[str, Any]) -> Settings:
     """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up."""
     merged = lay_over(*sources)
     entries = [source["expected_failures"] for source in sources if "expected_failures" in source]
-    return Settings(**(merged | ({"expected_failures": expected_failures.add_up(*entries)} if entries else {})))
+    if entries:
+        from pytest_nnxcheck.core import expected_failures
+
+        merged["expected_failures"] = expected_failures.add_up(*entries)
+    return Settings(**merged)
 
 
 def show(value: object) -> str:

@@ -1,11 +1,16 @@
-"""Small pieces of text: sizes, lists of names, and an exception as one line."""
+"""Small pieces of text: sizes, lists of names, the nearest valid word, and an exception as one line."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 
 Row = tuple[str, str]
+
+
+class Unreadable(ValueError):
+    """What a user wrote is no nesting, no expected failure or no value of a setting; the text says what to write instead."""
 
 
 def format_bytes(size: int) -> str:
@@ -24,6 +29,16 @@ def some(names: Iterable[str], most: int = 3) -> str:
     """``a, b, c, ...``: the first of the names, each once."""
     unique = list(dict.fromkeys(names))
     return ", ".join([*unique[:most], *(["..."] if len(unique) > most else [])])
+
+
+def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
+    """Return the word if it is valid. Raises `Unreadable` with the nearest valid word."""
+    valid = tuple(valid)
+    if word in valid:
+        return word
+    near = difflib.get_close_matches(word, valid, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(valid)}"
+    raise Unreadable(f"unknown {kind} {word!r}, {hint}")
 
 
 _LINK = re.compile(r"\s*\(https?://[^\s()]+\)")

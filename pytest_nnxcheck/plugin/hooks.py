@@ -1,6 +1,7 @@
 """The pytest plugin: options, marker, fixture, and hooks that delegate.
 
-At load this imports pytest and the standard library only; jax, flax and hypothesis come with the first marked test.
+At load this imports pytest, the standard library and the settings only, since every suite pays for it; jax, flax and hypothesis
+come with the first marked test.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite, and an early import must not warn.
 """
 
@@ -15,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.errors import CheckError, SettingError
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import cache, options, progress
+from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
     GIVEN,
@@ -113,6 +112,8 @@ def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None
         raise pytest.UsageError(str(error)) from None
     if count is None:
         return
+    from pytest_nnxcheck.core import devices
+
     try:
         config.add_cleanup(devices.simulate(os.environ, count.value))
     except CheckError as error:
@@ -185,6 +186,8 @@ def _too_few_devices(item: pytest.Function) -> str:
         return ""  # the call says what is wrong
     if needed is None:
         return ""
+    from pytest_nnxcheck.core import devices
+
     return devices.too_few(needed, devices.available(), item.config.stash[GIVEN].get("devices"))
 
 
@@ -199,6 +202,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
     __tracebackhide__ = True
+    from pytest_nnxcheck.plugin import progress
+
     original = item.obj
     run, item.obj = _build(item)
     item.config.stash[_unreported][item.nodeid] = run
@@ -220,6 +225,7 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.core import modes
+    from pytest_nnxcheck.plugin import cache
     from pytest_nnxcheck.runner import hypothesis_test
     from pytest_nnxcheck.runner import run as runs
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.errors import PUBLIC
-from pytest_nnxcheck.core.expected_failures import Entry, EntryError
-from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.errors import PUBLIC, SettingError
+from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.plugin import worker_data
 from pytest_nnxcheck.plugin.selection import Selection
 from pytest_nnxcheck.plugin.worker_data import Part, WorkerData
@@ -83,7 +83,7 @@ def _table(pattern: str, entries: object, shown: str, line: int) -> Table:
     origin = f"{shown}, table {pattern!r}"
     try:
         parsed = expected_failures.parse(entries)
-    except EntryError as error:
+    except Unreadable as error:
         raise SettingError(f"{origin}: {error}") from None
     return Table(pattern, tuple(replace(entry, origin=origin, table=pattern) for entry in parsed), line)
 

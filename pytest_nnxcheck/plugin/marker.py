@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.setting_values import SettingError
+from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.settings import MARKER, Settings
 from pytest_nnxcheck.plugin import options
 

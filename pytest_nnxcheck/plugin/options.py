@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.setting_values import UNREADABLE, SettingError
+from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.settings import TABLE, flag
+from pytest_nnxcheck.core.text import Unreadable
 
 
 class Given(NamedTuple):
@@ -106,7 +107,7 @@ def _read(name: str, value: Any, origin: str, folder: Path) -> Given | None:
         return None
     try:
         return Given(kind.read(name, value), origin, folder)
-    except UNREADABLE as error:
+    except Unreadable as error:
         raise SettingError(f"{origin}: {error}") from None
 
 

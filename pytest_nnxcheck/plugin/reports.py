@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.core.setting_values import REPORTS, SettingError
+from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.setting_values import REPORTS
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.worker_data import Part

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
-from pytest_nnxcheck.core.setting_values import SettingError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -16,8 +16,8 @@ from string import Template
 from typing import Any
 from urllib.parse import quote
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS
-from pytest_nnxcheck.core.nesting import MODES, UN_NESTED
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS
+from pytest_nnxcheck.core.nesting import UN_NESTED
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core import expected_failures, modes
-from pytest_nnxcheck.core.nesting import MODES, UN_NESTED, Nesting
+from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, format_bytes

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_nnxcheck.core import modes
-from pytest_nnxcheck.core.catalogue import STATE_BOUND, row_of
-from pytest_nnxcheck.core.nesting import MODES, Layer, Nesting
+from pytest_nnxcheck.core.catalogue import MODES, STATE_BOUND, row_of
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import strategies

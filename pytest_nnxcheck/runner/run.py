@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
-from pytest_nnxcheck.core.nesting import MODES, Nesting
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import (
     NO_FACTS,
     BodyFinished,

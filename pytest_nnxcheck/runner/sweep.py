@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pytest_nnxcheck.core import modes
-from pytest_nnxcheck.core.catalogue import JIT
+from pytest_nnxcheck.core.catalogue import JIT, MODES
 from pytest_nnxcheck.core.errors import InvariantViolation
-from pytest_nnxcheck.core.nesting import MODES, Layer, Nesting
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import chains, strategies

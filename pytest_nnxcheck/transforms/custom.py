@@ -13,6 +13,7 @@ from pytest_nnxcheck.core.catalogue import (
     CALL_FIRST,
     FURTHER,
     INVARIANTS,
+    MODES,
     OPTIONAL_INVARIANTS,
     REGISTERED,
     STYLES,
@@ -20,7 +21,7 @@ from pytest_nnxcheck.core.catalogue import (
     Registered,
 )
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.nesting import MODES, NestingError, one_of
+from pytest_nnxcheck.core.text import Unreadable, one_of
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.transforms.layer import Plan, Program
@@ -42,7 +43,7 @@ def register_transform(name: str, *, style: str = "argument") -> Callable[[_Func
     _refuse_name(name)
     try:
         one_of("style", style, STYLES)
-    except NestingError as error:
+    except Unreadable as error:
         raise CheckError(f"register_transform({name!r}): {error}") from None
 
     def register(function: _Function) -> _Function:

@@ -15,10 +15,10 @@ from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.api import assert_invariants, check
-from pytest_nnxcheck.core.errors import CheckError, TracerResidue
-from pytest_nnxcheck.core.nesting import MODES, Nesting
+from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.errors import CheckError, SettingError, TracerResidue
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import ArrayType, Leaf, Move, Observation
-from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.invariants.case import Case, Written
 from pytest_nnxcheck.invariants.donation import judge, notes

@@ -14,8 +14,8 @@ from healthy import HEALTHY, numbers
 
 from pytest_nnxcheck import CheckError, Layer, Nesting, check, register_transform
 from pytest_nnxcheck.core.catalogue import REGISTERED, TRANSFORMS, layer_names
-from pytest_nnxcheck.core.nesting import NestingError
 from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 
@@ -129,7 +129,7 @@ def test_check_draws_it_only_where_it_is_named():
 
 def test_a_style_that_it_lacks_is_not_written_nor_drawn():
     register_transform("own", style="functional")(scan_layers)
-    with pytest.raises(NestingError, match=r"own has no style 'argument', write 'own\[functional\]'"):
+    with pytest.raises(Unreadable, match=r"own has no style 'argument', write 'own\[functional\]'"):
         Nesting.parse("jit > own")
     settings = merge({"transforms": ("jit", "own"), "styles": ("argument", "functional")})
     swept = [str(nesting) for nesting in strategies.sweep(settings)]
@@ -141,7 +141,7 @@ def test_a_style_that_it_lacks_is_not_written_nor_drawn():
 def test_its_name_is_among_the_words_and_a_slip_names_it():
     register_transform("scan_layers")(scan_layers)
     assert layer_names()[-1] == "scan_layers"
-    with pytest.raises(NestingError, match="unknown transform 'scan_layer', did you mean 'scan_layers'?"):
+    with pytest.raises(Unreadable, match="unknown transform 'scan_layer', did you mean 'scan_layers'?"):
         Nesting.parse("scan_layer")
     assert parse_given({"transforms": "scan_layers,jit"}, str)["transforms"] == ("jit", "scan_layers")
 

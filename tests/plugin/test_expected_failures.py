@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import INVARIANTS, STYLES, TRANSFORMS
-from pytest_nnxcheck.core.errors import InvariantViolation, NestingExcused
-from pytest_nnxcheck.core.expected_failures import Entry, EntryError, add_up, excuse, tally, unexpected_passes
+from pytest_nnxcheck.core.errors import InvariantViolation, NestingExcused, SettingError
+from pytest_nnxcheck.core.expected_failures import Entry, add_up, excuse, tally, unexpected_passes
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
-from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.core.settings import merge
+from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner.execution import Execution
 from pytest_nnxcheck.runner.run import Run
@@ -96,7 +96,7 @@ BAD = {
 
 @pytest.mark.parametrize("key, text", BAD.items())
 def test_a_key_that_names_nothing(key, text):
-    with pytest.raises(EntryError) as caught:
+    with pytest.raises(Unreadable) as caught:
         entry(key)
     assert text in str(caught.value)
 
@@ -105,7 +105,7 @@ def test_a_key_that_names_nothing(key, text):
 def test_any_text_is_a_key_or_an_error(key):
     try:
         first = entry(key)
-    except EntryError as error:
+    except Unreadable as error:
         told = str(error)
     else:
         told = repr(key)
@@ -115,13 +115,13 @@ def test_any_text_is_a_key_or_an_error(key):
 
 @pytest.mark.parametrize("reason", ["", "  ", 3, None, True, ["x"]])
 def test_a_reason_is_needed(reason):
-    with pytest.raises(EntryError, match=r"expected failure 'memory' has the reason .*, write why it fails"):
+    with pytest.raises(Unreadable, match=r"expected failure 'memory' has the reason .*, write why it fails"):
         entry("memory", reason)
 
 
 @pytest.mark.parametrize("value", ["memory", ["memory"], 3, None])
 def test_what_is_no_mapping(value):
-    with pytest.raises(EntryError, match=r"is no mapping of keys to reasons, write \{'memory': 'why'"):
+    with pytest.raises(Unreadable, match=r"is no mapping of keys to reasons, write \{'memory': 'why'"):
         expected_failures.parse(value)
 
 

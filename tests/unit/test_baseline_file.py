@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
-from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.reporting import baseline_file
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry
 

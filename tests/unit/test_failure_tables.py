@@ -4,8 +4,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.expected_failures import Entry
-from pytest_nnxcheck.core.setting_values import SettingError
 from pytest_nnxcheck.plugin.known_failures import Table, covers, read
 from pytest_nnxcheck.plugin.selection import Selection
 

@@ -5,8 +5,9 @@ from checking import ITERATING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS, layer_names, styles_of
-from pytest_nnxcheck.core.nesting import MODES, Layer, Nesting, NestingError, impossible
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS, layer_names, styles_of
+from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.text import Unreadable
 
 layers = st.sampled_from([Layer(transform, style) for transform in layer_names() for style in styles_of(transform)])
 any_nesting = st.builds(Nesting, st.lists(layers, max_size=5).map(tuple), st.sampled_from(MODES))
@@ -57,7 +58,7 @@ def test_spellings(text, canonical):
     ],
 )
 def test_bad_text_says_what_to_write(text, message):
-    with pytest.raises(NestingError) as caught:
+    with pytest.raises(Unreadable) as caught:
         Nesting.parse(text)
     assert message in str(caught.value)
 

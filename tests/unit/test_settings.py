@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS
-from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.errors import CheckError, SettingError
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.setting_values import PATH, PERCENTAGE, REPORT_PATHS, Budget, SettingError
+from pytest_nnxcheck.core.setting_values import PATH, PERCENTAGE, REPORT_PATHS, Budget
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, SWEEPS, TABLE, Settings
 
 
