@@ -68,18 +68,18 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize(("python", "versions"), ROWS)
 def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """The tests on one row of versions: between the oldest and the newest those of the engine. Arguments after ``--`` go to pytest."""
+    """The tests on one row of versions: between the oldest and the newest those of the engine that are not slow. Arguments after ``--`` go to pytest."""
     session.install(".[test]", *versions)
     oldest, newest = ROWS[0].args[1], ROWS[-1].args[1]
     between = versions != oldest and (versions, session.python) != (newest, NEWEST)
-    session.run("pytest", "-n", "2", "tests/engine" if between else "tests", *session.posargs)
+    session.run("pytest", "-n", "2", *(["tests/engine"] if between else ["-m", "not full", "tests"]), *session.posargs)
 
 
 @nox.session(python=NEWEST)
 def system(session: nox.Session) -> None:
     """What is made of whole processes, and what takes long: programs that are pasted, real sizes, documents, a run twice. `pytest` alone leaves it out."""
     session.install(".[test]")
-    session.run("pytest", "-n", "2", "tests/system", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "(system or slow) and not full", "tests", *session.posargs)
 
 
 @nox.session
@@ -104,7 +104,7 @@ def mutants(session: nox.Session) -> None:
 def floors(session: nox.Session) -> None:
     """All tests on the oldest pytest and hypothesis, with the oldest jax and flax."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    session.run("pytest", "-n", "2", "tests", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "not full", "tests", *session.posargs)
 
 
 @nox.session(python=NEWEST)

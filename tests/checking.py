@@ -71,9 +71,9 @@ OF_EACH_KIND = ("batch_norm_train", "dropout", "linear", "remat_inside", "scan_o
 """One model of each kind: statistics, random numbers, no state that changes, a remat, stacked layers, aliases."""
 
 
-def models(names: Iterable[str] = OF_EACH_KIND) -> list[Any]:
-    """Healthy models for ``parametrize``: those that are named in every run, the others in that of ``full`` alone."""
-    return [name if name in names else pytest.param(name, marks=pytest.mark.full) for name in sorted(HEALTHY)]
+def models(names: Iterable[str] = OF_EACH_KIND, otherwise: pytest.MarkDecorator = pytest.mark.full) -> list[Any]:
+    """Healthy models for ``parametrize``: those that are named in every run, the others where ``full``, or another mark, is asked for."""
+    return [name if name in names else pytest.param(name, marks=otherwise) for name in sorted(HEALTHY)]
 
 
 def source(buffer: Buffer) -> str:

@@ -135,6 +135,8 @@ def survives(mutant: Mutant) -> str:
                 "2",
                 "-p",
                 "no:cacheprovider",
+                "-m",
+                "not full",
                 str(test),
             ]
             environment = {**os.environ, "PYTHONPATH": folder, "PYTHONSAFEPATH": "1", "JAX_PLATFORMS": "cpu"}

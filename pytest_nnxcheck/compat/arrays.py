@@ -105,9 +105,7 @@ def array_type(array: Any) -> ArrayType:
 
 def describe(array: Any) -> str:
     """The same as text: ``float32[8,64]``."""
-    if not hasattr(array, "shape"):
-        return type(array).__name__
-    return f"{array.dtype.name}[{','.join(map(str, array.shape))}]"
+    return str(array_type(array))
 
 
 def is_array(value: Any) -> bool:

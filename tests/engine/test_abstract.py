@@ -27,6 +27,7 @@ def abstract(tree):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models())
 def test_a_healthy_model_has_the_same_verdicts_and_peaks_without_values(name):
     real, twin = Example(), Example()

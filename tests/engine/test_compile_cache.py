@@ -137,6 +137,7 @@ def test_the_table_says_where_it_is_off(tmp_path):
     assert bool(entries(tmp_path)) is WORKS
 
 
+@pytest.mark.slow
 @works
 @pytest.mark.parametrize("nesting", ["jit[functional] > scan", "vmap"])
 def test_a_nesting_from_the_folder_is_judged_the_same(nesting, tmp_path):
@@ -392,6 +393,7 @@ def untimed(nesting):
     return {name: value for name, value in nesting.items() if name != "seconds"}
 
 
+@pytest.mark.slow
 def test_the_second_run_takes_what_the_first_one_left(suite):
     first, told = suite()
     assert bool(first) is WORKS

@@ -31,7 +31,7 @@ def assert_healthy(outcome):
     assert 0 < outcome.peak <= outcome.budget
 
 
-@pytest.mark.parametrize("model", sorted(HEALTHY))
+@pytest.mark.parametrize("model", models(otherwise=pytest.mark.slow))
 def test_a_model_breaks_no_invariant(model):
     memo = Memo()
     for nesting in ARRAY[model]:
@@ -102,6 +102,7 @@ class Block(nnx.Module):
         return x + self.outer(self.drop(nnx.relu(self.norm(self.inner(x)))))
 
 
+@pytest.mark.slow
 def test_a_model_above_the_floor_stays_below_1_2_of_its_expected_peak():
     example = Example()
     singles = [f"jit > {layer}" for layer in LAYERS if layer.row.default]

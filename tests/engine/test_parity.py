@@ -125,7 +125,7 @@ def dropping(name):
 
 
 @pytest.mark.parametrize("name", ["jit", "vmap", "while_loop", "scan"])
-@pytest.mark.parametrize("around", ["", "remat > "])
+@pytest.mark.parametrize("around", ["", pytest.param("remat > ", marks=pytest.mark.slow)])
 def test_a_layer_that_forgets_an_update_is_found(name, around, monkeypatch):
     nesting = f"{around}{name}[functional]"
     assert parity(norm(), X, nesting=nesting).outcome.verdict == "held"

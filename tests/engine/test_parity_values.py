@@ -131,6 +131,7 @@ def mixed_step():
     return *optimizer_of(Mixed()), numbers((6, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "subject, nesting", [(step, "jit"), (step, "jit[functional] > remat"), (nnx.jit(step), "un-nested")]
 )

@@ -140,6 +140,7 @@ def same_with_and_without(make: Callable[[], Any], **settings: Any) -> None:
     assert len(fast) > 1 or "raised" in fast["un-nested"] or fast["un-nested"]["verdict"] != "held"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FEW if name in CORPUS])
 def test_one_of_each_kind_says_the_same(name):
     same_with_and_without(CORPUS[name], transforms="jit,scan,eval_shape", styles="argument,closure", max_examples=1)

@@ -192,6 +192,7 @@ def test_results_reach_junit(run_inner, pytester):
     assert '<property name="nnx_peak"' in xml
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [
