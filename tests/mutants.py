@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant("transforms/loops.py", "return state, f(state, *inputs)", "return state, f(nnx.clone(state), *inputs)", "test_compose.py test_parity.py"),
     Mutant("transforms/fitness.py", "layer.row.fixes_state and profile.added", "False and profile.added", "test_wild.py"),
     Mutant("transforms/compose.py", "if layer.row.axis:\n            inputs", "if False:\n            inputs", "test_compose.py"),
-    Mutant("transforms/compose.py", "trace_of(found) not in alive", "trace_of(found) in alive", "test_leaky.py"),
+    Mutant("transforms/compose.py", "trace_of(leak) not in alive", "trace_of(leak) in alive", "test_leaky.py"),
     Mutant("transforms/compose.py", "in profile.changed | profile.restored,", "in profile.changed,", "test_mapped.py"),
     Mutant("transforms/iteration.py", "return *out, *inputs[len(out) :]", "return inputs", "test_feedback.py"),
     # invariants

@@ -46,7 +46,7 @@ def flattened_paths(node: Any) -> list[tuple[Any, ...]]:
     leaves = flat_state(split(node)[1])
     if not mode_flags()[0]:
         order = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(node))}
-        leaves.sort(key=lambda found: order.get(id(found[1]), len(order)))
+        leaves.sort(key=lambda leaf: order.get(id(leaf[1]), len(order)))
     return [path for path, _ in leaves]
 
 
@@ -57,11 +57,11 @@ def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """
     from flax import nnx
 
-    found: dict[int, tuple[tuple[Any, ...], Any]] = {}
+    nodes: dict[int, tuple[tuple[Any, ...], Any]] = {}
     for path, node in iter_graph(state):
         if isinstance(node, nnx.Variable):
-            found.setdefault(id(node), (tuple(path), node))
-    return list(found.values())
+            nodes.setdefault(id(node), (tuple(path), node))
+    return list(nodes.values())
 
 
 def raw_leaves(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
@@ -77,14 +77,14 @@ def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """
     from flax import nnx
 
-    found = []
+    leaves = []
     for path, node in iter_graph(state):
         if not is_graph_node(node) or isinstance(node, nnx.Variable):
             continue
         for name, value in vars(node).items() if hasattr(node, "__dict__") else ():
             if not name.startswith(("_object__", "_pytree__")) and not holds_nodes(value):
-                found.append(((*path, name), value))
-    return found
+                leaves.append(((*path, name), value))
+    return leaves
 
 
 def holds_nodes(value: Any) -> bool:

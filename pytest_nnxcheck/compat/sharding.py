@@ -50,7 +50,7 @@ def annotated(state: Any, mesh: Any) -> Any:
     from flax import nnx
 
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    found = jax.tree.leaves(nnx.get_named_sharding(state, mesh))
+    shardings = jax.tree.leaves(nnx.get_named_sharding(state, mesh))
     leaves, treedef = jax.tree.flatten(state)
-    whole = len(found) == len(leaves) and all(isinstance(each, jax.sharding.Sharding) for each in found)
-    return jax.tree.unflatten(treedef, found if whole else [replicated] * len(leaves))
+    whole = len(shardings) == len(leaves) and all(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings)
+    return jax.tree.unflatten(treedef, shardings if whole else [replicated] * len(leaves))

@@ -30,13 +30,13 @@ def beside_text(lowered: Any) -> Hashable | None:
     devices, ``out_info`` the weak types as well. Tried on all versions.
     """
     try:
-        known = lowered._lowering.compile_args
-        if known["keepalive"] or known["host_callbacks"]:
+        arguments = lowered._lowering.compile_args
+        if arguments["keepalive"] or arguments["host_callbacks"]:
             return None
         types = (
-            tuple(known[name]) for name in ("global_in_avals", "global_out_avals", "in_shardings", "out_shardings")
+            tuple(arguments[name]) for name in ("global_in_avals", "global_out_avals", "in_shardings", "out_shardings")
         )
-        beside = (*types, known.get("device_assignment"))
+        beside = (*types, arguments.get("device_assignment"))
         hash(beside)
     except (AttributeError, KeyError, TypeError):
         return None

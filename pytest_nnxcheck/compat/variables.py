@@ -38,7 +38,7 @@ def kind_of(cls: type) -> str:
         ("node", nodes),
     )
     for kind, types in named:
-        if any(base is known for base in bases for known in types):
+        if any(base is listed for base in bases for listed in types):
             return kind
     lowest = type.__dict__["__module__"].__get__(cls)
     from_jax = isinstance(lowest, str) and lowest.partition(".")[0] in ("jax", "jaxlib")

@@ -76,7 +76,7 @@ def observe(
     places_of = places_in(subject, state)
     leaks = tuple(leak(tracer, guards.culprit(tracer) or outermost(nesting), places_of(tracer)) for tracer in tracers)
     blamed = () if tracers else guards.reports
-    dropped = tuple(leak(tracer, report.layer) for report in blamed for tracer in report.found)
+    dropped = tuple(leak(tracer, report.layer) for report in blamed for tracer in report.leaks)
     good = not error and not tracers
     after = leaves_after(subject, state, root.leaf) if good else {}
     before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before

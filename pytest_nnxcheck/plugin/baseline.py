@@ -65,10 +65,10 @@ def start(config: pytest.Config) -> BaselineHooks | None:
     update: Update = "all" if UPDATE in asked else "new" if NEW_ONLY in asked else ""
     path, request = given.folder / given.value, Request(given.value, tolerance, update, ANY_STAMP in asked)
     try:
-        known = baseline_file.read(path, given.value)
+        stored = baseline_file.read(path, given.value)
     except SettingError as error:
         raise SettingError(f"{given.origin}: {error}") from None
-    hooks = BaselineHooks(request, path, given.origin, known)
+    hooks = BaselineHooks(request, path, given.origin, stored)
     config.pluginmanager.register(hooks, NAME)
     worker_data.of(config)
     return hooks
@@ -95,9 +95,9 @@ class Measurements:
 class BaselineHooks:
     """The baseline that is known, the results of the tests so far, and what is to be said at the end."""
 
-    def __init__(self, request: Request, path: Path, origin: str, known: Baseline | None) -> None:
-        self.request, self.path, self.origin, self.known = request, path, origin, known
-        self.entries = known.by_test() if known else {}
+    def __init__(self, request: Request, path: Path, origin: str, stored: Baseline | None) -> None:
+        self.request, self.path, self.origin, self.stored = request, path, origin, stored
+        self.entries = stored.by_test() if stored else {}
         self.results: dict[str, Result] = {}
         self.failures = 0
         self.lines: list[tuple[str, bool]] = []
@@ -108,7 +108,7 @@ class BaselineHooks:
         if session.config.option.collectonly or worker_data.is_worker(session.config):
             return
         shown, update = self.request.shown, self.request.update
-        if self.known is None and not update:
+        if self.stored is None and not update:
             raise pytest.UsageError(
                 f"{self.origin}: there is no file {shown}: write it with {UPDATE}, from a run of all tests"
             )
@@ -125,11 +125,11 @@ class BaselineHooks:
     def finished(self, item: pytest.Item, run: Run) -> str:
         """Hold a test that is all right in itself against the baseline: the text of its failure, or nothing."""
         test, measured, stamp = worker_data.nodeid(item), item.stash[_measurements].held, devices.stamp()
-        known, comparison = self.entries.get(test, {}), Comparison()
-        differences = self.known.stamp.differences(stamp) if self.known else ""
-        if self.known is not None and self.request.compares(differences):
+        entries, comparison = self.entries.get(test, {}), Comparison()
+        differences = self.stored.stamp.differences(stamp) if self.stored else ""
+        if self.stored is not None and self.request.compares(differences):
             excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
-            comparison = baseline_comparison.compare(known, measured, self.request.tolerance, excused)
+            comparison = baseline_comparison.compare(entries, measured, self.request.tolerance, excused)
         lines, replayed = baseline_comparison.lines_of(test, measured), run.settings.nesting is not None
         item.stash[_result] = Result(test, astuple(stamp), differences, lines, replayed, comparison)
         if not comparison.grew:
@@ -138,7 +138,7 @@ class BaselineHooks:
         typed = options.typed(item.config.option, ("baseline", "memory_tolerance"))
         words = [checked.options, *(f"{flag(name)} {shlex.quote(value)}" for name, value in typed.items())]
         checked = replace(checked, options=" ".join(filter(None, words)))
-        return baseline_comparison.message(comparison, known, measured, self.request.tolerance, checked)
+        return baseline_comparison.message(comparison, entries, measured, self.request.tolerance, checked)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -167,7 +167,7 @@ class BaselineHooks:
         if session.config.option.collectonly or worker_data.is_worker(session.config):
             return
         results, end = self.results.values(), self._end(session)
-        compared = baseline_comparison.summary(self.request, results, exists=self.known is not None)
+        compared = baseline_comparison.summary(self.request, results, exists=self.stored is not None)
         self.lines = [*((line, False) for line in compared), *self._ended(end)]
         if any(red for _, red in self.lines) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -193,15 +193,15 @@ class BaselineHooks:
     def _ended(self, end: RunEnd) -> Iterator[tuple[str, bool]]:
         """What is stale, and what became of the file: lines, and whether one is bad news."""
         shown, results = self.request.shown, self.results.values()
-        removed = baseline_update.gone(self.known, end) if self.known else []
+        removed = baseline_update.gone(self.stored, end) if self.stored else []
         stale = [] if self.request.update == "all" else [*baseline_update.stale_lines(removed, results, end)]
         if stale:
             yield f"ERROR {shown} has stale entries, {UPDATE} removes them:", True
             yield from ((f"  {line}", True) for line in stale)
         if self.request.update:
             refusal = baseline_update.refusal(end, stale=bool(stale))
-            told, written = (refusal, False) if refusal else self._write(removed)
-            yield f"{shown} is {'written, ' if written else 'not written: '}{told}", not written
+            sentence, written = (refusal, False) if refusal else self._write(removed)
+            yield f"{shown} is {'written, ' if written else 'not written: '}{sentence}", not written
 
     def _write(self, removed: list[Key]) -> tuple[str, bool]:
         """Put the new baseline in its place, on top of what the file is by now: what changed, or why nothing did."""

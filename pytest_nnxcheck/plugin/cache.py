@@ -88,8 +88,8 @@ def _made(config: pytest.Config) -> Path | None:
 def prune(folder: Path, bound: int | None = None) -> None:
     """Remove what was not used for longest, until the folder is within its bound. Another process may do so at the same time."""
     entries = []
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        entries = [(entry.stat(), Path(entry.path)) for entry in found if entry.is_file()]
+    with contextlib.suppress(OSError), os.scandir(folder) as scan:
+        entries = [(entry.stat(), Path(entry.path)) for entry in scan if entry.is_file()]
     total = sum(stat.st_size for stat, _ in entries)
     # A file system that keeps no times of access has those of writing.
     for stat, path in sorted(entries, key=lambda entry: max(entry[0].st_atime, entry[0].st_mtime)):

@@ -16,9 +16,11 @@ def fixture_functions(item: Any) -> Mapping[str, Callable[..., Any]]:
     No public way: `pytest.FixtureDef` is public, and the hook ``pytest_fixture_setup`` hands one out, but not for a fixture of a
     wider scope that was set up for an earlier test. Empty where pytest has moved its table. Tried on pytest 8.0 and 9.2.
     """
-    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", None) or {}
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", None) or {}
     return {
-        name: found[-1].func for name, found in known.items() if found and callable(getattr(found[-1], "func", None))
+        name: of_name[-1].func
+        for name, of_name in definitions.items()
+        if of_name and callable(getattr(of_name[-1], "func", None))
     }
 
 
@@ -27,8 +29,8 @@ def parameters(item: Any) -> tuple[Mapping[str, Any], Mapping[str, int]]:
 
     ``item.callspec`` is what other plugins read, and no page documents. Empty where a test has none. Tried on pytest 8.0 and 9.2.
     """
-    found = getattr(item, "callspec", None)
-    return dict(getattr(found, "params", {})), dict(getattr(found, "indices", {}))
+    callspec = getattr(item, "callspec", None)
+    return dict(getattr(callspec, "params", {})), dict(getattr(callspec, "indices", {}))
 
 
 def write_uncaptured(config: pytest.Config, line: str) -> None:

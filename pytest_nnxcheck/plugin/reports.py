@@ -65,7 +65,7 @@ def targets(config: pytest.Config) -> tuple[Target, ...]:
     given = options.given(config, "report")
     if given is None:
         return ()
-    return tuple(Target(given.folder / each, each, given.origin) for each in given.value)
+    return tuple(Target(given.folder / path, path, given.origin) for path in given.value)
 
 
 def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
@@ -123,15 +123,15 @@ class Publisher:
             return {"test": test, "nestings": []}
 
     def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
-        found = self._of_run(item.nodeid)
-        test = found["test"]
+        record = self._of_run(item.nodeid)
+        test = record["test"]
         path, line, _ = item.reportinfo()
         test["place"] = self._place(os.fspath(path), line or 0)
         if call.excinfo is not None:
             test["message"] = records.plain(_told(call.excinfo.value))
             test["failed_at"] = self._call_line(call.excinfo, item) or test["place"]
         test["seconds"] = call.duration
-        return found
+        return record
 
     def _of_run(self, nodeid: str) -> Records:
         run = self.unreported.get(nodeid)
@@ -155,20 +155,20 @@ class Publisher:
         """Gather what a test of this process, or of a worker, gives."""
         if self.is_worker:
             return
-        found: Records | None = getattr(report, _WIRE, None)
-        if found is not None:
-            found["test"]["outcome"] = _outcome(report)
-            self.tests[report.nodeid] = found
+        record: Records | None = getattr(report, _WIRE, None)
+        if record is not None:
+            record["test"]["outcome"] = _outcome(report)
+            self.tests[report.nodeid] = record
         elif report.when == "teardown" and report.failed and report.nodeid in self.tests:
             self._add_error(self.tests[report.nodeid], report)
         elif worker_data.is_crash(report):
             crashed: Records = {"test": records.empty_test(report.nodeid), "nestings": []}
-            known = self.tests.setdefault(report.nodeid, crashed)
-            if known["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
-                self._add_error(known, report)
+            record_of_test = self.tests.setdefault(report.nodeid, crashed)
+            if record_of_test["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
+                self._add_error(record_of_test, report)
 
-    def _add_error(self, found: Records, report: pytest.TestReport) -> None:
-        test = found["test"]
+    def _add_error(self, record: Records, report: pytest.TestReport) -> None:
+        test = record["test"]
         test["outcome"] = "error"
         test["message"] = "\n".join(filter(None, [test["message"], records.plain(report.longreprtext)]))
 
@@ -186,16 +186,16 @@ class Publisher:
     def interrupted(self) -> list[Records]:
         """The records of the test that was interrupted in this process."""
         stopped = [self._of_run(nodeid) for nodeid in self.unreported]
-        for found in stopped:
-            found["test"]["outcome"] = "interrupted"
+        for record in stopped:
+            record["test"]["outcome"] = "interrupted"
         return stopped
 
     def absorb(self, stopped: list[Records]) -> None:
         """Take over the test that was interrupted, in whichever process."""
-        for found in stopped:
-            known = self.tests.get(found["test"]["nodeid"])
-            if known is None or not known["nestings"]:
-                self.tests[found["test"]["nodeid"]] = found
+        for record in stopped:
+            earlier = self.tests.get(record["test"]["nodeid"])
+            if earlier is None or not earlier["nestings"]:
+                self.tests[record["test"]["nodeid"]] = record
 
     def _publish(self, session: pytest.Session) -> None:
         document = records.document(self._head(session), self.tests.values())

@@ -41,4 +41,4 @@ def narrowed(config: pytest.Config) -> bool:
     typed = [config.getoption(name, "") for name in ("keyword", "markexpr")] + (
         config.getoption("deselect", None) or []
     )
-    return any(each and not any(arg.endswith(each) for arg in usual) for each in typed)
+    return any(part and not any(arg.endswith(part) for arg in usual) for part in typed)

@@ -49,7 +49,7 @@ class Collection:
 
     def and_of(self, other: Collection) -> Collection:
         """What both of two processes saw, together."""
-        return Collection(*(getattr(self, each.name) | getattr(other, each.name) for each in fields(self)))
+        return Collection(*(getattr(self, member.name) | getattr(other, member.name) for member in fields(self)))
 
     def to_wire(self) -> dict[str, Any]:
         """In types that cross processes."""
@@ -115,8 +115,8 @@ class WorkerData:
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Remember where tests may be missing."""
-        found = Collection(broken=report.failed, skipped=frozenset({report.nodeid} if report.skipped else ()))
-        self.collection = self.collection.and_of(found)
+        collection = Collection(broken=report.failed, skipped=frozenset({report.nodeid} if report.skipped else ()))
+        self.collection = self.collection.and_of(collection)
 
     @pytest.hookimpl
     def pytest_collection_finish(self) -> None:

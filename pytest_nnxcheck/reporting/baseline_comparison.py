@@ -98,23 +98,23 @@ class Result:
 
 def lines_of(test: str, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     """What would be written of a test."""
-    kept = {nesting: each.entry for nesting, each in measured.items() if not each.fleeting}
+    kept = {nesting: now.entry for nesting, now in measured.items() if not now.fleeting}
     return tuple(baseline_file.format_line((test, nesting), entry) for nesting, entry in kept.items())
 
 
 def compare(
-    known: Mapping[str, Entry], measured: Mapping[str, Measured], tolerance: Fraction, excused: Collection[str] = ()
+    earlier: Mapping[str, Entry], measured: Mapping[str, Measured], tolerance: Fraction, excused: Collection[str] = ()
 ) -> Comparison:
     """Hold what was measured against the entries of the same test; ``excused`` nestings ran, and are expected to fail."""
-    both = {name: (known[name].peak, each.entry.peak) for name, each in measured.items() if name in known}
+    both = {name: (earlier[name].peak, now.entry.peak) for name, now in measured.items() if name in earlier}
     grew = [name for name, (before, now) in both.items() if now > before * (1 + tolerance)]
     return Comparison(
         compared=len(both),
         grew=tuple(sorted(grew, key=lambda name: measured[name].outcome.nesting.plainness)),
         shrank=tuple(name for name, (before, now) in both.items() if now < before * (1 - tolerance)),
-        new=tuple(name for name, each in measured.items() if name not in known and not each.fleeting),
+        new=tuple(name for name, now in measured.items() if name not in earlier and not now.fleeting),
         stale=tuple(
-            name for name, entry in known.items() if not entry.drawn and name not in measured and name not in excused
+            name for name, entry in earlier.items() if not entry.drawn and name not in measured and name not in excused
         ),
     )
 
@@ -126,14 +126,16 @@ def summary(request: Request, results: Collection[Result], *, exists: bool) -> I
     """What a run compared, a line each; ``exists`` says whether there was a file."""
     comparisons = [result.comparison for result in results]
     differences = next((result.differences for result in results if result.differences), "")
-    grew, shrank, new = (sum(len(getattr(each, name)) for each in comparisons) for name in ("grew", "shrank", "new"))
+    grew, shrank, new = (
+        sum(len(getattr(comparison, name)) for comparison in comparisons) for name in ("grew", "shrank", "new")
+    )
     beyond = f"by more than {percent(request.tolerance)}"
     if differences and request.update != "all":
         advice = f"nothing was compared: {ANY_STAMP} compares all the same, {UPDATE} measures all anew"
         how = f"compared all the same ({ANY_STAMP})" if request.any_stamp else advice
         yield f"{request.shown} is of another stamp, {differences}; {how}"
     if exists and request.compares(differences):
-        compared = sum(each.compared for each in comparisons)
+        compared = sum(comparison.compared for comparison in comparisons)
         yield f"{request.shown}: {nestings(compared)} compared" + (f", {grew} grew {beyond}" if grew else "")
     if shrank:
         yield f"{nestings(shrank)} shrank {beyond}: {UPDATE} keeps the gain"
@@ -147,15 +149,15 @@ def nestings(count: int) -> str:
 
 def message(
     result: Comparison,
-    known: Mapping[str, Entry],
+    earlier: Mapping[str, Entry],
     measured: Mapping[str, Measured],
     tolerance: Fraction,
     checked: report.Report,
 ) -> str:
     """The text of a failure: the smallest nesting that grew, and what in it did. The options of the report name the baseline."""
     smallest, *further = result.grew
-    before, now = known[smallest], measured[smallest]
-    grown = [f"{name}   {change(known[name].peak, measured[name].entry.peak)}" for name in further[:_ALSO]]
+    before, now = earlier[smallest], measured[smallest]
+    grown = [f"{name}   {change(earlier[name].peak, measured[name].entry.peak)}" for name in further[:_ALSO]]
     more = [f"and {len(further) - _ALSO} more"] if further[_ALSO:] else []
     rows = [
         ("nesting", f"{smallest:<38} smallest of {len(result.grew)} that grew, {result.compared} compared"),
@@ -208,17 +210,21 @@ def _more(
     before: Iterable[Buffers], now: Iterable[Buffers], unnamed: int, lines: Mapping[tuple[int, str], str]
 ) -> list[str]:
     """What there is more of now than before, the largest; of ``unnamed`` bytes or less nothing is known but by name."""
-    counts = {(each.bytes, each.label): each.count for each in before}
+    counts = {(buffer.bytes, buffer.label): buffer.count for buffer in before}
     rows = []
-    for each in now:
-        key = (each.bytes, each.label)
-        more = each.count - counts.get(key, 0)
-        if more > 0 and (each.bytes > unnamed or key in counts):
-            text = f"{more} x " * (more != 1) + f"{each.bytes} B {each.label}"
+    for buffer in now:
+        key = (buffer.bytes, buffer.label)
+        more = buffer.count - counts.get(key, 0)
+        if more > 0 and (buffer.bytes > unnamed or key in counts):
+            text = f"{more} x " * (more != 1) + f"{buffer.bytes} B {buffer.label}"
             rows.append(f"{text}   {lines[key]}" if lines.get(key) else text)
     return rows[:_ALSO]
 
 
 def _lines(buffers: Iterable[Held]) -> dict[tuple[int, str], str]:
     """The line of the first buffer of each kind."""
-    return {(each.bytes, baseline_file.label(each)): each.stack[0] for each in reversed(tuple(buffers)) if each.stack}
+    return {
+        (buffer.bytes, baseline_file.label(buffer)): buffer.stack[0]
+        for buffer in reversed(tuple(buffers))
+        if buffer.stack
+    }

@@ -194,9 +194,9 @@ class _Name:
 
 def parse_line(line: str) -> tuple[Key, Entry]:
     """Read one entry. Raises `ValueError`."""
-    found = _object(line)
-    name = _made(_Name, {each: found.pop(each, None) for each in ("test", "nesting")})
-    entry = _made(Entry, found)
+    content = _object(line)
+    name = _made(_Name, {name: content.pop(name, None) for name in ("test", "nesting")})
+    entry = _made(Entry, content)
     if entry.split is not None and entry.split.peak != entry.peak:
         raise _BadLine(f"the parts of the peak add up to {entry.split.peak} B, and {entry.peak} B is written: {_ANEW}")
     return (name.test, name.nesting), entry
@@ -204,26 +204,26 @@ def parse_line(line: str) -> tuple[Key, Entry]:
 
 def _object(line: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except json.JSONDecodeError as error:
         raise _BadLine(f"the line is not JSON ({error.msg}, column {error.colno}): {_ANEW}") from None
     except (ValueError, RecursionError) as error:
         raise _BadLine(f"the line is not JSON that can be read ({error}): {_ANEW}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _BadLine(f"{line[:40]!r} is not an object of JSON: {_ANEW}")
-    return found
+    return content
 
 
 _KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false"}
 
 
-def _made(cls: type[_T], found: object) -> _T:
+def _made(cls: type[_T], content: object) -> _T:
     """A dataclass of what JSON holds: its names, and values of their annotated types. Raises `_BadLine`."""
-    kinds = {each.name: str(each.type) for each in fields(cls)}
-    if not isinstance(found, dict) or found.keys() != kinds.keys():
-        there = [*found] if isinstance(found, dict) else found
+    kinds = {member.name: str(member.type) for member in fields(cls)}
+    if not isinstance(content, dict) or content.keys() != kinds.keys():
+        there = [*content] if isinstance(content, dict) else content
         raise _BadLine(f"here belong {', '.join(kinds)}, and there is {_json(there):.60}: {_ANEW}")
-    return cls(**{name: _value(name, kind, found[name]) for name, kind in kinds.items()})
+    return cls(**{name: _value(name, kind, content[name]) for name, kind in kinds.items()})
 
 
 def _value(name: str, kind: str, value: Any) -> Any:
@@ -237,5 +237,5 @@ def _value(name: str, kind: str, value: Any) -> Any:
         case "Split | None":
             return None if value is None else _made(Split, value)
         case "tuple[Buffers, ...]" if isinstance(value, list):
-            return tuple(_made(Buffers, each) for each in value)
+            return tuple(_made(Buffers, part) for part in value)
     raise _BadLine(f"{name} is {_json(value):.60}, not {_KINDS.get(kind, 'a list')}: {_ANEW}")

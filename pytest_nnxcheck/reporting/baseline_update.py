@@ -52,13 +52,13 @@ def refusal(end: RunEnd, *, stale: bool) -> str:
     return f"it has stale entries, which only {UPDATE} removes" if stale else ""
 
 
-def gone(known: Baseline, end: RunEnd) -> list[Key]:
+def gone(baseline: Baseline, end: RunEnd) -> list[Key]:
     """The entries whose test is no more, as far as the run can tell."""
     if not end.complete or end.narrowed or end.replayed:
         return []
     return [
         (test, nesting)
-        for test, nesting in known.entries
+        for test, nesting in baseline.entries
         if test not in end.tests and file_of(test) in end.whole_files and not test.startswith(tuple(end.skipped))
     ]
 
@@ -86,7 +86,7 @@ def _shown(test: str) -> str:
 
 
 def renewed(
-    known: Baseline | None, results: Collection[Result], removed: Collection[Key] = (), *, new_only: bool = False
+    baseline: Baseline | None, results: Collection[Result], removed: Collection[Key] = (), *, new_only: bool = False
 ) -> Baseline:
     """The baseline after a run. Raises `Refused`.
 
@@ -94,9 +94,9 @@ def renewed(
     did not measure stays as it was.
     """
     passed = [result for result in results if result.stamp]
-    stamp = _stamp(known, passed)
-    entries = dict(known.entries) if known else {}
-    if known is not None and (differences := known.stamp.differences(stamp)):
+    stamp = _stamp(baseline, passed)
+    entries = dict(baseline.entries) if baseline else {}
+    if baseline is not None and (differences := baseline.stamp.differences(stamp)):
         if new_only:
             raise Refused(f"its entries are of another stamp, {differences}: write all anew with {UPDATE}")
         _refuse_rest({test for test, _ in entries.keys() - {*removed}}, results, differences)
@@ -117,15 +117,15 @@ def renewed(
     return Baseline(stamp, entries)
 
 
-def _stamp(known: Baseline | None, passed: Collection[Result]) -> Stamp:
+def _stamp(baseline: Baseline | None, passed: Collection[Result]) -> Stamp:
     stamps = [Stamp(*stamp) for stamp in dict.fromkeys(result.stamp for result in passed)]
     if stamps[1:]:
         raise Refused(f"its processes are not of the same versions and devices: {stamps[0].differences(stamps[1])}")
     if stamps:
         return stamps[0]
-    if known is None:
+    if baseline is None:
         raise Refused("no test that uses nnx_wrap passed")
-    return known.stamp
+    return baseline.stamp
 
 
 def _refuse_rest(tests: set[str], results: Collection[Result], differences: str) -> None:
@@ -146,5 +146,5 @@ def changes(before: Baseline | None, after: Baseline) -> str:
         "changed": sum(old[key] != new[key] for key in old.keys() & new.keys()),
         "removed": len(old.keys() - new.keys()),
     }
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{len(new)} entr{'y' if len(new) == 1 else 'ies'}: {told or 'nothing changed'}"
+    changes = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"{len(new)} entr{'y' if len(new) == 1 else 'ies'}: {changes or 'nothing changed'}"

@@ -41,9 +41,9 @@ VOID = ("input", "wbr")
 def render(document: Mapping[str, Any]) -> str:
     """The text of an ``.html`` report."""
     # The failing tests first, everywhere on the page.
-    ordered = sorted(_with_programs(records.by_test(document)), key=lambda found: records.passed(found["test"]))
+    ordered = sorted(_with_programs(records.by_test(document)), key=lambda record: records.passed(record["test"]))
     tests = list(enumerate(ordered, 1))
-    bad = sum(not records.passed(found["test"]) for found in ordered)
+    bad = sum(not records.passed(record["test"]) for record in ordered)
     script = read("html_page.js")
     only_failing = tag("label", tag("input", type="checkbox", id="only-failing"), " Failing tests only")
     return Template(read("html_page.html")).substitute(
@@ -55,7 +55,7 @@ def render(document: Mapping[str, Any]) -> str:
         legend=_legend(document["nestings"]),
         failing=only_failing if bad else "",
         matrix=_matrix(tests),
-        articles=joined(_article(number, found) for number, found in tests),
+        articles=joined(_article(number, record) for number, record in tests),
         style=read("html_page.css"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -69,18 +69,18 @@ def read(name: str) -> str:
 
 def _with_programs(tests: list[Records]) -> list[Records]:
     """The tests with as many programs as the page has room for, those of the messages first; the others are named by their path."""
-    shown = [nesting for found in tests if (nesting := records.shown(found))]
+    shown = [nesting for record in tests if (nesting := records.shown(record))]
     room, kept = PROGRAMS, set[int]()
-    for nesting in [*shown, *(nesting for found in tests for nesting in found["nestings"])]:
+    for nesting in [*shown, *(nesting for record in tests for nesting in record["nestings"])]:
         if id(nesting) not in kept and len(nesting["program_text"]) <= room:
             kept.add(id(nesting))
             room -= len(nesting["program_text"])
     return [
         {
-            "test": found["test"],
-            "nestings": [n if id(n) in kept else {**n, "program_text": ""} for n in found["nestings"]],
+            "test": record["test"],
+            "nestings": [n if id(n) in kept else {**n, "program_text": ""} for n in record["nestings"]],
         }
-        for found in tests
+        for record in tests
     ]
 
 
@@ -133,14 +133,14 @@ def _sign(verdict: str) -> Html:
 
 
 def _matrix(tests: Numbered) -> Html | str:
-    outermost = {_column(nesting) for _, found in tests for nesting in found["nestings"]}
+    outermost = {_column(nesting) for _, record in tests for nesting in record["nestings"]}
     # In the order of the transforms; the user's own come last.
     columns = [name for name in _COLUMNS if name in outermost] + sorted(outermost - {*_COLUMNS})
     if not columns:
         return ""
     hint = "A square is one nesting, in the column of its outermost layer. Choose one to see its cause."
     head = tag("tr", [tag("th", name, scope="col") for name in ("test", *columns)])
-    lines = [line for number, found in tests for line in _lines(number, found, columns)]
+    lines = [line for number, record in tests for line in _lines(number, record, columns)]
     grid = tag("table", tag("thead", head), tag("tbody", lines), class_="grid")
     return tag(
         "section",
@@ -156,21 +156,21 @@ def _column(nesting: OfNesting) -> str:
     return nesting["layers"][0].partition("[")[0] if nesting["layers"] else UN_NESTED
 
 
-def _lines(number: int, found: Records, columns: list[str]) -> Iterator[Html]:
+def _lines(number: int, record: Records, columns: list[str]) -> Iterator[Html]:
     """The lines of one test: one for each mode that it ran in."""
-    modes = list(dict.fromkeys(nesting["mode"] for nesting in found["nestings"])) or [MODES[0]]
+    modes = list(dict.fromkeys(nesting["mode"] for nesting in record["nestings"])) or [MODES[0]]
     for mode in modes:
         cells: dict[str, list[Html]] = {column: [] for column in columns}
-        for place, nesting in sorted(enumerate(found["nestings"], 1), key=lambda pair: len(pair[1]["layers"])):
+        for place, nesting in sorted(enumerate(record["nestings"], 1), key=lambda pair: len(pair[1]["layers"])):
             if nesting["mode"] == mode:
                 cells[_column(nesting)].append(cell(nesting, f"t{number}n{place}"))
         shown = [" ", tag("span", mode, class_="mode")] if mode != MODES[0] else ""
-        name = tag("th", tag("a", _name(found["test"]), href=f"#t{number}"), shown, scope="row")
+        name = tag("th", tag("a", _name(record["test"]), href=f"#t{number}"), shown, scope="row")
         squares = [
             tag("td", tag("div", of, class_="cells"), data_column=column) if of else tag("td", class_="empty")
             for column, of in cells.items()
         ]
-        yield tag("tr", name, squares, class_=_state(found["test"]))
+        yield tag("tr", name, squares, class_=_state(record["test"]))
 
 
 def _name(test: OfTest) -> Html:
@@ -197,18 +197,18 @@ def kind(nesting: OfNesting) -> str:
 # --- the tests -----------------------------------------------------------------------------------------------------------
 
 
-def _article(number: int, found: Records) -> Html:
-    test, nestings, width = found["test"], found["nestings"], full_width(found["nestings"])
-    worst, notes = records.worst_peak(found), [*test["notes"], *(f"advice: {piece}" for piece in test["advice"])]
+def _article(number: int, record: Records) -> Html:
+    test, nestings, width = record["test"], record["nestings"], full_width(record["nestings"])
+    worst, notes = records.worst_peak(record), [*test["notes"], *(f"advice: {piece}" for piece in test["advice"])]
     parts: list[object] = [
         tag("h3", _badge(test), " ", _name(test)),
-        tag("p", " · ".join(_facts_of_test(found)), class_="summary"),
+        tag("p", " · ".join(_facts_of_test(record)), class_="summary"),
     ]
     if worst is not None:
         label = tag("span", "worst peak", class_="label")
         parts.append(tag("p", label, " ", tag("code", worst["nesting"]), bar(worst, width), class_="worst"))
     if test["message"]:
-        parts.append(_failure(found))
+        parts.append(_failure(record))
     if notes:
         parts.append(tag("ul", [tag("li", note) for note in notes], class_="notes"))
     if test["un_nested_peak"]:
@@ -223,11 +223,11 @@ def _article(number: int, found: Records) -> Html:
     return tag("article", parts, class_=_state(test), id=f"t{number}")
 
 
-def _facts_of_test(found: Records) -> Iterator[str]:
-    test = found["test"]
-    if found["nestings"]:
+def _facts_of_test(record: Records) -> Iterator[str]:
+    test = record["test"]
+    if record["nestings"]:
         left = f", {test['not_run']} not run" if test["not_run"] else ""
-        yield f"{_number(len(found['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
+        yield f"{_number(len(record['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
     if list(test["modes"]) not in ([], [MODES[0]]):
         yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
     yield f"{test['seconds']:.1f} s"
@@ -243,10 +243,10 @@ def _badge(test: OfTest) -> Html:
     return tag("span", f"{SYMBOLS[style]} {word}", class_=f"badge {style}")
 
 
-def _failure(found: Records) -> Html:
+def _failure(record: Records) -> Html:
     """The cause of the smallest failing nesting, and the message as pytest has printed it."""
-    shown = records.shown(found)
-    message = tag("pre", found["test"]["message"], class_="message", tabindex=0)
+    shown = records.shown(record)
+    message = tag("pre", record["test"]["message"], class_="message", tabindex=0)
     if shown is None or not shown["violations"]:
         return tag("div", message, class_="failure")
     head = tag("p", "Smallest nesting that breaks: ", tag("code", shown["nesting"]), class_="smallest")

@@ -33,18 +33,18 @@ _PASSED = "| test | nestings | worst peak | of budget |\n|---|---|---:|---:|\n"
 def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
     """The text of a ``.md`` report, of at most ``limit`` bytes."""
     tests = records.by_test(document)
-    bad = [found for found in tests if not records.passed(found["test"])]
-    good = [found for found in tests if records.passed(found["test"])]
+    bad = [record for record in tests if not records.passed(record["test"])]
+    good = [record for record in tests if records.passed(record["test"])]
     space = _Space(limit - _RESERVED)
     space.take(_head(document, bad, tests))
     rows = space.fill(_TABLE, map(_failing_row, bad))
-    told = space.fill("", map(_details, bad))
-    left = len(bad) - min(rows, told)
+    detailed = space.fill("", map(_details, bad))
+    left = len(bad) - min(rows, detailed)
     if good:
         label = f"{len(good)} test{'s' * (len(good) != 1)} passed or skipped"
         left += len(good) - space.fill(_open(label) + _PASSED, map(_passing_row, good), "\n</details>\n")
-    if measured := [found for found in tests if found["test"]["un_nested_peak"]]:
-        pieces = sum(len(found["test"]["advice"]) for found in measured)
+    if measured := [record for record in tests if record["test"]["un_nested_peak"]]:
+        pieces = sum(len(record["test"]["advice"]) for record in measured)
         advice = f", and advice on {pieces} of them" if pieces else ""
         space.fill(
             _open(f"Where the bytes of the un-nested calls are{advice}"), map(_memory, measured), "\n</details>\n"
@@ -114,49 +114,49 @@ def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records])
         return f"## nnx invariants: no marked test ran\n\n{versions}\n\n"
     verdict = f"✗ nnx invariants: {len(bad)} of {len(tests)} tests failed" if bad else "✓ nnx invariants: all hold"
     total = Counter[str]()
-    for found in tests:
-        total.update(found["test"]["counts"])
+    for record in tests:
+        total.update(record["test"]["counts"])
     nestings = len(document["nestings"])
-    left = sum(found["test"]["not_run"] for found in tests)
-    told = (counts(total) or "none") + (f", {left} not run" if left else "")
-    return f"## {verdict}\n\n{nestings} nestings of {len(tests)} tests: {told}  \n{versions}\n\n"
+    left = sum(record["test"]["not_run"] for record in tests)
+    verdicts = (counts(total) or "none") + (f", {left} not run" if left else "")
+    return f"## {verdict}\n\n{nestings} nestings of {len(tests)} tests: {verdicts}  \n{versions}\n\n"
 
 
-def _failing_row(found: Records) -> str:
-    shown = records.shown(found)
+def _failing_row(record: Records) -> str:
+    shown = records.shown(record)
     nesting = code(shown["nesting"]) if shown else "-"
     peak, budget = (_bytes(shown["peak"]), _bytes(shown["budget"])) if shown else ("-", "-")
-    return f"| {code(found['test']['nodeid'])} | {text(records.broken(found))} | {nesting} | {peak} | {budget} |\n"
+    return f"| {code(record['test']['nodeid'])} | {text(records.broken(record))} | {nesting} | {peak} | {budget} |\n"
 
 
 def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def _passing_row(found: Records) -> str:
-    test, worst = found["test"], records.worst_peak(found)
+def _passing_row(record: Records) -> str:
+    test, worst = record["test"], records.worst_peak(record)
     name = code(test["nodeid"])
     left = f", {test['not_run']} not run" if test["not_run"] else ""
-    tried = f"{len(found['nestings'])}: {counts(test['counts'])}{left}" if found["nestings"] else test["outcome"]
+    tried = f"{len(record['nestings'])}: {counts(test['counts'])}{left}" if record["nestings"] else test["outcome"]
     peak, budget = (_bytes(worst["peak"]), _bytes(worst["budget"])) if worst else ("-", "-")
     return f"| {name} | {text(tried)} | {peak} | {budget} |\n"
 
 
-def _memory(found: Records) -> str:
-    test = found["test"]
+def _memory(record: Records) -> str:
+    test = record["test"]
     rows = [*test["un_nested_peak"], *(("advice", piece) for piece in test["advice"])]
-    return f"{code(test['nodeid'])}\n\n" + fenced("\n".join(f"{label:<10}{told}" for label, told in rows)) + "\n"
+    return f"{code(test['nodeid'])}\n\n" + fenced("\n".join(f"{label:<10}{words}" for label, words in rows)) + "\n"
 
 
 def _open(label: str) -> str:
     return f"<details><summary>{label}</summary>\n\n"
 
 
-def _details(found: Records) -> str:
-    shown = records.shown(found)
+def _details(record: Records) -> str:
+    shown = records.shown(record)
     where = f" under {html_code(shown['nesting'])}" if shown else ""
-    label = f"{html_code(found['test']['nodeid'])}: {text(records.broken(found))}{where}"
-    parts = [_open(label), fenced(_cut(found["test"]["message"] or found["test"]["outcome"]))]
+    label = f"{html_code(record['test']['nodeid'])}: {text(records.broken(record))}{where}"
+    parts = [_open(label), fenced(_cut(record["test"]["message"] or record["test"]["outcome"]))]
     if shown and 0 < len(shown["program_text"]) <= _LONGEST:  # a part of a program is of no use
         parts += ["\nThe same without the plugin:\n\n", fenced(shown["program_text"], "python")]
     return "".join([*parts, "\n</details>\n\n"])

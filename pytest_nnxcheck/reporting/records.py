@@ -99,26 +99,26 @@ class Records(TypedDict):
     nestings: list[OfNesting]
 
 
-def of_report(found: Report, folder: Path | None = None) -> Records:
+def of_report(report: Report, folder: Path | None = None) -> Records:
     """The records of a report; the paths of programs start from ``folder``. What pytest knows of the test is `empty_test`'s."""
-    bad = found.broken or tuple(o for o in found.outcomes if o.verdict == "failed")
+    bad = report.broken or tuple(o for o in report.outcomes if o.verdict == "failed")
     test: OfTest = {
-        **empty_test(found.test_id),
-        "verdict": found.verdict if found.outcomes else "",
-        "summary": plain(summary(found)),
-        "counts": dict(tally.kinds(found.outcomes)),
-        "not_run": found.not_run,
-        "modes": dict(found.modes),
+        **empty_test(report.test_id),
+        "verdict": report.verdict if report.outcomes else "",
+        "summary": plain(summary(report)),
+        "counts": dict(tally.kinds(report.outcomes)),
+        "not_run": report.not_run,
+        "modes": dict(report.modes),
         "shown": str(min(bad, key=lambda outcome: outcome.nesting.plainness).nesting) if bad else "",
-        "message": "" if found.ok else plain(str(found)),
-        "settings": {name: _shown(getattr(found.settings, name)) for name in table.names("check")},
-        "options": plain(found.options),
-        "notes": plain(found.notes),
-        "advice": plain(found.advice),
-        "un_nested_peak": plain(found.un_nested),
-        "seconds": sum(outcome.seconds for outcome in found.outcomes),
+        "message": "" if report.ok else plain(str(report)),
+        "settings": {name: _shown(getattr(report.settings, name)) for name in table.names("check")},
+        "options": plain(report.options),
+        "notes": plain(report.notes),
+        "advice": plain(report.advice),
+        "un_nested_peak": plain(report.un_nested),
+        "seconds": sum(outcome.seconds for outcome in report.outcomes),
     }
-    return {"test": test, "nestings": [_of_outcome(found, outcome, folder) for outcome in found.outcomes]}
+    return {"test": test, "nestings": [_of_outcome(report, outcome, folder) for outcome in report.outcomes]}
 
 
 def empty_test(nodeid: str) -> OfTest:
@@ -144,11 +144,11 @@ def empty_test(nodeid: str) -> OfTest:
     }
 
 
-def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesting:
-    known = outcome.evidence or Evidence()
-    measured = plain(known)
-    told = {
-        "nodeid": plain(found.test_id),
+def _of_outcome(report: Report, outcome: Outcome, folder: Path | None) -> OfNesting:
+    evidence = outcome.evidence or Evidence()
+    measured = plain(evidence)
+    record = {
+        "nodeid": plain(report.test_id),
         "nesting": str(outcome.nesting),
         "mode": outcome.nesting.mode,
         "layers": [str(layer) for layer in outcome.nesting.layers],
@@ -164,13 +164,13 @@ def _of_outcome(found: Report, outcome: Outcome, folder: Path | None) -> OfNesti
         "budget": outcome.budget,
         "expected_peak": measured.pop("expected"),
         **measured,
-        "story": plain(memory_breakdown.rows(known)),
+        "story": plain(memory_breakdown.rows(evidence)),
         "program": plain(outcome.program),
         "program_text": _program(outcome.program, folder),
-        "replay": plain(replay(found, outcome.nesting)),
+        "replay": plain(replay(report, outcome.nesting)),
         "seconds": outcome.seconds,
     }
-    return cast("OfNesting", told)
+    return cast("OfNesting", record)
 
 
 def _program(shown: str, folder: Path | None) -> str:
@@ -198,11 +198,13 @@ def plain(value: Any) -> Any:
         return str(value)  # JSON has no such number
     if is_dataclass(value) and not isinstance(value, type):
         return {
-            each.name: plain(getattr(value, each.name)) for each in fields(value) if each.metadata.get("record", True)
+            member.name: plain(getattr(value, member.name))
+            for member in fields(value)
+            if member.metadata.get("record", True)
         }
     if isinstance(value, Mapping):
-        return {plain(str(key)): plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {plain(str(key)): plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def document(run: Mapping[str, Any], tests: Iterable[Records]) -> dict[str, Any]:
@@ -224,10 +226,10 @@ def render(document: Mapping[str, Any]) -> str:
 
 def by_test(document: Mapping[str, Any]) -> list[Records]:
     """The tests of a whole run, each with its nestings."""
-    found: dict[str, Records] = {test["nodeid"]: {"test": test, "nestings": []} for test in document["tests"]}
+    records: dict[str, Records] = {test["nodeid"]: {"test": test, "nestings": []} for test in document["tests"]}
     for nesting in document["nestings"]:
-        found[nesting["nodeid"]]["nestings"].append(nesting)
-    return list(found.values())
+        records[nesting["nodeid"]]["nestings"].append(nesting)
+    return list(records.values())
 
 
 def passed(test: OfTest) -> bool:
@@ -235,21 +237,21 @@ def passed(test: OfTest) -> bool:
     return test["outcome"] not in {"failed", "error", "interrupted"}
 
 
-def shown(found: Records) -> OfNesting | None:
+def shown(record: Records) -> OfNesting | None:
     """The nesting that a failing test is about: the smallest one."""
-    name = found["test"]["shown"]
-    return next((nesting for nesting in found["nestings"] if nesting["nesting"] == name), None) if name else None
+    name = record["test"]["shown"]
+    return next((nesting for nesting in record["nestings"] if nesting["nesting"] == name), None) if name else None
 
 
-def broken(found: Records) -> str:
+def broken(record: Records) -> str:
     """What is the matter with a failing test, in a few words: invariants, or the first line of its message."""
-    nesting = shown(found)
+    nesting = shown(record)
     names = [violation["invariant"] for violation in nesting["violations"]] if nesting else []
-    first = (found["test"]["message"] or found["test"]["outcome"]).partition("\n")[0].partition("  ")[0]
+    first = (record["test"]["message"] or record["test"]["outcome"]).partition("\n")[0].partition("  ")[0]
     return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
 
 
-def worst_peak(found: Records) -> OfNesting | None:
+def worst_peak(record: Records) -> OfNesting | None:
     """The nesting whose peak is the largest part of its budget, or just the largest."""
-    known = [nesting for nesting in found["nestings"] if nesting["peak"] is not None]
-    return max(known, key=lambda o: ((o["peak"] or 0) / (o["budget"] or math.inf), o["peak"] or 0), default=None)
+    measured = [nesting for nesting in record["nestings"] if nesting["peak"] is not None]
+    return max(measured, key=lambda o: ((o["peak"] or 0) / (o["budget"] or math.inf), o["peak"] or 0), default=None)

@@ -184,10 +184,10 @@ def _shows_modes(report: Report) -> bool:
 
 def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
     """One line for each invariant that only other nestings broke, with the smallest of them."""
-    told = {violation.invariant for violation in shown.violations}
+    shown_invariants = {violation.invariant for violation in shown.violations}
     for invariant in report.settings.invariants:
         nestings = [o.nesting for o in report.broken if any(v.invariant == invariant for v in o.violations)]
-        if nestings and invariant not in told:
+        if nestings and invariant not in shown_invariants:
             more = f", and {len(nestings) - 1} more" if nestings[1:] else ""
             yield f"{invariant}, smallest: {nestings[0]}{more}"
 
@@ -321,14 +321,14 @@ def summary(report: Report) -> str:
     return summary_of(dict(properties(report)))
 
 
-def summary_of(found: Mapping[str, str | int]) -> str:
+def summary_of(figures: Mapping[str, str | int]) -> str:
     """The same from the flat pairs of a test report."""
-    verdicts = {verdict: int(found.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
-    total = int(found["nnx_nestings"])
+    verdicts = {verdict: int(figures.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
+    total = int(figures["nnx_nestings"])
     text = f"{total} nesting{'s' * (total != 1)}: {counts(verdicts) or 'none finished'}"
-    text += f", {found['nnx_not_run']} not run" if "nnx_not_run" in found else ""
-    if "nnx_peak" in found:
-        bound = f" of {format_bytes(int(found['nnx_budget']))}" if "nnx_budget" in found else ""
-        text += f"; worst peak {format_bytes(int(found['nnx_peak']))}{bound} ({found['nnx_peak_nesting']})"
-    text += f"; modes: {found['nnx_modes']}" if "nnx_modes" in found else ""
+    text += f", {figures['nnx_not_run']} not run" if "nnx_not_run" in figures else ""
+    if "nnx_peak" in figures:
+        bound = f" of {format_bytes(int(figures['nnx_budget']))}" if "nnx_budget" in figures else ""
+        text += f"; worst peak {format_bytes(int(figures['nnx_peak']))}{bound} ({figures['nnx_peak_nesting']})"
+    text += f"; modes: {figures['nnx_modes']}" if "nnx_modes" in figures else ""
     return text

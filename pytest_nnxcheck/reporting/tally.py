@@ -43,18 +43,18 @@ def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
 
 def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The outcome whose peak is the largest part of its budget, or just the largest."""
-    known = [outcome for outcome in outcomes if outcome.peak is not None]
-    return max(known, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
+    measured = [outcome for outcome in outcomes if outcome.peak is not None]
+    return max(measured, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
 
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
 
 
-def worse(known: Outcome, new: Outcome) -> Outcome:
-    worst = max(known, new, key=lambda outcome: _RANK.index(outcome.verdict))
-    measured = worst_peak([known, new]) or worst
-    notes = tuple(dict.fromkeys([*known.notes, *new.notes]))
-    keys = tuple(dict.fromkeys([*known.expected, *new.expected]))
+def worse(old: Outcome, new: Outcome) -> Outcome:
+    worst = max(old, new, key=lambda outcome: _RANK.index(outcome.verdict))
+    measured = worst_peak([old, new]) or worst
+    notes = tuple(dict.fromkeys([*old.notes, *new.notes]))
+    keys = tuple(dict.fromkeys([*old.expected, *new.expected]))
     # The evidence of a violation is what the message tells of.
     shown = worst.evidence if worst.violations else measured.evidence
     return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown)

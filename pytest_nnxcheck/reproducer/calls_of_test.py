@@ -122,7 +122,9 @@ class Writer:
         if plain.__module__.partition(".")[0] in ("_pytest", "pytest", "hypothesis"):
             raise NotLiteral
         own = self.sources.take_function(plain)
-        given = [f"{each}={self._dependency(name, each)}" for each in inspect.signature(plain).parameters]
+        given = [
+            f"{parameter}={self._dependency(name, parameter)}" for parameter in inspect.signature(plain).parameters
+        ]
         made = f"fixture_{name}"
         line = f"{own}({', '.join(given)})"
         if inspect.isgeneratorfunction(plain):
@@ -162,7 +164,9 @@ def parameter_of(node: ast.AST, name: str, position: int) -> ast.expr | None:
         if not (isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize")):
             continue
         given = dict(enumerate(decorator.args))
-        given |= {{"argnames": 0, "argvalues": 1}.get(str(each.arg), 9): each.value for each in decorator.keywords}
+        given |= {
+            {"argnames": 0, "argvalues": 1}.get(str(keyword.arg), 9): keyword.value for keyword in decorator.keywords
+        }
         names = argument_names(given.get(0))
         values = given.get(1)
         if name not in names or not isinstance(values, ast.List | ast.Tuple) or position >= len(values.elts):
@@ -183,7 +187,7 @@ def argument_names(node: ast.expr | None) -> list[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [name.strip() for name in node.value.split(",") if name.strip()]
     if isinstance(node, ast.List | ast.Tuple):
-        return [str(each.value) for each in node.elts if isinstance(each, ast.Constant)]
+        return [str(element.value) for element in node.elts if isinstance(element, ast.Constant)]
     return []
 
 
@@ -193,7 +197,7 @@ def kind_of(value: Any) -> str:
 
 def one_line(text: str) -> str:
     """Text for a comment: nothing in it ends the line."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 # --- a test of pytest
@@ -299,9 +303,9 @@ def from_statement(frame: FrameType, own: Sequence[Callable[..., Any]]) -> Usage
         raise NoSource("no call of check in this line")
     call = calls[-1]
     writer = writer_of(own)
-    keywords = [each.value for each in call.keywords if each.arg == "kwargs"]
+    keywords = [node.value for node in call.keywords if node.arg == "kwargs"]
     writer.sources.take(module, names_of(*call.args, *keywords))
-    rest = [ast.unparse(each) for each in call.args[1:]] + [f"**{ast.unparse(each)}" for each in keywords]
+    rest = [ast.unparse(node) for node in call.args[1:]] + [f"**{ast.unparse(node)}" for node in keywords]
     return writer.finish(f"nnx_wrap({ast.unparse(call.args[0])})({', '.join(rest)})")
 
 
@@ -316,6 +320,6 @@ def from_function(frame: FrameType, own: Sequence[Callable[..., Any]]) -> Usage:
         raise NoSource("in a function of a function, or in a method")
     writer = writer_of(own)
     writer.sources.take_definition(module, node)
-    names = [each.arg for each in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+    names = [parameter.arg for parameter in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
     given = [f"{name}={writer.value(name, frame.f_locals.get(name))}" for name in names]
     return writer.finish(f"{node.name}({', '.join(given)})")

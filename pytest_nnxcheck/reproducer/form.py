@@ -78,7 +78,7 @@ def definitions(nesting: Nesting, asked: Assertions, text: str) -> list[Callable
     every = [*vars(runtime).values(), *vars(checks).values(), first, stack, on_mesh, abstract_state]
     every += [MEANINGS[name] for name in meaning_of(nesting) if asked.eager]
     names = globals_in(text)
-    return [each for each in dict.fromkeys(filter(inspect.isfunction, every)) if each.__name__ in names]
+    return [function for function in dict.fromkeys(filter(inspect.isfunction, every)) if function.__name__ in names]
 
 
 # --- the nesting

@@ -65,10 +65,10 @@ class Literals:
         return None
 
     def _dataclass(self, value: Any, depth: int) -> str:
-        fields = [each for each in dataclasses.fields(value) if each.init]
-        if any(not hasattr(value, each.name) for each in fields):
+        fields = [member for member in dataclasses.fields(value) if member.init]
+        if any(not hasattr(value, member.name) for member in fields):
             raise NotLiteral
-        arguments = [f"{each.name}={self.write(getattr(value, each.name), depth)}" for each in fields]
+        arguments = [f"{member.name}={self.write(getattr(value, member.name), depth)}" for member in fields]
         return f"{self._reference(type(value))}({', '.join(arguments)})"
 
     def _reference(self, value: Any) -> str:
@@ -76,10 +76,10 @@ class Literals:
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if not isinstance(module, str) or not isinstance(name, str):
             raise NotLiteral
-        found: Any = sys.modules.get(module)
+        named: Any = sys.modules.get(module)
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is not value:
+            named = getattr(named, part, None)
+        if named is not value:
             raise NotLiteral
         if module != "builtins":
             self.named.add((module, name.partition(".")[0]))

@@ -121,7 +121,7 @@ def names_of_definition(module: str, name: str) -> tuple[tuple[str, ...], tuple[
 
     def of_rooms(nodes: Iterable[ast.AST], names: set[str]) -> tuple[str, ...]:
         rooms = {base for base, (_, name) in room.ours.items() if not name}
-        attributes = [node for each in nodes for node in ast.walk(each) if isinstance(node, ast.Attribute)]
+        attributes = [node for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         dotted = {
             ast.unparse(node) for node in attributes if isinstance(node.value, ast.Name) and node.value.id in rooms
         }
@@ -157,7 +157,7 @@ def renamed(code: ast.AST | str, names: Mapping[str, str]) -> str:
     tree = ast.parse(code) if isinstance(code, str) else copy.deepcopy(code)
     local = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     local |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    changed |= {each: f"{each}_" for each in local & {*changed.values()}}
+    changed |= {name: f"{name}_" for name in local & {*changed.values()}}
     return ast.unparse(Renamed(changed).visit(tree)).replace(":\n\n", ":\n")
 
 
@@ -268,7 +268,7 @@ class Bare(ast.NodeTransformer):
 
 def names_of(*nodes: ast.AST) -> set[str]:
     """The names that code uses, decorators, annotations and bodies alike."""
-    return {node.id for each in nodes for node in ast.walk(each) if isinstance(node, ast.Name)}
+    return {node.id for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def globals_in(text: str) -> set[str]:
@@ -277,7 +277,9 @@ def globals_in(text: str) -> set[str]:
     def of(table: symtable.SymbolTable) -> Iterator[str]:
         top = table.get_type() == "module"
         yield from (
-            each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global())
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (top or symbol.is_global())
         )
         for inner in table.get_children():
             yield from of(inner)
@@ -299,6 +301,6 @@ def bound_by(statement: ast.stmt) -> set[str]:
     """The names that a statement at the top of a module binds, or changes: ``Model.size = 4``."""
     table = symtable.symtable(ast.unparse(statement), "<code>", "exec")
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", ast.Pass())]
-    return {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()} | names_of(
-        *targets
-    )
+    return {
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+    } | names_of(*targets)

@@ -50,13 +50,15 @@ class UserModule:
         """The source of a statement without what is left out, at the left margin; of a class of tests with one ``test`` alone."""
         lines, left = {number: self.lines[number - 1] for number in lines_of(node)}, dict[int, str]()
         for inner in ast.walk(node):
-            needless = [each for each in getattr(inner, "decorator_list", ()) if names_of(each) & self.left_out]
+            needless = [
+                decorator for decorator in getattr(inner, "decorator_list", ()) if names_of(decorator) & self.left_out
+            ]
             if test and isinstance(inner, ast.ClassDef):
                 parts = [part for part in inner.body if self.is_needless(part, test)]
                 needless += parts
                 if len(parts) == len(inner.body):
                     left[parts[0].lineno] = " " * parts[0].col_offset + "pass"
-            for number in (number for each in needless for number in lines_of(each)):
+            for number in (number for decorator in needless for number in lines_of(decorator)):
                 lines.pop(number, None)
         return textwrap.dedent("\n".join(line for _, line in sorted({**lines, **left}.items()))).rstrip()
 
@@ -69,7 +71,7 @@ class UserModule:
 
 def lines_of(node: ast.stmt | ast.expr) -> range:
     """The numbers of the lines of code, decorators included."""
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
     return range(first, (node.end_lineno or node.lineno) + 1)
 
 
@@ -85,7 +87,7 @@ def read_module(module: ModuleType) -> UserModule:
     for statement in tree.body:
         for name in bound_by(statement):
             bound.setdefault(name, []).append(statement)
-    future = any(isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in tree.body)
+    future = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
     package = getattr(module, "__package__", "") or ""
     return UserModule(module.__name__, package, tuple(text.splitlines()), tree, bound, left_out(tree), future)
 
@@ -95,8 +97,8 @@ def left_out(tree: ast.Module) -> frozenset[str]:
     names: set[str] = set()
     for statement in tree.body:
         if isinstance(statement, ast.Import):
-            found = [alias for alias in statement.names if alias.name.partition(".")[0] in LEFT_OUT]
-            names.update(alias.asname or alias.name.partition(".")[0] for alias in found)
+            aliases = [alias for alias in statement.names if alias.name.partition(".")[0] in LEFT_OUT]
+            names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
         elif isinstance(statement, ast.ImportFrom) and is_left_out(statement.module):
             names.update(alias.asname or alias.name for alias in statement.names)
         elif (
@@ -115,7 +117,7 @@ def function_node(module: UserModule, function: Any) -> ast.stmt:
     code = getattr(function, "__code__", None) or getattr(function, "f_code", None)
     for node in ast.walk(module.tree):
         if isinstance(node, ast.FunctionDef) and code is not None and node.name == code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if code.co_firstlineno in (first, node.lineno):
                 return node
     raise NoSource(f"the source of {getattr(function, '__qualname__', function)} cannot be found")
@@ -146,11 +148,11 @@ class Sources:
 
     def chunks(self) -> list[str]:
         """The statements, module by module, in the order in which they stand."""
-        found: list[str] = []
+        texts: list[str] = []
         for name, taken in self._taken.items():
             module = self._modules[name]
-            found += [module.text(node) for node in sorted(taken.values(), key=lambda node: node.lineno)]
-        return [*dict.fromkeys(found), *self._extra]
+            texts += [module.text(node) for node in sorted(taken.values(), key=lambda node: node.lineno)]
+        return [*dict.fromkeys(texts), *self._extra]
 
     def take(self, module: ModuleType, names: Iterable[str]) -> None:
         """Copy definitions of a module, and what they need; names that it does not bind are left to Python. Raises `NoSource`."""
@@ -185,7 +187,7 @@ class Sources:
         user = self._register(module)
         outermost = cls.__qualname__.partition(".")[0]
         node = next(
-            (each for each in user.tree.body if isinstance(each, ast.ClassDef) and each.name == outermost), None
+            (node for node in user.tree.body if isinstance(node, ast.ClassDef) and node.name == outermost), None
         )
         if node is None:
             raise NoSource(f"the source of {cls.__qualname__} cannot be found")
@@ -234,7 +236,14 @@ class Sources:
             self._take_name(user, module, name)
 
     def _take_import(self, user: UserModule, statement: ast.Import | ast.ImportFrom, name: str) -> None:
-        alias = next((each for each in statement.names if (each.asname or each.name.partition(".")[0]) == name), None)
+        alias = next(
+            (
+                candidate
+                for candidate in statement.names
+                if (candidate.asname or candidate.name.partition(".")[0]) == name
+            ),
+            None,
+        )
         if alias is None:
             return
         if name in user.left_out:
@@ -242,10 +251,15 @@ class Sources:
             return
         self._names.add(name)
         source = absolute(user, statement)
-        found = sys.modules.get(source)
-        if isinstance(statement, ast.ImportFrom) and found is not None and alias.asname is None and needs_pytest(found):
+        module = sys.modules.get(source)
+        if (
+            isinstance(statement, ast.ImportFrom)
+            and module is not None
+            and alias.asname is None
+            and needs_pytest(module)
+        ):
             try:
-                self.take(found, [alias.name])
+                self.take(module, [alias.name])
             except NoSource:
                 pass
             else:
@@ -260,9 +274,9 @@ class Sources:
 
     def take_reference(self, module: str, name: str) -> None:
         """Import, or copy, a definition that the text of a value names."""
-        found = sys.modules.get(module)
-        if found is not None and (module in self._modules or needs_pytest(found) or module == "__main__"):
-            self.take(found, [name])
+        imported = sys.modules.get(module)
+        if imported is not None and (module in self._modules or needs_pytest(imported) or module == "__main__"):
+            self.take(imported, [name])
         elif module not in self._modules:
             self.imports[f"from {module} import {name}"] = None
             self._names.add(name)
@@ -277,7 +291,7 @@ class Sources:
 def has_effect(statement: ast.stmt, user: UserModule) -> bool:
     """Whether a statement at the top of a module sets up jax, or the like: it binds no name, and is run all the same."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
-    if not isinstance(statement, ast.Expr | ast.Assign) or any(isinstance(each, ast.Name) for each in targets):
+    if not isinstance(statement, ast.Expr | ast.Assign) or any(isinstance(target, ast.Name) for target in targets):
         return False
     first = re.match(r"\w*", ast.unparse(statement))
     return first is not None and first[0] in EFFECTS and not names_of(statement) & user.left_out
@@ -307,8 +321,8 @@ def needs_pytest(module: ModuleType) -> bool:
 
 @functools.cache
 def _installed_folders() -> tuple[str, ...]:
-    known = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple({str(Path(folder).resolve()) for folder in [*known, *site.getsitepackages()]})
+    folders = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple({str(Path(folder).resolve()) for folder in [*folders, *site.getsitepackages()]})
 
 
 def is_installed(module: ModuleType) -> bool:

@@ -38,7 +38,7 @@ class Blame:
     """What a guard found right after its layer: tracers of traces that have ended."""
 
     layer: Layer
-    found: tuple[Found, ...]
+    leaks: tuple[Found, ...]
     traces: frozenset[tuple[int, int]]
 
 
@@ -74,7 +74,7 @@ class Guards:
     def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> list[Found]:
         """The tracers that belong to none of the traces that are alive."""
         every = walk(self.subject.roots(state)).tracers
-        return [found for found in every if trace_of(found) not in alive]
+        return [leak for leak in every if trace_of(leak) not in alive]
 
     def look(self, layer: Layer, state: Any, alive: dict[tuple[int, int], Any]) -> None:
         dead = self.dead(state, alive)
@@ -94,16 +94,16 @@ class Guards:
 
     def left(self) -> tuple[Found, ...]:
         """All that the guards found."""
-        return tuple(found for report in self.reports for found in report.found)
+        return tuple(leak for report in self.reports for leak in report.leaks)
 
-    def culprit(self, found: Found) -> Layer | None:
+    def culprit(self, leak: Found) -> Layer | None:
         """The innermost layer that left this tracer, or one of its trace."""
-        trace = trace_of(found)
+        trace = trace_of(leak)
         return next((report.layer for report in self.reports if trace in report.traces), None)
 
 
-def trace_of(found: Found) -> tuple[int, int]:
-    return compat.trace_key(compat.trace_identity(found.tracer))
+def trace_of(leak: Found) -> tuple[int, int]:
+    return compat.trace_key(compat.trace_identity(leak.tracer))
 
 
 def snapshot(state: Any) -> dict[Any, Any]:
@@ -175,7 +175,7 @@ def make_plan(
     jit: Callable[..., Any],
     length: int = LENGTH,
 ) -> Plan:
-    axes = sum(bool(each.row.axis) for each in inner)
+    axes = sum(bool(layer.row.axis) for layer in inner)
     shapes = output_shapes(inner, profile, subject.inputs, length)
 
     def element(leaf: Any) -> Any:
@@ -313,5 +313,5 @@ def baseline_for(nesting: Nesting) -> Nesting:
     """The un-nested program that a nesting is measured by."""
     grads = [layer for layer in nesting.layers if layer.row.pair == "gradients"][-1:]
     return Nesting(
-        (*BASELINE.layers, *(Layer(GRAD, "jax_closure" if each.captures else "functional") for each in grads))
+        (*BASELINE.layers, *(Layer(GRAD, "jax_closure" if layer.captures else "functional") for layer in grads))
     )

@@ -253,6 +253,7 @@ def scales(model, x):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donate", ["state", "none"])
 def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path, donate):
     """jax finds programs there whose lines have moved; up to 0.5.3 they tell no aliased bytes."""

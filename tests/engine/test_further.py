@@ -87,6 +87,7 @@ def test_the_branch_that_is_not_taken_is_in_the_program(name):
     assert " conditional(" in jax.jit(lambda x: layer(model, x)).lower(x).compile().as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nesting",
     [layer for layer in FURTHER_SINGLES if not Layer.parse(layer).captures]

@@ -10,6 +10,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import pytest
+from checking import models
 from flax import nnx
 from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
@@ -38,7 +39,7 @@ def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
     twins.leaky()  # clears what lives outside of the module
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", models(otherwise=pytest.mark.slow))
 def test_a_healthy_model_leaves_nothing_behind(name):
     case = HEALTHY[name]()
     case()

@@ -107,6 +107,7 @@ def test_reported_only(watch):
     )
 
 
+@pytest.mark.slow
 def test_a_worker_blames_the_same_test(watch):
     pytest.importorskip("xdist")
     result, failed = watch(THIRTY, "-n2", subprocess=True)

@@ -61,6 +61,7 @@ def without_times(found):
     return [without_times(value) for value in found] if isinstance(found, list) else found
 
 
+@pytest.mark.slow
 def test_two_workers_leave_what_one_process_does(run_inner, pytester, actions):
     pytest.importorskip("xdist")
     (pytester.path / "known.toml").write_text(KNOWN)

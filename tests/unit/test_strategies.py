@@ -176,6 +176,7 @@ def test_a_layer_that_no_style_makes_fit_is_left_out():
     assert find(drawn, lambda nesting: True, settings=quiet) == Nesting()
 
 
+@pytest.mark.slow
 def test_every_further_layer_is_drawn():
     chosen = merge({"transforms": ("jit", *FURTHER)})
     strategy = strategies.nestings(chosen, lambda mode: Exclusions(swept=1))
