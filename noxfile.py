@@ -117,6 +117,14 @@ def page(session: nox.Session) -> None:
     session.run("pytest", "tests/system/test_page_browser.py", *session.posargs, env={"NNXCHECK_BROWSER": "required"})
 
 
+@nox.session(python=NEWEST)
+def site(session: nox.Session) -> None:
+    """The site of docs/, built into a temporary folder; every warning is an error. ``-- serve`` shows it on this machine."""
+    session.install(*group("docs"))
+    command = session.posargs or ["build", "--site-dir", str(Path(session.create_tmp()) / "site")]
+    session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
 @nox.session
 @nox.parametrize(("python", "packages"), PUBLISHED)
 def published(session: nox.Session, packages: tuple[str, ...]) -> None:

@@ -77,7 +77,7 @@ def _run(default: Any, kind: Kind, text: str, section: str, of: str = "") -> Row
 
 
 def _flag_of_baseline(text: str) -> Row:
-    return _run("off", kinds.FLAG, text, "ci.md#memory-baseline", of="baseline")
+    return _run("off", kinds.FLAG, text, "baseline.md", of="baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class Settings:
         INVARIANTS,
         kinds.words(lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
         f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
-        "first-test.md#what-is-checked",
+        "invariants.md",
     )
     transforms: tuple[str, ...] = _select(
         TRANSFORMS,
         kinds.words(layer_names),
         f"transforms that nestings are made of: {', '.join(TRANSFORMS)}; only where they are named also"
         f" {', '.join(FURTHER)}, call_first, and those that register_transform was given",
-        "nestings.md#further-transforms-and-your-own",
+        "nestings.md#further-transforms",
     )
     styles: tuple[str, ...] = _select(
         STYLES, kinds.words(lambda: STYLES), f"how a layer gets the module: {', '.join(STYLES)}", "nestings.md#nestings"
@@ -167,7 +167,7 @@ class Settings:
         kinds.DONATED,
         "what the outermost jit donates: state, all (the inputs too), none, or state with the names of arguments"
         " (state,opt_state)",
-        "subjects.md#training-and-decoding-steps",
+        "subjects.md#what-is-state",
     )
     on_rejection: str = _check(
         "report",
@@ -179,26 +179,26 @@ class Settings:
         None,
         kinds.optional(kinds.whole_number(1)),
         "devices that a test needs; command line and ini file also simulate so many CPU devices",
-        "large-and-sharded.md#several-devices",
+        "sharded.md#several-devices",
     )
     on_too_few_devices: str = _check(
         "skip",
         kinds.choice("skip", "fail"),
         "a test that needs more devices than there are: skip or fail",
-        "large-and-sharded.md#several-devices",
+        "sharded.md#several-devices",
     )
     expected_failures: tuple[Entry, ...] = _check(
         (),
         kinds.FAILURES,
         "failures that are known and must happen: a mapping of invariants or nestings to reasons; on the command line"
         " and in the ini file, a TOML file of them",
-        "ci.md#expected-failures",
+        "expected_failures.md",
     )
     nesting: Nesting | None = _select(  # noqa: RUF009 - it makes a field
         None,
         kinds.optional(kinds.NESTING),
         "run this nesting and no other: 'jit > scan[closure]'",
-        "first-test.md#run-one-nesting-again",
+        "tutorial.md#run-one-nesting-again",
         places=("command line",),
     )
 
@@ -208,13 +208,13 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         None,
         kinds.optional(kinds.PATH),
         "file of the peak memory of every nesting, which this run is compared with",
-        "ci.md#memory-baseline",
+        "baseline.md",
     ),
     "memory_tolerance": _run(
         "5%",
         kinds.PERCENTAGE,
         "how much a peak may grow over the baseline before the test fails; 0% allows nothing",
-        "ci.md#memory-baseline",
+        "baseline.md",
     ),
     "baseline_update": _flag_of_baseline("write the baseline anew from this run, if every test of it passed"),
     "baseline_update_new_only": _flag_of_baseline("add to the baseline what is not in it, and compare the rest"),

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from healthy import FLAX
 
+import pytest_nnxcheck
 from pytest_nnxcheck.core.catalogue import REGISTERED
-from pytest_nnxcheck.core.settings import table_markdown
+from pytest_nnxcheck.core.settings import flag, names, table_markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -23,26 +24,29 @@ PAGES = sorted(DOCS.glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *PAGES]
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(
-    r"(?:^<!-- fails: (?P<fails>\w+) -->\n)?(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?^```python\n(?P<code>.*?)^```$",
+    r"(?:^<!-- file: (?P<file>\S+) -->\n)?(?:^<!-- fails: (?P<fails>\w+) -->\n)?(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?"
+    r"^```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+OPTIONS = {flag(name) for name in names(place="command line")}
 FEW = ["--nnx-sweep=singles", "--nnx-max-examples=0", "--nnx-styles=argument"]
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """A block of Python: where it stands, the invariant that its test must break, if any, and the flax it is written for."""
+    """A block of Python: where it stands, the invariant that its test must break, if any, the flax it is written for, and the file that it is in a tutorial."""
 
     place: str
     code: str
     fails: str | None
     since: str
+    file: str | None
 
 
 def snippets(document: Path) -> list[Snippet]:
     text = document.read_text()
     return [
-        Snippet(f"{document.name}:{line_of(text, m)}", m["code"], m["fails"], m["since"] or "0")
+        Snippet(f"{document.name}:{line_of(text, m)}", m["code"], m["fails"], m["since"] or "0", m["file"])
         for m in BLOCK.finditer(text)
     ]
 
@@ -52,9 +56,10 @@ def line_of(text: str, match: re.Match[str]) -> int:
 
 
 SNIPPETS = [snippet for document in DOCUMENTS for snippet in snippets(document)]
+RUN = [snippet for snippet in SNIPPETS if not snippet.file]  # files of the tutorial are run by test_tutorial.py
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
+@pytest.mark.parametrize("snippet", RUN, ids=lambda snippet: snippet.place)
 def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args):
     if tuple(map(int, snippet.since.split("."))) > FLAX:
         pytest.skip(f"written for flax {snippet.since}")
@@ -70,7 +75,10 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
     pytester.syspathinsert()
     pytester.makepyfile(test_decoder=snippet.code)
     options = ["--nnx-nesting=jit"] if snippet.fails else FEW
-    result = pytester.runpytest_inprocess(*inner_args, "--strict-markers", *options)
+    run = pytester.runpytest_inprocess
+    if devices := re.search(r"devices=(\d+)", snippet.code):  # one process has one number of them
+        run, options = pytester.runpytest_subprocess, [*options, f"--nnx-devices={devices[1]}"]
+    result = run(*inner_args, "--strict-markers", *options)
     result.assert_outcomes(
         failed=int(bool(snippet.fails)), passed=0 if snippet.fails else snippet.code.count("def test_")
     )
@@ -101,6 +109,15 @@ def labels(message: list[str]) -> list[str]:
 def test_every_python_block_is_found():
     fences = sum(document.read_text().count("```python") for document in DOCUMENTS)
     assert len(SNIPPETS) == fences >= 3
+    assert {snippet.place.partition(":")[0] for snippet in SNIPPETS if snippet.file} == {"tutorial.md"}
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda document: document.name)
+def test_options_and_sessions_are_real(document):
+    text = document.read_text()
+    assert set(re.findall(r"--nnx-[a-z]+(?:-[a-z]+)*", text)) - OPTIONS == set()
+    sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    assert set(re.findall(r"nox -s '?(\w+)", text)) - sessions == set()
 
 
 @pytest.mark.parametrize("scope", ["check", "run"])
@@ -123,8 +140,9 @@ def test_the_readme_is_a_screen_and_a_half():
     assert len(README.encode()) <= 9_000
 
 
-def test_the_failure_in_the_readme_is_an_excerpt_of_the_whole_one():
-    (excerpt,) = re.findall(r"<!-- excerpt of docs/failures.md -->\n```text\n(.*?)```", README, re.DOTALL)
+@pytest.mark.parametrize("document", [ROOT / "README.md", DOCS / "index.md"], ids=lambda document: document.name)
+def test_the_failure_on_the_first_page_is_an_excerpt_of_the_whole_one(document):
+    (excerpt,) = re.findall(r"<!-- excerpt of docs/failures.md -->\n```text\n(.*?)```", document.read_text(), re.DOTALL)
     whole = iter(SHOWN.splitlines())
     assert [row for row in excerpt.splitlines() if row not in whole] == []  # `in` goes on where it stopped
     assert (excerpt.splitlines()[0], excerpt.splitlines()[-1]) == (SHOWN.splitlines()[0], SHOWN.splitlines()[-1])
@@ -159,10 +177,21 @@ def test_links_lead_to_files_and_headings(document):
     assert broken == []
 
 
-def test_the_index_lists_every_page():
-    listed = {(DOCS / name).resolve() for name, _ in links(DOCS / "index.md") if name}
-    assert set(PAGES) - {DOCS / "index.md"} - listed == set()
+def test_every_page_is_reached_from_the_index():
+    """By links, as one reads on GitHub; the site has its navigation, which mkdocs holds against the folder."""
+    reached, ahead = set(), [DOCS / "index.md"]
+    while ahead:
+        page = ahead.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            ahead += [(page.parent / name).resolve() for name, _ in links(page) if name]
+    assert set(PAGES) - reached == set()
     assert "docs/index.md" in dict(links(ROOT / "README.md"))
+
+
+def test_the_reference_has_every_public_name():
+    shown = re.findall(r"^::: pytest_nnxcheck\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted(set(pytest_nnxcheck.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -171,3 +200,10 @@ def test_a_page_begins_with_a_title_and_a_sentence(page):
     assert title.startswith("# ")
     assert blank == ""
     assert re.match(r"[`\w]", about)
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_a_list_or_table_stands_apart(page):
+    """Without the blank line GitHub shows a list or a table all the same, and the site shows its text."""
+    prose = FENCED.sub("", page.read_text())
+    assert re.findall(r"^(?![*|\s]|- |\d+\.)(?!<!--).+\n(?:\* |- |\||1\. ).*", prose, re.MULTILINE) == []

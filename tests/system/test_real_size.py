@@ -1,4 +1,4 @@
-"""The examples at real size fail as docs/large-and-sharded.md says, by their own command, in seconds and without memory."""
+"""The examples at real size fail as docs/abstract.md says, by their own command, in seconds and without memory."""
 
 from __future__ import annotations
 

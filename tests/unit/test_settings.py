@@ -327,9 +327,9 @@ def test_a_row_of_the_documents():
     starts = (
         "| [`max_depth`](nestings.md#how-much-is-run) | `3` | `--nnx-max-depth N` | `nnx_max_depth` | layers of the deepest",
         "| [`all`](nestings.md#nestings) | `off` | `--nnx-all` | `nnx_all` | ",
-        "| [`nesting`](first-test.md#run-one-nesting-again) | `none` | `--nnx-nesting NESTING` | - | ",
-        "| [`memory_tolerance`](ci.md#memory-baseline) | `5%` | `--nnx-memory-tolerance PERCENT` | `nnx_memory_tolerance` | ",
-        "| [`baseline_update`](ci.md#memory-baseline) | `off` | `--nnx-baseline-update` | - | ",
+        "| [`nesting`](tutorial.md#run-one-nesting-again) | `none` | `--nnx-nesting NESTING` | - | ",
+        "| [`memory_tolerance`](baseline.md) | `5%` | `--nnx-memory-tolerance PERCENT` | `nnx_memory_tolerance` | ",
+        "| [`baseline_update`](baseline.md) | `off` | `--nnx-baseline-update` | - | ",
     )
     assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []
     assert lines[-3].endswith("(for a pull request); may be repeated |")
