@@ -60,9 +60,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST)
 def types(session: nox.Session) -> None:
-    """Mypy, strict, against the newest versions."""
+    """Mypy, strict, against the newest versions; pyright too, of what a downstream repository sees."""
     session.install(".", *group("types"))
     session.run("mypy")
+    session.run("basedpyright")
 
 
 @nox.session

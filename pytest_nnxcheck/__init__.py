@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.api import assert_invariants, check
+    from pytest_nnxcheck.api import Wrap, Wrapped, assert_invariants, check
     from pytest_nnxcheck.core.errors import (
         CheckError,
         DonationLost,
@@ -41,6 +41,8 @@ __all__ = [
     "TracerResidue",
     "UnexpectedPass",
     "Violation",
+    "Wrap",
+    "Wrapped",
     "__version__",
     "assert_invariants",
     "check",
@@ -48,6 +50,8 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Wrap": "api",
+    "Wrapped": "api",
     "assert_invariants": "api",
     "check": "api",
     "Layer": "core.nesting",

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import hypothesis
 
@@ -62,6 +62,14 @@ class Wrapped(Generic[P, R]):
     def __repr__(self) -> str:
         subject = self.__wrapped__
         return f"nnx_wrap({getattr(subject, '__qualname__', None) or type(subject).__name__})"
+
+
+class Wrap(Protocol):
+    """The type of the fixture `nnx_wrap`, for tests that are typed: ``def test_model(nnx_wrap: Wrap) -> None``."""
+
+    def __call__(self, subject: Callable[P, R]) -> Wrapped[P, R]:
+        """Wrap a module, a bound method, or a function of graph nodes. Raises `CheckError` for what cannot be called."""
+        ...
 
 
 def unwrap(value: Any) -> Any:
@@ -183,4 +191,4 @@ def _told(run: Run, error: BaseException) -> bool:
     )
 
 
-__all__ = ["Wrapped", "assert_invariants", "check", "unwrap", "wrap"]
+__all__ = ["Wrap", "Wrapped", "assert_invariants", "check", "unwrap", "wrap"]

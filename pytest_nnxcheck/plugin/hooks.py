@@ -11,7 +11,7 @@ import argparse
 import inspect
 import os
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +32,7 @@ from pytest_nnxcheck.plugin.marker import (
 )
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.api import Wrapped
+    from pytest_nnxcheck.api import Wrap
     from pytest_nnxcheck.plugin.baseline import BaselineHooks
     from pytest_nnxcheck.plugin.known_failures import Suite
     from pytest_nnxcheck.runner.run import Run
@@ -161,7 +161,7 @@ def _resolve_settings(item: pytest.Function, error: type[Exception]) -> None:
 
 
 @pytest.fixture(scope="session")
-def nnx_wrap() -> Callable[[Callable[..., Any]], Wrapped[..., Any]]:
+def nnx_wrap() -> Wrap:
     """Wrap a module, a bound method or a function of modules, to run under the nestings of a marked test."""
     from pytest_nnxcheck.api import wrap
 
