@@ -44,6 +44,7 @@ class Child:
     arguments: tuple[str, ...]
     directory: Path
     library: Path = ROOT
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def task(cls, label: str, name: str, directory: Path, library: Path = ROOT, **arguments: object) -> Child:
@@ -65,7 +66,7 @@ class Child:
         folders = dict.fromkeys(map(str, (self.library, ROOT)))
         kept = {name: value for name, value in outer.items() if name not in FOREIGN}
         added = {"PYTHONPATH": os.pathsep.join(folders), FACTS: str(facts), LIBRARY: str(self.library)}
-        return {**kept, **added, "JAX_PLATFORMS": "cpu"}
+        return {**kept, **added, **self.variables, "JAX_PLATFORMS": "cpu"}
 
 
 @dataclass(frozen=True, slots=True)

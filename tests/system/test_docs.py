@@ -24,31 +24,68 @@ PAGES = sorted(DOCS.glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *PAGES]
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(
-    r"(?:^<!-- file: (?P<file>\S+) -->\n)?(?:^<!-- fails: (?P<fails>\w+) -->\n)?(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?"
-    r"^```python\n(?P<code>.*?)^```$",
+    r"(?:^<!-- file: (?P<file>\S+) -->\n)?(?:^<!-- fails: (?P<fails>\w+)(?: under (?P<nesting>[^\n]+?))? -->\n)?"
+    r"(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?(?:^<!-- before flax (?P<until>[\d.]+) -->\n)?^```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 OPTIONS = {flag(name) for name in names(place="command line")}
+TEXT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FEW = ["--nnx-sweep=singles", "--nnx-max-examples=0", "--nnx-styles=argument"]
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """A block of Python: where it stands, the invariant that its test must break, if any, the flax it is written for, and the file that it is in a tutorial."""
+    """A block of Python: where it stands, the flax it is written for, and the file that it is in a tutorial; of one that must fail, how, under which nesting, and what is shown of it."""
 
     place: str
     code: str
     fails: str | None
+    nesting: str
     since: str
+    until: str
     file: str | None
+    shown: str
+
+    @property
+    def elsewhere(self) -> str:
+        """The versions that it is written for, where the installed one is none of them."""
+        if versions(self.since) > FLAX:
+            return f"from flax {self.since}"
+        return f"before flax {self.until}" if FLAX >= versions(self.until) else ""
+
+    @property
+    def module(self) -> str:
+        """The name of the test file in the message, where one is shown."""
+        named = re.search(r"(\w+)\.py::", self.shown)
+        return named[1] if named else "test_decoder"
+
+
+def versions(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 def snippets(document: Path) -> list[Snippet]:
     text = document.read_text()
     return [
-        Snippet(f"{document.name}:{line_of(text, m)}", m["code"], m["fails"], m["since"] or "0", m["file"])
+        Snippet(
+            f"{document.name}:{line_of(text, m)}",
+            m["code"],
+            m["fails"],
+            m["nesting"] or "jit",
+            m["since"] or "0",
+            m["until"] or "999",
+            m["file"],
+            shown_after(text, m.end()) if m["fails"] else "",
+        )
         for m in BLOCK.finditer(text)
     ]
+
+
+def shown_after(text: str, place: int) -> str:
+    """The excerpt below a block that fails."""
+    excerpt = TEXT.search(text, place)
+    assert excerpt is not None
+    return excerpt[1]
 
 
 def line_of(text: str, match: re.Match[str]) -> int:
@@ -61,8 +98,8 @@ RUN = [snippet for snippet in SNIPPETS if not snippet.file]  # files of the tuto
 
 @pytest.mark.parametrize("snippet", RUN, ids=lambda snippet: snippet.place)
 def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args):
-    if tuple(map(int, snippet.since.split("."))) > FLAX:
-        pytest.skip(f"written for flax {snippet.since}")
+    if snippet.elsewhere:
+        pytest.skip(f"written for versions {snippet.elsewhere}")
     if "def test_" not in snippet.code:
         registered = dict(REGISTERED)
         try:
@@ -73,8 +110,8 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
         return
     shutil.copy(ROOT / "examples" / "model.py", pytester.path)
     pytester.syspathinsert()
-    pytester.makepyfile(test_decoder=snippet.code)
-    options = ["--nnx-nesting=jit"] if snippet.fails else FEW
+    pytester.makepyfile(**{snippet.module: snippet.code})
+    options = [f"--nnx-nesting={snippet.nesting}"] if snippet.fails else FEW
     run = pytester.runpytest_inprocess
     if devices := re.search(r"devices=(\d+)", snippet.code):  # one process has one number of them
         run, options = pytester.runpytest_subprocess, [*options, f"--nnx-devices={devices[1]}"]
@@ -83,14 +120,29 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
         failed=int(bool(snippet.fails)), passed=0 if snippet.fails else snippet.code.count("def test_")
     )
     if snippet.fails:
-        assert f"nnx invariant broken: {snippet.fails}" in rows(result.stdout.str())[0]
-        assert_shown(rows(SHOWN), rows(result.stdout.str()))
+        message = rows(result.stdout.str().replace(f"{pytester.path}/", ""))
+        assert snippet.fails == "raises" or f"nnx invariant broken: {snippet.fails}" in message[0]
+        compare = assert_shown if snippet.shown == SHOWN else assert_excerpt
+        compare(rows(snippet.shown), message)
 
 
 def rows(output: str) -> list[str]:
     """The message of a failure, without the user's source line above it."""
     lines = [line.rstrip() for line in output.splitlines() if line.startswith("E  ")]
-    return lines[next(number for number, line in enumerate(lines) if "nnx invariant broken" in line) :]
+    return lines[next((number for number, line in enumerate(lines) if "nnx invariant broken" in line), 0) :]
+
+
+def assert_excerpt(shown: list[str], real: list[str]) -> None:
+    """Every row that the page shows is one of the message, in its order; of the nesting, what a replay says of it."""
+    said = iter(map(comparable, real))
+    assert shown
+    assert [row for row in map(comparable, shown) if row not in said] == []  # `in` goes on where it stopped
+
+
+def comparable(row: str) -> str:
+    """A row without what depends on the version or on how it was run: the function of a line, and how many nestings were tried."""
+    row = re.sub(r" \([\w.]*__call__\)$", "", " ".join(row.split()))
+    return re.sub(r"^(E nesting .*?)( replayed, no other was tried)?$", r"\1", row)
 
 
 def assert_shown(shown: list[str], real: list[str]) -> None:

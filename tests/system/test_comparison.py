@@ -1,0 +1,145 @@
+"""The comparison with other tools says what it measured: its verdicts, its tables, its page. What a tool finds, no test asserts but one of jax itself."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.children import ROOT
+from benchmarks.comparison import __main__ as command
+from benchmarks.comparison import results, tools
+from benchmarks.comparison.programs import PROGRAMS
+from benchmarks.comparison.results import Cell, Comparison
+from benchmarks.comparison.tools import NOTHING, TOOLS
+
+CELL = Cell("retracing", "chex", "found", "passes", (2.0, 6.0, 3.0), (1.0, 2.0, 2.0))
+COMPARISON = Comparison("jax 1", (CELL, replace(CELL, program="donation", broken="passes")))
+LEAKS = next(tool for tool in TOOLS if tool.name == "jax.checking_leaks")
+OURS = next(tool for tool in TOOLS if tool.name == "pytest-nnxcheck")
+
+
+def facts(outcome, message="", shown=()):
+    return {"outcome": outcome, "message": message, "shown": list(shown)}
+
+
+# --- the verdicts
+
+
+def test_a_failure_is_a_finding_where_the_tool_says_so_in_its_words():
+    assert LEAKS.verdict(facts("failed", "Exception: Leaked trace DynamicJaxprTrace")) == "found"
+    assert LEAKS.verdict(facts("failed", "TraceContextError: other trace level")) == "raises"
+    assert LEAKS.verdict(facts("passed", "Leaked trace")) == "passes"
+    assert OURS.verdict(facts("failed", "nnx invariant broken: memory  test_x")) == "found memory"
+    assert NOTHING.verdict(facts("failed", "Leaked trace")) == "raises"
+
+
+def test_a_figure_is_visible_from_five_percent_on():
+    assert tools.visible(facts("passed", shown=[100, 106]), facts("passed", shown=[100, 100]))
+    assert not tools.visible(facts("passed", shown=[100, 104]), facts("passed", shown=[100, 100]))
+    assert not tools.visible(facts("passed"), facts("passed"))
+
+
+@pytest.mark.parametrize(
+    "broken, healthy, words",
+    [
+        ("found", "passes", "**found**"),
+        ("found memory", "passes", "**found** memory"),
+        ("passes", "passes", "-"),
+        ("visible", "passes", "in its table"),
+        ("raises", "raises", "raises, twin: raises"),
+        ("found", "found", "**found**, twin: found"),
+    ],
+)
+def test_a_cell_tells_both_twins(broken, healthy, words):
+    assert replace(CELL, broken=broken, healthy=healthy).verdict == words
+
+
+def test_the_cost_is_the_median_ratio_and_of_the_bare_test_its_seconds():
+    assert CELL.cost == "2.0"
+    assert replace(CELL, seconds=CELL.bare).cost == "2.00 s"
+
+
+# --- the tables
+
+
+def test_the_tables_have_a_row_a_tool_and_a_column_a_program():
+    assert results.markdown([COMPARISON]).splitlines() == [
+        "jax 1; rounds of the twin: 3.",
+        "",
+        "| what it found | retracing | donation |",
+        "|---|---|---|",
+        "| chex | **found** | - |",
+        "",
+        "| CPU time | retracing | donation |",
+        "|---|---|---|",
+        "| chex | 2.0 | 2.0 |",
+    ]
+
+
+def test_a_comparison_survives_its_file_and_replaces_that_of_its_versions(tmp_path):
+    path = tmp_path / "comparison.json"
+    assert results.load(path) == ()
+    results.save([COMPARISON], path)
+    again, other = Comparison("jax 1", ()), Comparison("jax 2", ())
+    assert results.load(path) == (COMPARISON,)
+    assert results.merge([COMPARISON, other], again) == (again, other)
+
+
+def test_the_tables_of_the_page_are_those_of_its_data():
+    text, data = command.DOCUMENT.read_text(), results.load(command.DATA)
+    assert results.put_between(text, results.markdown(data)) == text
+    newest = data[0]
+    assert {cell.program for cell in newest.cells} == set(PROGRAMS)
+    assert {cell.tool for cell in newest.cells} == {tool.name for tool in TOOLS}
+
+
+def test_the_versions_that_were_compared_are_those_of_the_group():
+    group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["comparison"]
+    measured = results.load(command.DATA)[0].environment
+    pinned = {package.replace("==", " ") for package in group}
+    assert {tool.package for tool in TOOLS if tool.package} - {"pytest-nnxcheck"} <= {
+        package.partition(" ")[0] for package in pinned
+    }
+    assert {package for package in pinned if not package.startswith("memray ")} <= set(measured.split(", "))
+
+
+def test_a_page_without_its_markers_is_an_error():
+    with pytest.raises(ValueError, match="comparison"):
+        results.put_between("nothing", "tables")
+
+
+# --- the command
+
+
+def test_what_is_not_installed_is_named_and_nothing_is_written(monkeypatch, capsys):
+    monkeypatch.setattr(command, "TOOLS", (NOTHING, replace(NOTHING, name="other", package="no-such-package")))
+    with pytest.raises(SystemExit, match="--write needs all of them"):
+        command.main(["--write"])
+    assert capsys.readouterr().out == (
+        "not installed, and left out: no-such-package. Write: pip install . --group comparison\n"
+    )
+
+
+@pytest.mark.parametrize("word", ["no such program", "--rounds=0"])
+def test_what_there_is_not_is_said(word):
+    with pytest.raises(SystemExit, match=r"no program 'no such program'|--rounds 0: at least 1"):
+        command.main([word])
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("twin", ["broken", "healthy"])
+def test_a_program_is_whole(program, twin):
+    made = PROGRAMS[program](twin)
+    assert made.state_bytes > 0
+    assert len(made.args) >= 1
+
+
+def test_a_tool_runs_in_a_process_of_its_own_and_a_failure_is_a_result(tmp_path: Path):
+    """The whole way once, with what jax itself has."""
+    bare, leaks = (command.sample(tool, "tracer in an attribute", "broken", tmp_path) for tool in (NOTHING, LEAKS))
+    assert NOTHING.verdict(bare.facts) == "passes"
+    assert LEAKS.verdict(leaks.facts) == "found"
+    assert 0 < bare.cpu < bare.process
