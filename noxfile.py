@@ -22,6 +22,11 @@ ROWS = [
     nox.param("3.11", ("jax", "flax"), id="newest-3.11"),
     nox.param("3.13", ("jax", "flax"), id="newest-3.13"),
 ]
+WORKFLOWS = [
+    str(path.relative_to(HERE))
+    for folder in (HERE, HERE / "examples" / "downstream")
+    for path in sorted((folder / ".github" / "workflows").glob("*.yml"))
+]
 # The versions of docs/published.md; what the others are not installed for is skipped.
 PUBLISHED = [
     nox.param("3.13", ("google-tunix==0.1.7",), id="tunix"),
@@ -30,6 +35,8 @@ PUBLISHED = [
     nox.param("3.12", ("opifex==0.2.10", "avitai-artifex==0.1.15"), id="findings"),
     nox.param("3.11", ("dantinox==0.4.14",), id="dantinox"),
 ]
+JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
+FLAX_HEAD = "flax @ git+https://github.com/google/flax"
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
 heavy = {"jax", "flax", "hypothesis"} & sys.modules.keys()
@@ -49,18 +56,32 @@ def quick_start() -> list[str]:
     return [line.removeprefix("$ ") for line in block[1].splitlines() if line.startswith("$ ")]
 
 
+def build_wheel(session: nox.Session, folder: Path) -> Path:
+    """Build the wheel into a folder that holds no other."""
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), ".")
+    (built,) = folder.glob("pytest_nnxcheck-*.whl")
+    return built
+
+
 @nox.session(python=NEWEST)
 def lint(session: nox.Session) -> None:
-    """Ruff: rules and formatting. Import-linter: the order of the folders."""
+    """Ruff: rules and formatting. Import-linter: the order of the folders. The workflows and the action: their schemas, and what is unsafe in them."""
     session.install(*group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports")
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-actions", "action.yml")
+    session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
+    forms = [".github/ISSUE_TEMPLATE/bug.yml", ".github/ISSUE_TEMPLATE/false_alarm.yml"]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms)
+    session.run("zizmor", "--offline", "--quiet", "--no-config", *WORKFLOWS, "action.yml")
 
 
 @nox.session(python=NEWEST)
 def types(session: nox.Session) -> None:
-    """Mypy, strict, against the newest versions; pyright too, of what a downstream repository sees."""
+    """Mypy, strict, against the newest versions; pyright too, of what a typed downstream repository sees."""
     session.install(".", *group("types"))
     session.run("mypy")
     session.run("basedpyright")
@@ -146,9 +167,7 @@ def readme(session: nox.Session) -> None:
 def wheel(session: nox.Session) -> None:
     """The built wheel in a clean environment: examples pass, it loads light, and it can be switched off."""
     there = Path(session.create_tmp())
-    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(there / "dist"), ".")
-    (built,) = (there / "dist").glob("pytest_nnxcheck-*.whl")
-    session.install("--quiet", str(built))
+    session.install("--quiet", str(build_wheel(session, there / "dist")))
     shutil.copytree(HERE / "examples", there / "examples", dirs_exist_ok=True)
     (there / "test_plain.py").write_text("def test_plain():\n    pass\n")
     (there / "pytest.ini").write_text("[pytest]\n")  # what pytest finds above is not the user's
@@ -158,3 +177,37 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", *reports, "examples")
     session.run("pytest", "-p", "no:nnxcheck", "test_plain.py")
     session.run("pytest", "-p", "no:nnxcheck", "--nnx-max-depth=2", "test_plain.py", success_codes=[4], silent=True)
+
+
+@nox.session(python=NEWEST, venv_backend="venv")
+def downstream(session: nox.Session) -> None:
+    """A stranger's package with the built wheel: the steps of its workflow, again with a leak and a copy in its model, and those of action.yml."""
+    there = Path(session.create_tmp())
+    session.install("--quiet", *group("downstream"))
+    built = build_wheel(session, there / "dist")
+    session.run("python", "tests/downstream.py", str(built), str(there / "downstream"))
+
+
+@nox.session(python=NEWEST, venv_backend="venv")
+def package(session: nox.Session) -> None:
+    """What is released: the sdist builds the same wheel, both hold what they should, and the wheel brings along what it declares."""
+    there = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(there, ignore_errors=True)
+    session.install("--quiet", *group("package"))
+    session.run("python", "-m", "build", "--outdir", str(there), ".", silent=True)
+    session.run("twine", "check", "--strict", *map(str, sorted(there.iterdir())))
+    session.run("python", "tests/distributions.py", str(there))
+
+
+@nox.session(python=NEWEST, venv_backend="venv", default=False)
+def heads(session: nox.Session) -> None:
+    """The tests of the engine on the heads of jax and flax, against those on their newest releases: what changed goes to the summary page."""
+    there = Path(session.create_tmp())
+    session.install(".[test]")
+    session.run("pytest", "-n", "2", "tests/engine", f"--junitxml={there}/released.xml", success_codes=[0, 1])
+    session.run(
+        "python", "-m", "pip", "install", "--pre", "--upgrade", "--extra-index-url", JAX_NIGHTLY, "jax", "jaxlib"
+    )
+    session.run("python", "-m", "pip", "install", "--upgrade", FLAX_HEAD)
+    session.run("pytest", "-n", "2", "tests/engine", f"--junitxml={there}/heads.xml", success_codes=[0, 1])
+    session.run("python", "tests/heads.py", str(there / "released.xml"), str(there / "heads.xml"))

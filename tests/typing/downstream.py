@@ -1,5 +1,7 @@
 """Tests as a typed repository writes them: `nox -s types` has mypy and pyright read this file in their strict modes. Nothing runs it."""
 
+# pyright: strict
+
 from collections.abc import Callable, Mapping
 from typing import Any, assert_type
 

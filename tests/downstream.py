@@ -1,0 +1,167 @@
+"""examples/downstream as a stranger's CI: the steps of its workflow, and those of our action, run in order in a fresh environment.
+
+Run by ``nox -s downstream``. Steps that use an action of GitHub's are left out; the commands are those that the files show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PROJECT = ROOT / "examples" / "downstream"
+SHELL = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c"]
+INPUT = re.compile(r"\$\{\{ inputs\.([\w-]+) \}\}")
+LEAK = (
+    "src/pocketlm/model.py",
+    "        return self.head(x)\n\n    def start",
+    "        self.last = x\n        return self.head(x)\n\n    def start",
+)
+COPY = ("src/pocketlm/layers.py", "nnx.remat(Block.__call__, graph_updates=False)", "nnx.remat(Block.__call__)")
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    command: str
+    environ: dict[str, str] = field(default_factory=dict)
+    folder: str = "."
+
+
+def workflow_steps(path: Path, job: str) -> list[Step]:
+    described = yaml.safe_load(path.read_text())["jobs"][job]
+    return [step_of(step, described.get("env", {})) for step in described["steps"] if "run" in step]
+
+
+def action_steps(path: Path, **given: str) -> list[Step]:
+    described = yaml.safe_load(path.read_text())
+    inputs = {name: row["default"] for name, row in described["inputs"].items()}
+    unknown = given.keys() - inputs.keys()
+    assert not unknown, f"the action has no inputs {unknown}"
+    return [step_of(step, {}, inputs | given) for step in described["runs"]["steps"] if "run" in step]
+
+
+def step_of(step: dict, environ: dict[str, str], inputs: dict[str, str] | None = None) -> Step:
+    def filled(text: str) -> str:
+        text = INPUT.sub(lambda match: (inputs or {})[match[1]], text)
+        assert "${{" not in text, f"step {step['name']!r}: only inputs can be filled in here: {text}"
+        return text
+
+    assert "${{" not in step["run"], f"step {step['name']!r}: values come through env, where nothing evaluates them"
+    values = {name: filled(str(value)) for name, value in (environ | step.get("env", {})).items()}
+    return Step(step["name"], step["run"], values, filled(step.get("working-directory", ".")))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A machine of GitHub's, as far as the steps see it."""
+
+    python: Path
+    project: Path
+
+    def run(self, step: Step, *, fails: bool = False, options: str = "") -> tuple[str, str]:
+        """What a step printed, and what it wrote on its summary page."""
+        page = self.project.parent / "summary.md"
+        page.write_text("")
+        path = os.pathsep.join([str(self.python.parent), os.environ["PATH"]])
+        outside = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTEST_ADDOPTS", "VIRTUAL_ENV"}
+        environ = {name: value for name, value in os.environ.items() if name not in outside}
+        environ |= {"PATH": path, "CI": "true", "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(page)}
+        environ |= {"PYTEST_ADDOPTS": options} if options else {}
+        print(f"-- {step.name}{': must fail' if fails else ''}", flush=True)
+        ended = subprocess.run(
+            [*SHELL, step.command],
+            cwd=self.project / step.folder,
+            env=environ | step.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        print(ended.stdout, flush=True)
+        assert ended.returncode == int(fails), f"step {step.name!r} ended with {ended.returncode}"
+        return ended.stdout, page.read_text()
+
+    def edit(self, change: tuple[str, str, str]) -> None:
+        """Write a change into the project; its text must stand there exactly once."""
+        name, old, new = change
+        text = (self.project / name).read_text()
+        assert text.count(old) == 1, f"{name} holds {old!r} {text.count(old)} times"
+        (self.project / name).write_text(text.replace(old, new))
+
+
+def has(text: str, *parts: str) -> None:
+    missing = [part for part in parts if part not in text]
+    assert not missing, f"missing {missing} in:\n{text}"
+
+
+def healthy(runner: Runner) -> Step:
+    """All steps pass, every feature of the plugin that the project uses has said so; return the step of the tests."""
+    install, test = workflow_steps(PROJECT / ".github" / "workflows" / "ci.yml", "test")
+    runner.run(install)
+    said, page = runner.run(test)
+    has(said, "6 passed", "2 tests watched: nothing was left behind", "expected to fail", "nestings compared")
+    assert "not in peaks.jsonl" not in said, "other nestings are compiled than the baseline knows: write it anew"
+    has(page, "## ✓ nnx invariants: ")
+    for suffix in ("html", "json", "md"):
+        assert (runner.project / f"report.{suffix}").stat().st_size > 0, f"no report.{suffix}"
+    return test
+
+
+def broken(runner: Runner, test: Step) -> None:
+    """A leak and a copy in the model: the summary page names test, invariant, nesting and path."""
+    row = "| `tests/test_invariants.py::test_forward` | {} | `jit` |"
+    only = "-k test_forward"
+    for change, invariant, paths in (
+        (LEAK, "tracers", ["tracers remain in model.last", "leaked      model.last"]),
+        (COPY, "memory", ["more copies of its state", "copy of model.stack.blocks.grow.kernel"]),
+    ):
+        runner.edit(change)
+        said, page = runner.run(test, fails=True, options=only)
+        has(said, "1 failed", f"nnx invariant broken: {invariant}")
+        has(page, row.format(invariant), "nesting     jit ", *paths)
+        runner.edit((change[0], change[2], change[1]))
+
+
+def action(runner: Runner) -> None:
+    """The steps of action.yml, with inputs that a shell would fall over."""
+    name = "it's a $(touch pwned) `touch pwned`"
+    inputs = {"args": "tests -k 'probe or prompt'", "effort": "quick", "watch": "report", "memory-budget": "2x"}
+    (run,) = action_steps(ROOT / "action.yml", report=name, **inputs)
+    said, page = runner.run(run)
+    has(said, "2 passed", "1 test watched: nothing was left behind")
+    has(page, "## ✓ nnx invariants: ")
+    assert not (runner.project / "pwned").exists(), "an input of the action was evaluated"
+    missing = [kind for kind in ("html", "json", "md", "xml") if not (runner.project / f"{name}.{kind}").exists()]
+    assert not missing, f"the action left no report as {missing}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheel", type=lambda text: Path(text).resolve())
+    parser.add_argument("folder", type=lambda text: Path(text).resolve(), help="an empty folder to work in")
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    shutil.copytree(PROJECT, arguments.folder / "project")
+    venv.create(arguments.folder / "venv", with_pip=True)
+    runner = Runner(arguments.folder / "venv" / "bin" / "python", arguments.folder / "project")
+    # The plugin is this one, and no other that an index may have.
+    no_other = [str(runner.python), "-m", "pip", "install", "--quiet", "--no-deps", str(arguments.wheel)]
+    subprocess.run(no_other, check=True)
+    test = healthy(runner)
+    broken(runner, test)
+    action(runner)
+    print("downstream: the workflow passed, a leak and a copy failed it, and the action ran")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
