@@ -13,7 +13,16 @@ from typing import Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core import setting_values as kinds
-from pytest_nnxcheck.core.catalogue import FURTHER, INVARIANTS, OPTIONAL_INVARIANTS, STYLES, TRANSFORMS, layer_names
+from pytest_nnxcheck.core.catalogue import (
+    FURTHER,
+    INVARIANTS,
+    OPTIONAL_INVARIANTS,
+    STYLES,
+    TRANSFORMS,
+    default_invariants,
+    invariant_names,
+    layer_names,
+)
 from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.nesting import MODES, Nesting, one_of
 from pytest_nnxcheck.core.setting_values import UNREADABLE, Budget, Kind, SettingError
@@ -75,8 +84,8 @@ class Settings:
 
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
-        kinds.words(lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
-        f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
+        kinds.words(invariant_names),
+        f"what must hold: {', '.join(INVARIANTS)}; only where they are named also {', '.join(OPTIONAL_INVARIANTS)}, and those of your own",
         "first-test.md#what-is-checked",
     )
     transforms: tuple[str, ...] = _select(
@@ -269,7 +278,7 @@ def lay_over(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 def merge(*sources: Mapping[str, Any]) -> Settings:
     """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up."""
-    merged = lay_over(*sources)
+    merged = lay_over({"invariants": default_invariants()}, *sources)
     entries = [source["expected_failures"] for source in sources if "expected_failures" in source]
     return Settings(**(merged | ({"expected_failures": expected_failures.add_up(*entries)} if entries else {})))
 

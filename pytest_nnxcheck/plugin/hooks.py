@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nnxcheck import extension
 from pytest_nnxcheck.core import devices
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError
@@ -46,6 +47,11 @@ _unreported = pytest.StashKey[dict[str, "Run"]]()
 # --- options and configuration -------------------------------------------------------------------------------------------
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hook that hands in invariants of the user's own."""
+    pluginmanager.add_hookspecs(extension.Hooks)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the table."""
     options.register(parser)
@@ -63,13 +69,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_unreported] = {}
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _simulate_devices(config, config.option)
+    config.add_cleanup(extension.forget_later())
     try:
+        extension.handed_in(config.hook.pytest_nnx_invariants, config)
         config.stash[GIVEN] = options.of_a_check(config)
         _register_reports(config)
         config.stash[SUITE] = _register_known_failures(config)
         config.stash[_baseline] = _start_baseline(config)
         _register_watch(config)
-    except SettingError as error:
+    except CheckError as error:
         raise pytest.UsageError(str(error)) from None
 
 
