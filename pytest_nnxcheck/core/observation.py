@@ -149,7 +149,7 @@ class Observation:
     compiled: jax.stages.Compiled | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class NestedCall:
     """One call under its nesting, as an invariant of your own sees it.
 
@@ -166,3 +166,6 @@ class NestedCall:
     memory: Memory | None = None
     compiled: jax.stages.Compiled | None = None
     abstract: bool = False
+
+    def __repr__(self) -> str:
+        return f"<NestedCall {self.nesting}>"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -245,3 +247,82 @@ def test_registering_imports_no_jax():
         "sys.exit(any(name in sys.modules for name in ('jax', 'flax', 'hypothesis', 'numpy')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- in a suite
+
+CONFTEST = """
+from pytest_nnxcheck import Breach, Invariant
+
+def mine(call):
+    {body}
+
+def pytest_nnx_invariants(config):
+    return [Invariant("mine", mine, default=True)]
+"""
+TEST = """
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+@pytest.mark.nnx_invariants(styles="argument", max_examples=0, sweep="singles")
+def test_linear(nnx_wrap):
+    nnx_wrap(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))(jnp.ones((1, 2)))
+"""
+PROMOTES = """
+class Promotes(nnx.Module):
+    def __init__(self):
+        self.mean = nnx.BatchStat(jnp.ones(2, jnp.bfloat16))
+
+    def __call__(self, x):
+        set_value = getattr(self.mean, "set_value", lambda value: setattr(self.mean, "value", value))
+        set_value(self.mean[...] + x.mean(0))
+        return x
+
+"""
+
+
+@pytest.fixture
+def suite(pytester, inner_args):
+    def run(*args, body="return []", conftest=CONFTEST, test=TEST):
+        pytester.makeconftest(conftest.replace("{body}", body))
+        pytester.makepyfile(test_linear=test)
+        return pytester.runpytest_subprocess(*inner_args, *args)
+
+    return run
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]])
+def test_one_that_raises_shows_the_users_traceback_and_none_of_ours(suite, pytester, workers):
+    result = suite(*workers, "--nnx-report=out.json", body="raise KeyError('gone')")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*KeyError: 'gone'", "*the invariant 'mine' (conftest.py:3) raised KeyError: 'gone' under un-nested"]
+    )
+    assert "pytest_nnxcheck/" not in result.stdout.str()
+    assert "During handling of" not in result.stdout.str()
+    (nesting,) = json.loads((pytester.path / "out.json").read_text())["nestings"]
+    assert "the invariant 'mine' (conftest.py:3) raised KeyError" in nesting["reason"]
+
+
+def test_one_that_reads_values_of_nestings_that_are_only_traced_makes_them_run(suite):
+    result = suite(
+        "--nnx-transforms=jit,remat",
+        body="assert all(float(leaf.sum()) < 9 for leaf in call.outputs.values()); return []",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["test_linear.py::test_linear  3 nestings: 3 held*"])
+
+
+def test_the_conftest_of_the_documents_finds_what_it_is_written_for(suite):
+    page = (Path(__file__).parents[2] / "docs" / "own_invariants.md").read_text()
+    conftest = page.partition("```python\n")[2].partition("```")[0]
+    suite(conftest=conftest).assert_outcomes(passed=1)
+    promoting = TEST.replace("nnx.Linear(2, 2, rngs=nnx.Rngs(0))", "Promotes()").replace(
+        "@pytest", PROMOTES + "@pytest"
+    )
+    result = suite("--nnx-nesting=jit", conftest=conftest, test=promoting)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E*nnx invariant broken: *", "E*model.mean became float32", "E*cast it back to bfloat16"]
+    )
