@@ -25,7 +25,6 @@ from pytest_nnxcheck.invariants.notes import of_failure, of_holding
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.state_facts import Effect
-from pytest_nnxcheck.subject.uncomputed import ValuesNeeded, is_read
 from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms.compose import maps_written
 from pytest_nnxcheck.transforms.fitness import Misfit
@@ -197,11 +196,8 @@ def raised(call: Call, profile: Profile, observation: Observation, error: Except
 def not_judged(call: Call, error: CheckError) -> Checked:
     """A nesting of which an invariant of the user's own could not say anything: all else that was asked of it held.
 
-    Raises `ValuesNeeded` where it read a value that was not computed.
+    Where that read a value which was not computed, the body runs again with values, as after any exception.
     """
-    values = call.example.values
-    if error.__cause__ is not None and is_read(error.__cause__) and values.stand_ins and not values.needed:
-        raise ValuesNeeded
     outcome = Outcome(call.nesting, "failed", reason=str(error), error=type(error).__name__)
     return Checked(None, outcome, error)
 
