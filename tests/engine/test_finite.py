@@ -54,6 +54,18 @@ def test_what_is_not_finite_in_the_un_nested_call_is_the_users_own(nesting):
     assert found.outcome.verdict == "held", text(found)
 
 
+def test_a_leaf_that_the_call_leaves_alone_may_be_nan():
+    class Masks(nnx.Module):
+        def __init__(self):
+            self.mask = nnx.BatchStat(jnp.full(3, jnp.nan))
+
+        def __call__(self, x):
+            return jnp.where(jnp.isnan(self.mask[...]), x, 0.0)
+
+    found = call(Masks(), INPUT, nesting="jit", invariants="finite")
+    assert found.outcome.verdict == "held", text(found)
+
+
 def test_the_message_is_about_the_smallest_nesting():
     report = check(
         Divides(state=False), INPUT, invariants="finite", transforms="jit,scan", styles="argument", max_examples=0
