@@ -70,15 +70,8 @@ def add(invariant: Invariant, *, default: bool) -> None:
             " another name"
         )
     default = default or (known is not None and known.default)
-    OWN_INVARIANTS[invariant.name] = InvariantRow(
-        invariant.name,
-        default,
-        invariant.compiled,
-        invariant.values,
-        runs=invariant.values,
-        function=invariant.function,
-        place=place,
-    )
+    row = InvariantRow(invariant.name, default, invariant.compiled, invariant.values, runs=invariant.values)
+    OWN_INVARIANTS[invariant.name] = row._replace(function=invariant.function, place=place)
 
 
 def handed_in(hook: Any, config: pytest.Config) -> tuple[str, ...]:
