@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         UnexpectedPass,
     )
     from pytest_nnxcheck.core.nesting import Layer, Nesting
-    from pytest_nnxcheck.core.outcome import Outcome, Violation
+    from pytest_nnxcheck.core.observation import NestedCall
+    from pytest_nnxcheck.core.outcome import Breach, Outcome, Violation
+    from pytest_nnxcheck.extension import Invariant, register_invariant
     from pytest_nnxcheck.plugin.known_failures import ExpectedFailuresWarning
     from pytest_nnxcheck.reporting.report import Report
     from pytest_nnxcheck.transforms.custom import register_transform
@@ -28,12 +30,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Breach",
     "CheckError",
     "DonationLost",
     "ExpectedFailuresWarning",
+    "Invariant",
     "InvariantViolation",
     "Layer",
     "MemoryBudgetExceeded",
+    "NestedCall",
     "Nesting",
     "Outcome",
     "ParityLost",
@@ -46,6 +51,7 @@ __all__ = [
     "__version__",
     "assert_invariants",
     "check",
+    "register_invariant",
     "register_transform",
 ]
 
@@ -54,6 +60,10 @@ _ROOMS = {
     "Wrapped": "api",
     "assert_invariants": "api",
     "check": "api",
+    "Breach": "core.outcome",
+    "Invariant": "extension",
+    "NestedCall": "core.observation",
+    "register_invariant": "extension",
     "Layer": "core.nesting",
     "Outcome": "core.outcome",
     "Violation": "core.outcome",

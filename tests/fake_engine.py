@@ -34,6 +34,7 @@ class Model:
     donation: Callable[[Nesting], bool] = NEVER
     rejected: Callable[[Nesting], bool] = NEVER
     failed: Callable[[Nesting], bool] = NEVER
+    mine: Callable[[Nesting], bool] = NEVER
     adds_state: bool = False
     bad: str = ""
     causes: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, example, publish, ow
         reason = f"{type(error).__name__}: {error}"
         outcome = Outcome(nesting, "failed", reason=reason, error=type(error).__name__, notes=model.causes)
         return Checked(None, outcome, error, facts)
-    names = [name for name in settings.invariants if getattr(model, name)(nesting)]
+    names = [name for name in settings.invariants if getattr(model, name, NEVER)(nesting)]
     broken = tuple(violation(name) for name in names)
     known = None
     if peak is not None:

@@ -6,7 +6,7 @@ its name in `invariants`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 STYLES = ("argument", "functional", "closure", "jax_closure")
@@ -112,24 +112,31 @@ STATE_BOUND = tuple(row.name for row in ROWS if row.fixes_state)
 """The transforms that, as argument layers, cannot take a call that adds state."""
 
 
-class Invariant(NamedTuple):
+class InvariantRow(NamedTuple):
     """One invariant.
 
     ``default``: it is asserted where ``invariants`` names no others. ``compiled``: it is about compiled programs, and asserted where the
     outermost layer is a jit. ``values``: it is about values, so that no trace tells whether it holds, and asserted where all else does.
+    ``runs``: nothing of it can be told of an abstract call, which is not run. One of the user's own has a ``function``, and a ``place`` where
+    that stands.
     """
 
     name: str
     default: bool = False
     compiled: bool = False
     values: bool = False
+    runs: bool = False
+    function: Callable[[Any], Iterable[Any]] | None = None
+    place: str = ""
 
 
 INVARIANT_ROWS = (
-    Invariant("tracers", default=True),
-    Invariant("memory", default=True, compiled=True),
-    Invariant("donation", default=True, compiled=True),
-    Invariant("parity", values=True),
+    InvariantRow("tracers", default=True),
+    InvariantRow("memory", default=True, compiled=True),
+    InvariantRow("donation", default=True, compiled=True),
+    InvariantRow("recompilation", compiled=True, runs=True),
+    InvariantRow("finite", values=True, runs=True),
+    InvariantRow("parity", values=True),
 )
 """All invariants, in the order in which they are judged: the first one broken is the one that a failure is named after."""
 
@@ -139,11 +146,41 @@ INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
 OPTIONAL_INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if not row.default)
 """What is asserted where it is named."""
 
-COMPILED_INVARIANTS = frozenset(row.name for row in INVARIANT_ROWS if row.compiled)
-"""What is asserted of compiled programs."""
+OWN_INVARIANTS: dict[str, InvariantRow] = {}
+"""What `register_invariant` was given, by name."""
 
-VALUE_INVARIANTS = frozenset(row.name for row in INVARIANT_ROWS if row.values)
-"""What is asserted of values."""
+
+def forget_own_later() -> Callable[[], None]:
+    """What forgets, when it is called, the invariants that are put there from now on."""
+    before = dict(OWN_INVARIANTS)
+
+    def forget() -> None:
+        OWN_INVARIANTS.clear()
+        OWN_INVARIANTS.update(before)
+
+    return forget
+
+
+def invariant_rows() -> tuple[InvariantRow, ...]:
+    """All invariants, those of the user's own last."""
+    return (*INVARIANT_ROWS, *OWN_INVARIANTS.values())
+
+
+def invariant_names() -> tuple[str, ...]:
+    """Every word that an invariant can be named with."""
+    return tuple(row.name for row in invariant_rows())
+
+
+def default_invariants(handed: Iterable[str] = ()) -> tuple[str, ...]:
+    """What is asserted where nothing else is named, with those that were ``handed`` in for the test."""
+    also = {*handed}
+    return tuple(row.name for row in invariant_rows() if row.default or row.name in also)
+
+
+def rows_of(names: Iterable[str]) -> tuple[InvariantRow, ...]:
+    """The rows of the invariants that are named, in the order in which they are judged."""
+    asked = {*names}
+    return tuple(row for row in invariant_rows() if row.name in asked)
 
 
 class Registered(NamedTuple):

@@ -9,14 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_nnxcheck.core.catalogue import (
-    CALL_FIRST,
-    COMPILED_INVARIANTS,
-    INVARIANTS,
-    MODES,
-    OPTIONAL_INVARIANTS,
-    layer_names,
-)
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, MODES, invariant_names, layer_names, rows_of
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Nesting
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
@@ -24,7 +17,6 @@ if TYPE_CHECKING:
     # Late: its dataclasses take a tenth of the time that loading the plugin does.
     from pytest_nnxcheck.core.outcome import Outcome
 
-ALL_INVARIANTS = (*INVARIANTS, *OPTIONAL_INVARIANTS)
 EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
 
 
@@ -56,7 +48,7 @@ class Entry:
     @property
     def invariant(self) -> str:
         """The invariant that is expected to break; empty for a nesting."""
-        return self._words if self._words in ALL_INVARIANTS else ""
+        return self._words if self._words in invariant_names() else ""
 
     @property
     def mode(self) -> str:
@@ -84,7 +76,7 @@ class Entry:
             return False
         if self.invariant:
             compiled = bool(nesting.layers) and nesting.layers[0].row.compiles
-            return compiled or self.invariant not in COMPILED_INVARIANTS
+            return compiled or not any(row.compiled for row in rows_of([self.invariant]))
         words = self._layers()
         if not words:
             return not nesting.layers
@@ -118,10 +110,10 @@ def _normalize(key: str) -> str:
     if colon:
         return f"{one_of('mode', mode.strip(), MODES)}: {_normalize(rest)}"
     word = key.strip()
-    if word in ALL_INVARIANTS:
+    if word in invariant_names():
         return word
     if word and not set(word) & set(">["):
-        one_of("word", word, (*ALL_INVARIANTS, *layer_names(), UN_NESTED))
+        one_of("word", word, (*invariant_names(), *layer_names(), UN_NESTED))
     Nesting.parse(word)
     return " > ".join("".join(part.split()) for part in word.split(">"))
 

@@ -5,7 +5,7 @@ Plain data: nothing here imports jax or flax.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,7 +125,7 @@ class Observation:
     program was not run: its pointers are the addresses that XLA's aliasing gives, and its output is abstract. A ``shared`` program was
     compiled for another one of the same text, whose lines its buffers name. ``still`` are the leaves that the un-nested call changes,
     and that came back as the very arrays that went in. ``rebuild`` gives the arrays of ``output``, named ``output_names``, the structure that
-    the user returned.
+    the user returned. ``compiled`` is the program of the outermost jit.
     """
 
     nesting: Nesting
@@ -146,3 +146,26 @@ class Observation:
     still: tuple[Path, ...] = ()
     output_names: tuple[str, ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = tuple
+    compiled: jax.stages.Compiled | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NestedCall:
+    """One call under its nesting, as an invariant of your own sees it.
+
+    ``before`` and ``after`` are the arrays of the state by path (``model.layers[0].kernel``), ``kinds`` the types of the Variables that hold
+    them, ``outputs`` the arrays of the un-nested output, each named ``output`` with its place. ``memory`` and ``compiled`` are there where the
+    outermost layer is a jit: what the program needs, and the program. An ``abstract`` call was not run: its arrays are types alone.
+    """
+
+    nesting: Nesting
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    kinds: Mapping[str, str]
+    outputs: Mapping[str, Any]
+    memory: Memory | None = None
+    compiled: jax.stages.Compiled | None = None
+    abstract: bool = False
+
+    def __repr__(self) -> str:
+        return f"<NestedCall {self.nesting}>"

@@ -175,6 +175,34 @@ class ValueDiffers(Finding):
     variable: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite(Finding):
+    """A leaf or an output of which so many ``elements`` are ``wrong``: NaN or infinite, where those of the un-nested call are finite."""
+
+    type: str
+    wrong: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeMoved(Finding):
+    """What a call compiles for, and leaves as another: an attribute of this Python ``type``, or the type of a leaf; nothing where it cannot be named."""
+
+    label: Literal["attribute", "leaf", ""] = ""
+    type: str = ""
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach(Finding):
+    """One thing that breaks an invariant of your own: a sentence, further (label, text) rows of the message, and what to write instead."""
+
+    summary: str
+    details: tuple[tuple[str, str], ...] = ()
+    hint: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedBy:
     """A transform inside the call whose function captured graph nodes: name and type of each."""

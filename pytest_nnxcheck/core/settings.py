@@ -19,6 +19,8 @@ from pytest_nnxcheck.core.catalogue import (
     OPTIONAL_INVARIANTS,
     STYLES,
     TRANSFORMS,
+    default_invariants,
+    invariant_names,
     layer_names,
 )
 from pytest_nnxcheck.core.errors import SettingError
@@ -86,8 +88,8 @@ class Settings:
 
     invariants: tuple[str, ...] = _check(
         INVARIANTS,
-        kinds.words(lambda: (*INVARIANTS, *OPTIONAL_INVARIANTS)),
-        f"what must hold: {', '.join(INVARIANTS)}; {', '.join(OPTIONAL_INVARIANTS)} only where it is named",
+        kinds.words(invariant_names),
+        f"what must hold: {', '.join(INVARIANTS)}; only where they are named also {', '.join(OPTIONAL_INVARIANTS)}, and those of your own",
         "invariants.md",
     )
     transforms: tuple[str, ...] = _select(
@@ -280,7 +282,7 @@ def lay_over(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 def merge(*sources: Mapping[str, Any]) -> Settings:
     """Settings from parsed sources, the weakest first: a later one wins field by field, and expected failures add up."""
-    merged = lay_over(*sources)
+    merged = lay_over({"invariants": default_invariants()}, *sources)
     entries = [source["expected_failures"] for source in sources if "expected_failures" in source]
     if entries:
         from pytest_nnxcheck.core import expected_failures

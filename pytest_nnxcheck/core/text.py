@@ -1,10 +1,14 @@
-"""Small pieces of text: sizes, lists of names, the nearest valid word, and an exception as one line."""
+"""Small pieces of text: sizes, lists of names, the nearest valid word, places in files, and an exception as one line."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 Row = tuple[str, str]
 
@@ -56,3 +60,18 @@ def one_line(error: BaseException) -> str:
     """``TypeError: the first line``."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}".rstrip(": ")
+
+
+def place_of(function: Any) -> str:
+    """``file:line`` of a function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return (
+            f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+        )
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def near(place: str) -> str:
+    """The place as it is told: relative where it lies below the working directory."""
+    return place.removeprefix(f"{Path.cwd()}{os.sep}")

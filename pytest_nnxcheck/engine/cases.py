@@ -9,24 +9,25 @@ import jax
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.core.catalogue import VALUE_INVARIANTS
+from pytest_nnxcheck.core.catalogue import JIT, rows_of
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Memory, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, Listener, UnNested
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.observation import Memory, NestedCall, Observation
+from pytest_nnxcheck.core.outcome import CallFacts, Listener, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo, recall
-from pytest_nnxcheck.engine.observe import measure, observe
-from pytest_nnxcheck.engine.parity import agrees, agrees_inside
+from pytest_nnxcheck.engine.observe import measure, observe, traced_again
+from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effect_against
 from pytest_nnxcheck.engine.reference import meaning_of, recalled
 from pytest_nnxcheck.invariants import Case
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
+from pytest_nnxcheck.invariants.recompilation import moved, types_moved
 from pytest_nnxcheck.subject.profile import Profile, profile, restored_leaves
-from pytest_nnxcheck.subject.state_facts import Effect
+from pytest_nnxcheck.subject.state_facts import Effect, read
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import differentiable
 from pytest_nnxcheck.transforms.compose import BASELINE, baseline_for
@@ -68,8 +69,8 @@ class Call:
 
     @property
     def compares_values(self) -> bool:
-        """Whether an invariant is asked for that is about values."""
-        return not VALUE_INVARIANTS.isdisjoint(self.settings.invariants)
+        """Whether an invariant is asked for that compares the values with those of the same calls without the nesting."""
+        return any(row.values and row.function is None for row in rows_of(self.settings.invariants))
 
     def announce(self, profile: Profile | None) -> None:
         """Say that the nesting is about to run; without a profile, that the call is about to be traced, where it never was."""
@@ -80,7 +81,13 @@ class Call:
         """What is known of the call by now, whatever its nesting."""
         profile, un_nested = self.memo.profiles.get(self.key), self.memo.un_nested.get(self.key)
         added = () if profile is None else tuple(map(self.subject.path, profile.added))
-        return CallFacts(self.originals.notes, added, () if un_nested is None else (un_nested,))
+        running = [row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract]
+        notes = (
+            [f"{', '.join(running)} not asserted: the state or the inputs are abstract, and nothing was run"]
+            if running
+            else []
+        )
+        return CallFacts((*self.originals.notes, *notes), added, () if un_nested is None else (un_nested,))
 
     # --- from the memo, where the same call was made before
 
@@ -180,6 +187,9 @@ def case_of(call: Call, profile: Profile, observation: Observation, wanted: Effe
         advice=(lambda: judged_advice(call, profile, baseline)) if baseline is not None else tuple,
         debug_nans=bool(jax.config.jax_debug_nans),
         compare=(lambda: agrees(subject, profile, observation, wanted)) if compares else None,
+        effects=(lambda: (wanted, effect_against(subject, observation, wanted))) if compares and wanted else None,
+        second_call=(lambda: second_call(call, profile, observation)) if builds_one_jit(call, observation) else None,
+        nested_call=lambda: nested_call(subject, observation),
     )
 
 
@@ -190,6 +200,42 @@ def case_of_un_nested(call: Call, profile: Profile, observation: Observation) ->
         settings=call.settings,
         originals=call.originals,
         compare=lambda: agrees_inside(call.subject, profile, observation),
+        nested_call=lambda: nested_call(call.subject, observation),
+    )
+
+
+def builds_one_jit(call: Call, observation: Observation) -> bool:
+    """Whether the nesting ran under a jit that is handed the state, so that a second call may find it again."""
+    root = call.nesting.layers[:1]
+    return root in ((Layer(JIT),), (Layer(JIT, "functional"),)) and settled(observation) and not observation.abstract
+
+
+def second_call(call: Call, profile: Profile, observation: Observation) -> tuple[TypeMoved, ...]:
+    """What the call left in another type, where a second one is traced again; nothing where it is not.
+
+    A functional jit, which is handed leaves alone, is built anew in each call here: one that is kept is traced again where their types are others.
+    """
+    subject = call.subject
+    if call.nesting.layers[0].style == "functional":
+        return tuple(types_moved(subject, subject.state, observation.state))
+    if not traced_again(subject, profile, call.nesting, call.settings.donate, observation.state):
+        return ()
+    return moved(subject, subject.state, observation.state)
+
+
+def nested_call(subject: Subject, observation: Observation) -> NestedCall:
+    """The call as an invariant of the user's own sees it."""
+    before, after = read(subject, subject.state), read(subject, observation.state)
+    names = (f"output{name}" for name in observation.output_names)
+    return NestedCall(
+        nesting=observation.nesting,
+        before={path: leaf.value for path, leaf in before.leaves.items()},
+        after={path: leaf.value for path, leaf in after.leaves.items()},
+        kinds={path: leaf.kind for path, leaf in after.leaves.items()},
+        outputs=dict(zip(names, observation.output, strict=False)),
+        memory=observation.memory,
+        compiled=observation.compiled,
+        abstract=observation.abstract,
     )
 
 

@@ -97,6 +97,8 @@ def nested(call: Call) -> Checked:
         observation = observe(call.subject, prepared.profile, call.nesting, call.settings.donate, programs, alone=True)
         case = case_of(call, prepared.profile, observation, prepared.wanted)
         judgement = invariants.judge(case)
+    if judgement.error is not None and not judgement.violations:
+        return not_judged(call, judgement.error)
     if observation.error is not None and not judgement.violations:
         return raised(call, prepared.profile, observation, observation.error)
     return concluded(call, observation, outcome_of(call, case, judgement))
@@ -156,7 +158,7 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
         notes=(
             *of_holding(call.subject, case.profile, observation),
             *saved_state(observation, case.profile),
-            *judgement.notes,
+            *notes_of(judgement),
         ),
         evidence=measured,
     )
@@ -189,6 +191,20 @@ def raised(call: Call, profile: Profile, observation: Observation, error: Except
     checked = failed(call, error, observation)
     explanations = (*checked.outcome.causes, *of_failure(call.subject, profile, observation))
     return replace(checked, outcome=replace(checked.outcome, causes=explanations))
+
+
+def not_judged(call: Call, error: CheckError) -> Checked:
+    """A nesting of which an invariant of the user's own could not say anything: all else that was asked of it held.
+
+    Where that read a value which was not computed, the body runs again with values, as after any exception.
+    """
+    outcome = Outcome(call.nesting, "failed", reason=str(error), error=type(error).__name__)
+    return Checked(None, outcome, error)
+
+
+def notes_of(judgement: Judgement) -> tuple[str, ...]:
+    """The notes, and what an invariant of the user's own raised beside a violation of another."""
+    return (*judgement.notes, *([str(judgement.error)] if judgement.error else []))
 
 
 def refused(observation: Observation) -> bool:
@@ -241,6 +257,8 @@ def un_nested(call: Call) -> Checked:
     if observation.error is not None:
         return fails_un_nested(call, observation, observation.error)
     judgement = invariants.judge(case_of_un_nested(call, profile, observation))
+    if judgement.error is not None and not judgement.violations:
+        return not_judged(call, judgement.error)
     if not judgement.violations:
         write_back(call.subject, observation.state)
         outcome = Outcome(call.nesting, "held", notes=judgement.notes)
@@ -249,7 +267,7 @@ def un_nested(call: Call) -> Checked:
     if observation.leaks:  # a transform inside the call is at fault
         captured = causes.captured(call.subject)
         violations = tuple(replace(violation, explained=captured) for violation in violations)
-    outcome = Outcome(call.nesting, "violated", violations, notes=judgement.notes, evidence=left(observation))
+    outcome = Outcome(call.nesting, "violated", violations, notes=notes_of(judgement), evidence=left(observation))
     return Checked(observation.rebuild(observation.output), outcome)
 
 

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -111,6 +111,7 @@ def observe(
         still=unmoved(profile, went_in, state) if good and not subject.abstract else (),
         output_names=subject.output_tree.names,
         rebuild=subject.output_tree.rebuild,
+        compiled=root.compiled_programs[-1] if root.compiled_programs else None,
     )
 
 
@@ -124,7 +125,7 @@ def unmoved(profile: Profile, went_in: dict[Path, Any], state: Any) -> tuple[Pat
 def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:
     """The memory of the program of a nesting whose loops and axes have another length: compiled, and not run. `None` where it does not compile."""
     subject = subject.for_run()
-    root = Root(subject, profile, nesting, donate, stops=True)
+    root = Root(subject, profile, nesting, donate, stops="compiled")
     program = compose(subject, profile, nesting, Guards(subject), root.jit, length)
     state, inputs = root.handed(subject.fresh(), length)
     with subject.leaks_undone(state):
@@ -132,8 +133,33 @@ def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, l
     return root.memories[0] if root.memories else None
 
 
+def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: str, after: Any) -> bool:
+    """Whether a nesting is traced again for the state ``after`` its first call: traced and lowered for both, neither compiled nor run.
+
+    Whatever the traces touch is put back.
+    """
+    traces: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        traces.append(len(traces))
+        return subject.function(*args, **kwargs)
+
+    counting = subject.for_run(counted)
+    root = Root(counting, profile, nesting, donate, stops="lowered")
+    program = compose(counting, profile, nesting, Guards(counting), root.jit)
+    places = walk(subject.roots(subject.state)).places
+    try:
+        for state in (subject.fresh(), nnx.merge(*compat.split(after))):
+            first = len(traces)
+            handed, inputs = root.handed(state, LENGTH)
+            run(program, handed, inputs)
+    finally:
+        places.restore()
+    return len(traces) > first
+
+
 class Measured(Exception):
-    """The program is compiled, and that is all that was asked for."""
+    """The program is lowered, or compiled, and that is all that was asked for."""
 
 
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
@@ -179,20 +205,21 @@ class Root:
     """The jit of the outermost layer: donates, keeps unused parameters, and shows what it compiled.
 
     ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and
-    flat parameter numbers line up with leaves. A root that ``stops`` compiles its program, and does not run it; of ``programs`` it takes
-    one of the same text, unless its own is compiled ``alone``. ``shared`` says that it did.
+    flat parameter numbers line up with leaves. A root that ``stops`` lowers or compiles its program, and does not run it; of ``programs`` it takes
+    one of the same text, unless its own is compiled ``alone``. ``shared`` says that it did, ``compiled_programs`` are those that ran.
     """
 
     subject: Subject
     profile: Profile
     nesting: Nesting
     donate: str
-    stops: bool = False
+    stops: Literal["", "lowered", "compiled"] = ""
     programs: SharedPrograms = field(default_factory=SharedPrograms)
     alone: bool = False
     memories: list[Memory] = field(default_factory=list)
     addresses: Addresses = field(default_factory=Addresses)
     shared: list[bool] = field(default_factory=list)
+    compiled_programs: list[Any] = field(default_factory=list)
 
     @property
     def compiles(self) -> bool:
@@ -242,16 +269,19 @@ class Root:
         return state, tuple(map(abstract_leaf if self.subject.abstract else compat.copied, inputs))
 
     def compiled(self, lowered: Any) -> Compiled:
+        if self.stops == "lowered":
+            raise Measured
         return self.programs.compiled(lowered, alone=self.alone)
 
     def on_compiled(self, compiled: Compiled, arguments: Any, lowered: Any) -> Any:
         names = (*self.parameters(), *self.subject.input_names)
         self.shared.append(compiled.shared)
+        self.compiled_programs.append(compiled.program)
         label = self.subject.label
         if label not in compiled.read:
             compiled.read[label] = buffers.read(compiled.program, subject=label)
         self.memories.append(replace(compiled.read[label], names=names))
-        if self.stops:
+        if self.stops == "compiled":
             raise Measured
         return self.addresses.assign(compiled.program, arguments, lowered.out_info) if self.subject.abstract else None
 

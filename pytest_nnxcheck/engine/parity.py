@@ -42,7 +42,7 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, wanted: E
         return Judgement(notes=(f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
     meaning = meaning_of(nesting)
     before = read(subject, subject.state)
-    got = effect_of(subject, observation, names_of(meaning, wanted.structure.names))
+    got = effect_against(subject, observation, wanted)
     drawn = other_draws(subject, nesting)
     notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
@@ -119,6 +119,12 @@ def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[str, 
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: where XLA fuses no operations, the nesting gives the un-nested values",)
+
+
+def effect_against(subject: Subject, observation: Observation, wanted: Effect) -> Effect:
+    """What a nesting returned and left, to be held against what the same calls did."""
+    got = effect_of(subject, observation, names_of(meaning_of(observation.nesting), wanted.structure.names))
+    return replace(got, before=read(subject, subject.state))
 
 
 def effect_of(subject: Subject, observation: Observation, names: Any) -> Effect:

@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, VALUE_INVARIANTS
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
@@ -32,7 +32,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings) -> bool:
     """Whether a trace of the nesting can tell that it holds: not where values, the runtime, or donation inside the call may break it."""
     runs = (
-        not VALUE_INVARIANTS.isdisjoint(settings.invariants)
+        any(row.values for row in rows_of(settings.invariants))
         or settings.nesting is not None
         or settings.shortcuts == "off"
     )

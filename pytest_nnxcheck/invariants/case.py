@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Advice, Bound
-from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import Violation
+from pytest_nnxcheck.core.observation import NestedCall, Observation
+from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+from pytest_nnxcheck.subject.state_facts import Effect
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -44,13 +46,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one invariant says of a nesting: what is broken, and what is worth telling all the same."""
+    """What one invariant says of a nesting: what is broken, and what is worth telling all the same.
+
+    ``error``: an invariant of the user's own could not say anything; the first one is told.
+    """
 
     violations: tuple[Violation, ...] = ()
     notes: tuple[str, ...] = ()
+    error: CheckError | None = None
 
     def __add__(self, other: Judgement) -> Judgement:
-        return Judgement(self.violations + other.violations, self.notes + other.notes)
+        return Judgement(self.violations + other.violations, self.notes + other.notes, self.error or other.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,9 @@ class Case:
 
     ``bound`` is there where a program was measured beside the un-nested one; ``advice`` looks for advice on that, and gives what is to be a
     violation. ``compare`` holds the values against those of the same calls without the nesting, and may make them once more; there where the
-    nesting ran to its end.
+    nesting ran to its end. ``effects`` gives what the same calls did and what the nesting did, where both are known. ``second_call`` makes the
+    call again, where the jit outside would be the same one, and gives what has moved if it is traced again. ``nested_call`` is for the
+    invariants of the user's own.
     """
 
     observation: Observation
@@ -71,3 +79,6 @@ class Case:
     advice: Callable[[], tuple[Advice, ...]] = tuple
     debug_nans: bool = False
     compare: Callable[[], Judgement] | None = None
+    effects: Callable[[], tuple[Effect, Effect]] | None = None
+    second_call: Callable[[], tuple[TypeMoved, ...]] | None = None
+    nested_call: Callable[[], NestedCall] | None = None

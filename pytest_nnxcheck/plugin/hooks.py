@@ -11,11 +11,12 @@ import argparse
 import inspect
 import os
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.errors import CheckError, SettingError
 from pytest_nnxcheck.core.settings import MARKER
@@ -26,6 +27,7 @@ from pytest_nnxcheck.plugin.marker import (
     SUITE,
     is_test_case,
     modes_origin,
+    own_invariants,
     refuse_test_case,
     settings_of,
     where,
@@ -33,6 +35,7 @@ from pytest_nnxcheck.plugin.marker import (
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrap
+    from pytest_nnxcheck.extension import Invariant
     from pytest_nnxcheck.plugin.baseline import BaselineHooks
     from pytest_nnxcheck.plugin.known_failures import Suite
     from pytest_nnxcheck.runner.run import Run
@@ -43,6 +46,22 @@ _unreported = pytest.StashKey[dict[str, "Run"]]()
 
 
 # --- options and configuration -------------------------------------------------------------------------------------------
+
+
+class OwnHooks:
+    """The hooks that a conftest.py, or a plugin of the user's, may implement."""
+
+    def pytest_nnx_invariants(self, config: pytest.Config) -> Iterable[Invariant] | None:
+        """Hand in invariants of your own.
+
+        Asked for when the run starts, so that the command line and the ini file can name them, and for each marked test, where
+        the conftest.py files that are not above it do not count.
+        """
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hook that hands in invariants of the user's own."""
+    pluginmanager.add_hookspecs(OwnHooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,13 +81,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_unreported] = {}
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _simulate_devices(config, config.option)
+    config.add_cleanup(catalogue.forget_own_later())
     try:
+        own_invariants(config.hook.pytest_nnx_invariants, config)
         config.stash[GIVEN] = options.of_a_check(config)
         _register_reports(config)
         config.stash[SUITE] = _register_known_failures(config)
         config.stash[_baseline] = _start_baseline(config)
         _register_watch(config)
-    except SettingError as error:
+    except CheckError as error:
         raise pytest.UsageError(str(error)) from None
 
 

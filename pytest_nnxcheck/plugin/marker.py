@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.catalogue import default_invariants
+from pytest_nnxcheck.core.errors import CheckError, SettingError
 from pytest_nnxcheck.core.settings import MARKER, Settings
 from pytest_nnxcheck.plugin import options
 
@@ -42,7 +43,25 @@ def _resolve(item: pytest.Function) -> Settings:
     _refuse_test(item)
     suite = item.config.stash[SUITE]
     from_file = {} if suite is None else {"expected_failures": suite.entries(item)}
-    return table.merge(item.config.stash[GIVEN], from_file, *reversed([*_from_markers(item)]))
+    return table.merge(_handed_in(item), item.config.stash[GIVEN], from_file, *reversed([*_from_markers(item)]))
+
+
+def _handed_in(item: pytest.Function) -> dict[str, Any]:
+    """The invariants of a test where none are named: with those that a conftest.py above it has on by default. Raises `SettingError`."""
+    try:
+        handed = own_invariants(item.ihook.pytest_nnx_invariants, item.config)
+    except CheckError as error:
+        raise SettingError(str(error)) from None
+    return {"invariants": default_invariants(handed)} if handed else {}
+
+
+def own_invariants(hook: Any, config: pytest.Config) -> tuple[str, ...]:
+    """Add the invariants that implementations of the hook hand in; the names of those that are on by default. Raises `CheckError`."""
+    if not hook.get_hookimpls():
+        return ()
+    from pytest_nnxcheck import extension
+
+    return extension.handed_in(hook, config)
 
 
 def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from pytest_nnxcheck.core.outcome import (
     PeakCause,
     SharedBuffer,
     TracerLeft,
+    TypeMoved,
     UpdateDropped,
     ValueDiffers,
     ViewedBuffer,
@@ -54,6 +55,8 @@ TABLE = {
     "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
     " Python bool, which loops change once and most transforms drop",
     "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), or nnx.Carry for the whole module",
+    "attribute counted": "keep the value in an nnx.Variable: {path} is a plain Python attribute, and every value of it is compiled anew",
+    "weak type": "make it an array of its type where it is made first, jnp.asarray(value, jnp.{dtype}): {path} was made of a Python number",
     "jax transform": "use nnx.{transform}, which hands the updates of a module back",
     "jax transform, jit": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)",
 }
@@ -149,6 +152,16 @@ def value(finding: ValueDiffers) -> str:
         case "copy":
             return hint("jax transform, jit")
     return ""
+
+
+def moved(finding: TypeMoved) -> str:
+    """Advice for what a second call is traced again for; empty where no cure was tried."""
+    old, new = (text.partition("[")[0] for text in (finding.before, finding.after))
+    if finding.label == "attribute":
+        return hint("attribute counted", path=finding.path) if finding.type in ("int", "float") else ""
+    if finding.before.partition(", ")[0] == finding.after:
+        return hint("weak type", path=finding.path, dtype=new)
+    return hint("dtype", dtype=old, line="") if old != new else ""
 
 
 def dropped_inside(finding: DroppedInside) -> str:

@@ -53,7 +53,7 @@ def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
     """A violation with its sentences; one that found nothing has those that it was made with."""
     summary, rows, hint = violation.summary, violation.details, violation.hint
     if violation.findings:
-        summary, more, hint = TEXTS[violation.invariant](violation.findings)
+        summary, more, hint = TEXTS.get(violation.invariant, own)(violation.findings)
         rows = (*rows, *more)
     for cause in violation.explained:
         label = "raises" if isinstance(cause, str) else "cause"
@@ -268,10 +268,49 @@ def difference(finding: ValueDiffers) -> str:
     return f"{heading}   largest difference {finding.size:.3g} ({finding.allowed:.2g} allowed): {values}"
 
 
+# --- finite
+
+
+def finite(findings: Findings) -> Text:
+    """Values that are not finite, and are in the un-nested call; the first is the summary."""
+    rows = [
+        ("not finite", f"{finding.path}   {finding.type}   {finding.wrong} of {finding.elements} elements")
+        for finding in findings[:SHOWN]
+    ]
+    return f"{findings[0].path} is NaN or infinite, and finite in the un-nested call", [*rows, *rest(findings)], ""
+
+
+# --- recompilation
+
+
+def recompilation(findings: Findings) -> Text:
+    """What another call is traced again for; the first is the summary."""
+    first = findings[0]
+    if not first.label:
+        return "a second call with the same types is traced again: no attribute and no type of a leaf differs", [], ""
+    rows = [
+        ("changed", f"{each.path}   {each.before} before the call, {each.after} after it") for each in findings[:SHOWN]
+    ]
+    return f"a second call is traced again: {first.path} has changed", [*rows, *rest(findings)], hints.moved(first)
+
+
+# --- an invariant of the user's own
+
+
+def own(findings: Findings) -> Text:
+    """What breaks it, in its own words; the first is the summary."""
+    first, *others = findings
+    path = (("where", first.path),) if first.path else ()
+    also = [row for breach in others[: SHOWN - 1] for row in (("also", breach.summary), *map(tuple, breach.details))]
+    return first.summary, [*path, *map(tuple, first.details), *also, *rest(findings)], first.hint
+
+
 TEXTS: dict[str, Callable[[Findings], Text]] = {
     "tracers": tracers,
     "memory": memory,
     "donation": donation,
+    "recompilation": recompilation,
+    "finite": finite,
     "parity": parity,
 }
 

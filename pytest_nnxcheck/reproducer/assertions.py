@@ -30,6 +30,8 @@ Kinds = dict[type[Finding], list[Any]]
 
 SHOWN = 12
 """Findings that a program looks for; the first are enough to know it by."""
+ASSERTED = frozenset(("tracers", "memory", "donation", "parity"))
+"""The invariants that a program can look for without the plugin."""
 TYPED = ("dtype", "shape", "not returned")
 """Causes of a lost buffer that a trace shows."""
 

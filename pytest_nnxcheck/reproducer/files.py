@@ -23,6 +23,7 @@ from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.engine.cases import CallStarted
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.reproducer import calls_of_test
+from pytest_nnxcheck.reproducer.assertions import ASSERTED
 from pytest_nnxcheck.reproducer.calls_of_test import Usage, one_line
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 LONGEST = 60
 """Characters of a name in a file name, before its hash."""
 KEPT = ("violated", "failed")
+NONE = "none:"
+"""What is told in place of a file where there is none."""
 
 
 class ProgramWarning(UserWarning):
@@ -119,6 +122,9 @@ class Programs:
         spec = self._specs.get(outcome.nesting)
         if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
             return outcome
+        broken = [violation.invariant for violation in outcome.violations]
+        if broken and ASSERTED.isdisjoint(broken):
+            return replace(outcome, program=f"{NONE} no program can look for {' and '.join(broken)} without the plugin")
         with self._harmless():
             from pytest_nnxcheck.reproducer.compose import compose
 
@@ -135,7 +141,7 @@ class Programs:
         """An example has ended: programs of nestings that have nothing to show go."""
         for nesting in self._specs if self.folder is not None else ():
             known = outcomes.get(nesting)
-            broke = known is not None and known.verdict in KEPT
+            broke = known is not None and known.verdict in KEPT and not known.program.startswith(NONE)
             with self._harmless():
                 if not broke:
                     self._path(nesting).unlink(missing_ok=True)

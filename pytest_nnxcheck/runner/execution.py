@@ -195,11 +195,13 @@ class Executor:
         try:
             return self._watched(nesting, body, settings)
         except uncomputed.ValuesNeeded as need:
-            self.values_needed = True
-            try:
-                return self._once(nesting, body, settings)
-            finally:
-                self.values_needed = need.of_body
+            of_body = need.of_body
+        # Outside of the handler, or what the body raises now would show that exception as its context.
+        self.values_needed = True
+        try:
+            return self._once(nesting, body, settings)
+        finally:
+            self.values_needed = of_body
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome with the program that shows it, if there is one."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, COMPILED_INVARIANTS, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
@@ -114,7 +114,7 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
 
 def measures_the_same(broken: Outcome, near: Outcome) -> bool:
     """Whether a neighbour that held is a way out: what broke was measured in it as well. One that did not hold is none anyway."""
-    compiled = {violation.invariant for violation in broken.violations} & COMPILED_INVARIANTS
+    compiled = any(row.compiled for row in rows_of(violation.invariant for violation in broken.violations))
     return near.verdict != "held" or not compiled or near.peak is not None
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nnxcheck.core.catalogue import (
     CALL_FIRST,
     FURTHER,
-    INVARIANTS,
     MODES,
-    OPTIONAL_INVARIANTS,
     REGISTERED,
     STYLES,
     TRANSFORMS,
     Registered,
+    invariant_names,
 )
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.text import Unreadable, one_of
+from pytest_nnxcheck.core.text import Unreadable, near, one_of, place_of
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.transforms.layer import Plan, Program
@@ -49,12 +45,12 @@ def register_transform(name: str, *, style: str = "argument") -> Callable[[_Func
     def register(function: _Function) -> _Function:
         if not callable(function):
             raise CheckError(f"register_transform({name!r}) got {function!r:.60}, write it above a function of f")
-        place = _place(function)
+        place = place_of(function)
         known = REGISTERED.get((name, style))
         if known is not None and known.place != place:
             raise CheckError(
-                f"the transform {name!r} with the style {style!r} is registered twice, at {_near(known.place)} and at"
-                f" {_near(place)}: give one of them another name, or another style"
+                f"the transform {name!r} with the style {style!r} is registered twice, at {near(known.place)} and at"
+                f" {near(place)}: give one of them another name, or another style"
             )
         REGISTERED[name, style] = Registered(function, place)
         return function
@@ -72,7 +68,7 @@ def _refuse_name(name: object) -> None:
         )
     taken = {
         "a transform": (*TRANSFORMS, *FURTHER, CALL_FIRST),
-        "an invariant": (*INVARIANTS, *OPTIONAL_INVARIANTS),
+        "an invariant": invariant_names(),
         "a mode of flax": MODES,
     }
     for what, words in taken.items():
@@ -80,24 +76,9 @@ def _refuse_name(name: object) -> None:
             raise CheckError(f"register_transform({name!r}): {name!r} is the name of {what} already, {example}")
 
 
-def _place(function: Any) -> str:
-    """``file:line`` of a function."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return (
-            f"{getattr(function, '__module__', None)}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-        )
-    return f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def _near(place: str) -> str:
-    """The place as it is told: relative where it lies below the working directory."""
-    return place.removeprefix(f"{Path.cwd()}{os.sep}")
-
-
 def made_by(name: str, registered: Registered) -> Callable[[Program, Plan], Program]:
     """The layers of a registered transform, each held to the signature. They raise `CheckError` where it is broken."""
-    who = f"the registered transform {name!r} ({_near(registered.place)})"
+    who = f"the registered transform {name!r} ({near(registered.place)})"
 
     def make(f: Program, plan: Plan) -> Program:
         def layer(state: Any, *inputs: Any) -> Any:

@@ -16,7 +16,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
 
-ALL = "tracers,memory,donation,parity"
+ALL = "tracers,memory,donation,recompilation,finite,parity"
 
 
 def outcome_of(model, nesting, memo):

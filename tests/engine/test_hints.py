@@ -17,6 +17,7 @@ import pytest
 import reports
 import test_parity
 import test_parity_values
+import test_recompilation
 import test_sharded
 import test_training
 import test_writes
@@ -440,6 +441,20 @@ ELSEWHERE = {
     "flag dropped": test_parity_values.test_with_what_the_hint_says_it_holds,
 }
 """What is followed where the twins are anyway."""
+
+
+@follows("attribute counted", "weak type", "dtype")
+@pytest.mark.parametrize(
+    "broken, cured, cause",
+    [("counter", "variable", "attribute counted"), ("weak", "strong", "weak type"), ("promoted", "strong", "dtype")],
+)
+def test_what_is_traced_again_is_mended_as_the_hint_says(broken, cured, cause):
+    made = test_recompilation.MODELS
+    report = one(made[broken][0](), test_recompilation.INPUT, nesting="jit", invariants="recompilation")
+    filled = {"path": "model.calls" if broken == "counter" else "model.mean", "line": ""}
+    dtype = "bfloat16" if broken == "promoted" else "float32"
+    assert report.violations[0].hint == hints.hint(cause, dtype=dtype, **filled)
+    assert one(made[cured][0](), test_recompilation.INPUT, nesting="jit", invariants="recompilation").ok
 
 
 def test_every_cause_is_followed():

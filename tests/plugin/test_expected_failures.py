@@ -82,7 +82,7 @@ BAD = {
     "memry": "'memry' names no known invariant or nesting: unknown word 'memry', did you mean 'memory'?",
     "scna": "unknown word 'scna', did you mean 'scan'?",
     "unnested": "unknown word 'unnested', did you mean 'un-nested'?",
-    "zzz": "unknown word 'zzz', write one of tracers, memory, donation, parity, jit, ",
+    "zzz": "unknown word 'zzz', write one of tracers, memory, donation, recompilation, finite, parity, jit, ",
     "vmap > scna": "'vmap > scna' names no known invariant or nesting: unknown transform 'scna', did you mean 'scan'?",
     "scan[closur]": "unknown style 'closur', did you mean 'closure'?",
     "treee: jit": "unknown mode 'treee', did you mean 'tree'?",

@@ -135,7 +135,11 @@ def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_no_more():
     statement = "import sys, pytest; before = {*sys.modules}; import pytest_nnxcheck.plugin.hooks; print(*{*sys.modules} - before)"
     done = subprocess.run([sys.executable, "-c", statement], cwd=root, capture_output=True, text=True, check=True)
     new = {*done.stdout.split()}
-    assert {name.split(".")[1] for name in new if name.startswith("pytest_nnxcheck.")} == {"core", "plugin"}
+    assert {name.split(".")[1] for name in new if name.startswith("pytest_nnxcheck.")} == {
+        "core",
+        "extension",
+        "plugin",
+    }
     assert not new & {"unittest", "asyncio", "pytest_nnxcheck.core.outcome", "pytest_nnxcheck.core.evidence"}
 
 

@@ -12,7 +12,7 @@ import pytest
 from healthy import FLAX
 
 import pytest_nnxcheck
-from pytest_nnxcheck.core.catalogue import REGISTERED
+from pytest_nnxcheck.core.catalogue import OWN_INVARIANTS, REGISTERED
 from pytest_nnxcheck.core.settings import flag, names, table_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -101,12 +101,14 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
     if snippet.elsewhere:
         pytest.skip(f"written for versions {snippet.elsewhere}")
     if "def test_" not in snippet.code:
-        registered = dict(REGISTERED)
+        registered, own = dict(REGISTERED), dict(OWN_INVARIANTS)
         try:
             exec(compile(snippet.code, snippet.place, "exec"), {"__name__": "__main__"})
         finally:
             REGISTERED.clear()
             REGISTERED.update(registered)
+            OWN_INVARIANTS.clear()
+            OWN_INVARIANTS.update(own)
         return
     shutil.copy(ROOT / "examples" / "model.py", pytester.path)
     pytester.syspathinsert()

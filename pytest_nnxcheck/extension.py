@@ -1,0 +1,103 @@
+"""Invariants of your own: how one is described and registered, and what the hook of pytest hands in.
+
+Nothing here imports jax, flax, hypothesis or pytest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_nnxcheck.core.catalogue import INVARIANT_ROWS, OWN_INVARIANTS, InvariantRow, layer_names
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.text import near, one_line, place_of
+
+if TYPE_CHECKING:
+    import pytest
+
+    # Late, as in `core.expected_failures`: these dataclasses take a tenth of the time that loading the plugin does.
+    from pytest_nnxcheck.core.observation import NestedCall
+    from pytest_nnxcheck.core.outcome import Breach
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+HOOK = "pytest_nnx_invariants"
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """An invariant of your own: ``function(call)`` gives a `Breach` for each thing that is broken, and none where it holds.
+
+    ``default``: it is asserted where ``invariants`` names no others, of the tests below the conftest.py that hands it in; else only where it
+    is named. ``compiled``: it is asserted where the outermost layer is a jit, whose program the call then has. ``values``: it reads values, so
+    that every nesting is run, none only traced, and no abstract call is judged.
+    """
+
+    name: str
+    function: Callable[[NestedCall], Iterable[Breach]]
+    default: bool = False
+    compiled: bool = False
+    values: bool = False
+
+
+def register_invariant(invariant: Invariant) -> None:
+    """Register an invariant of your own, for ``invariants`` to name, or for all checks from now on where it is a ``default``.
+
+    Write it above the `check`; pytest is handed invariants by the hook ``pytest_nnx_invariants``. Raises `CheckError` where it cannot be used.
+    """
+    add(invariant, default=_checked(invariant).default)
+
+
+def add(invariant: Invariant, *, default: bool) -> None:
+    """Put an invariant among those that can be named. Raises `CheckError` where its name is another one's."""
+    place = place_of(invariant.function)
+    earlier = OWN_INVARIANTS.get(invariant.name)
+    if earlier is not None and earlier.place != place:
+        raise CheckError(
+            f"the invariant {invariant.name!r} is handed in twice, from {near(earlier.place)} and from {near(place)}: give one of them"
+            " another name"
+        )
+    default = default or (earlier is not None and earlier.default)
+    row = InvariantRow(invariant.name, default, invariant.compiled, invariant.values, runs=invariant.values)
+    OWN_INVARIANTS[invariant.name] = row._replace(function=invariant.function, place=place)
+
+
+def handed_in(hook: Any, config: pytest.Config) -> tuple[str, ...]:
+    """Add what the implementations of the hook hand in; the names of those that are on by default. Raises `CheckError`."""
+    places = [near(place_of(implementation.function)) for implementation in hook.get_hookimpls()]
+    who = f"{HOOK} ({', '.join(places)})"
+    try:
+        invariants = [_checked(invariant, who) for given in hook(config=config) for invariant in _listed(given, who)]
+    except CheckError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        raise CheckError(f"{who} raised {one_line(error)}") from None
+    for invariant in invariants:
+        add(invariant, default=False)
+    return tuple(invariant.name for invariant in invariants if invariant.default)
+
+
+def _listed(given: object, who: str) -> list[object]:
+    if isinstance(given, str | Invariant) or not isinstance(given, Iterable):
+        raise CheckError(f"{who} returned {given!r:.80}, write a list: [Invariant('name', function)]")
+    return [*given]
+
+
+def _checked(invariant: object, who: str = "register_invariant") -> Invariant:
+    """What was given, if it is an invariant that can be used. Raises `CheckError`."""
+    if not isinstance(invariant, Invariant):
+        raise CheckError(f"{who} got {invariant!r:.80}, write pytest_nnxcheck.Invariant('name', function)")
+    name: object = invariant.name
+    function: object = invariant.function
+    if not callable(function):
+        raise CheckError(
+            f"{who}: the function of the invariant {name!r} is {function!r:.60}, write a function of a call"
+        )
+    if not isinstance(name, str) or not _WORD.fullmatch(name):
+        raise CheckError(f"{who}: {name!r} is no name of an invariant, write a word such as 'parameters_are_float32'")
+    taken = {"an invariant": [row.name for row in INVARIANT_ROWS], "a transform": layer_names()}
+    for what, words in taken.items():
+        if name in words:
+            raise CheckError(f"{who}: {name!r} is the name of {what} already, write another one")
+    return invariant

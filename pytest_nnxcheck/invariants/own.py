@@ -1,0 +1,43 @@
+"""An invariant of the user's own: its function is handed the call, and what it gives is held to be breaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_nnxcheck.core.catalogue import InvariantRow
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.outcome import Breach, Violation
+from pytest_nnxcheck.core.text import near, one_line
+from pytest_nnxcheck.invariants.case import Case, Judgement
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+EXAMPLE = "write yield Breach(summary='what is broken')"
+
+
+def judge(case: Case, row: InvariantRow) -> Judgement:
+    """What an invariant of the user's own says of a case; an error where it says nothing that can be understood."""
+    if case.nested_call is None or row.function is None:
+        return Judgement()
+    who = f"the invariant {row.name!r} ({near(row.place)})"
+    try:
+        given = row.function(case.nested_call())
+        breaches: list[Any] = [*given]
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        told = CheckError(f"{who} raised {one_line(error)} under {case.observation.nesting}")
+        told.__cause__ = error
+        return Judgement(error=told)
+    if not all(map(is_breach, breaches)) or isinstance(given, str):
+        return Judgement(error=CheckError(f"{who} gave {given!r:.120}, where breaches are expected: {EXAMPLE}"))
+    return Judgement((Violation(row.name, findings=tuple(breaches)),) if breaches else ())
+
+
+def is_breach(value: Any) -> bool:
+    """Whether a value is a breach, of text alone."""
+    if not isinstance(value, Breach):
+        return False
+    texts: list[object] = [value.path, value.summary, value.hint]
+    rows: Any = value.details
+    for row in rows if isinstance(rows, list | tuple) else [()]:
+        texts += row if isinstance(row, list | tuple) and len(row) == 2 else [None]
+    return all(isinstance(text, str) for text in texts)

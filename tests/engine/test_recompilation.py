@@ -1,0 +1,174 @@
+"""The invariant `recompilation`: a second call with the same types is not traced again, and what is in the way is named."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import WIDTH, assign, numbers, rngs
+from test_wild import SHARE, SUBJECTS, run
+from wild import HERE
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.engine.example import Example
+
+INPUT = numbers((3, WIDTH))
+NESTINGS = ["jit", "jit > remat", "jit > scan[functional]", "jit[functional] > vmap"]
+
+
+class Counts(nnx.Module):
+    """Counts its calls in a plain attribute, or in a Variable."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.calls = 0 if plain else nnx.BatchStat(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        if isinstance(self.calls, int):
+            self.calls += 1
+        else:
+            assign(self.calls, self.calls[...] + 1)
+        return self.linear(x)
+
+
+class Weighs(nnx.Module):
+    """A running mean that is made of a number of Python's, or of an array; or one that a step promotes."""
+
+    def __init__(self, start) -> None:
+        self.mean = nnx.BatchStat(start)
+
+    def __call__(self, x):
+        assign(self.mean, 0.9 * self.mean[...] + x.mean())
+        return x - self.mean[...]
+
+
+class Remembers(nnx.Module):
+    """Keeps a function of its own, a new one in each call."""
+
+    def __init__(self) -> None:
+        self.scale = nnx.Param(jnp.ones(WIDTH))
+        self.last = len
+
+    def __call__(self, x):
+        self.last = lambda y: y
+        return x * self.scale[...]
+
+
+def traces_of_the_second_call(model) -> int:
+    """How often the user's own jit traces the model again."""
+    traces = []
+
+    @nnx.jit
+    def step(model, x):
+        traces.append(None)
+        return model(x)
+
+    step(model, INPUT)
+    first = len(traces)
+    step(model, INPUT)
+    return len(traces) - first
+
+
+WEAK, STRONG = jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32)
+HALF = jnp.asarray(1.0, jnp.bfloat16)
+MODELS = {
+    "counter": (lambda: Counts(plain=True), "model.calls   0 before the call, 1 after it"),
+    "variable": (lambda: Counts(plain=False), ""),
+    "weak": (lambda: Weighs(WEAK), "model.mean   float32[], weakly typed before the call, float32[] after it"),
+    "strong": (lambda: Weighs(STRONG), ""),
+    "promoted": (lambda: Weighs(HALF), "model.mean   bfloat16[] before the call, float32[] after it"),
+    "function": (Remembers, "model.last   a builtin_function_or_method before the call, a function after it"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_told_is_what_a_jit_of_the_users_does(name):
+    make, told = MODELS[name]
+    assert traces_of_the_second_call(make()) == int(bool(told))
+    found = call(make(), INPUT, nesting="jit", invariants="recompilation")
+    assert broken(found) == (["recompilation"] if told else [])
+    assert told in text(found)
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+@pytest.mark.parametrize("name", ["weak", "strong"])
+def test_it_is_the_same_under_every_jit_that_is_handed_the_state(name, nesting):
+    make, told = MODELS[name]
+    found = call(make(), INPUT, nesting=nesting, invariants="recompilation")
+    assert broken(found) == (["recompilation"] if told else []), text(found)
+
+
+def test_a_functional_jit_drops_the_counter_so_that_nothing_is_traced_again():
+    found = call(Counts(plain=True), INPUT, nesting="jit[functional]", invariants="recompilation")
+    assert found.outcome.verdict == "held", text(found)
+
+
+def test_the_message_names_what_changed_and_shrinks_to_the_jit():
+    report = check(Counts(plain=True), INPUT, invariants="recompilation", styles="argument", max_examples=0)
+    lines = [" ".join(line.split()) for line in str(report).splitlines()]
+    assert lines[0] == "nnx invariant broken: recompilation"
+    assert lines[2] == "recompilation a second call is traced again: model.calls has changed"
+    assert lines[3] == "changed model.calls 0 before the call, 1 after it"
+    assert "none: no program can look for recompilation without the plugin" in lines[-2]
+    assert str(report.broken[0].nesting) == "jit"
+    assert report.program() == ""
+
+
+def test_the_users_objects_are_left_as_without_it():
+    left = []
+    for invariants in ("memory", "memory,recompilation"):
+        model, kept = Counts(plain=True), []
+
+        def step(model, x):
+            kept.append(None)
+            return model(x)
+
+        with Example() as example:
+            call(step, model, INPUT, nesting="jit", invariants=invariants, example=example)
+            left.append((model.calls, len(kept)))
+    assert left[0] == left[1]
+    assert left[0][0] == 1
+
+
+def test_an_abstract_call_is_not_judged_and_says_so_once():
+    model = nnx.eval_shape(lambda: Weighs(STRONG))
+    report = check(
+        model,
+        jax.ShapeDtypeStruct(INPUT.shape, INPUT.dtype),
+        invariants="recompilation,finite",
+        styles="argument",
+        max_examples=0,
+    )
+    assert report.ok
+    notes = [note for note in report.notes if "not asserted" in note]
+    assert notes == ["recompilation, finite not asserted: the state or the inputs are abstract, and nothing was run"]
+
+
+# --- the corpus
+
+CHANGES_TYPES = {
+    "growing_cache": "model.seen",
+    "switched_to_evaluation_by_the_call": "model.dropout.deterministic",
+    "weak_types": "model.scale",
+}
+"""Subjects that are traced again in truth: a leaf that grows, a flag that the first call sets, a scalar that loses its weak type."""
+ADDS = {"a_cache_taken_away", "cache_at_the_first_call", "cache_made_by_the_call", "sow"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if number % SHARE == 0 or name in {*CHANGES_TYPES, *ADDS} else pytest.param(name, marks=pytest.mark.full)
+        for number, name in enumerate(SUBJECTS)
+    ],
+)
+def test_subjects_of_the_wild_hold_but_for_those_that_are_traced_again_in_truth(name):
+    with Example() as example:
+        found = run(HERE[name](), "jit", example, invariants="recompilation,finite")
+    paths = [violation.findings[0].path for violation in found.outcome.violations]
+    noted = any("recompilation not asserted" in note for note in found.outcome.notes)
+    assert paths == ([CHANGES_TYPES[name]] if name in CHANGES_TYPES else []), text(found)
+    assert noted == (name in ADDS), text(found)

@@ -1,0 +1,205 @@
+"""The hook `pytest_nnx_invariants`: which tests an invariant is asserted in, where it may be named, and what is said of a bad one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HANDS_IN = """
+from pytest_nnxcheck import Breach, Invariant
+
+def judge(call):
+    return []
+
+def pytest_nnx_invariants(config):
+    return [Invariant("mine", judge{more})]
+"""
+TEST = """
+@marked(max_examples=0{settings})
+def test_x(nnx_wrap):
+    nnx_wrap(Model(mine=has("scan")))(1)
+"""
+
+
+@pytest.fixture
+def hand_in(run_inner):
+    """Run one test, which breaks `mine`, where a conftest.py hands that in."""
+
+    def run(*args, more="", settings="", conftest=HANDS_IN, **how):
+        return run_inner(TEST.format(settings=settings), *args, conftest=conftest.replace("{more}", more), **how)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "how, options",
+    [
+        ({"settings": ", invariants='mine'"}, []),
+        ({}, ["--nnx-invariants=mine,tracers"]),
+        ({}, ["-o", "nnx_invariants=mine"]),
+        ({"more": ", default=True"}, []),
+    ],
+)
+def test_it_is_asserted_where_it_is_named_or_on_by_default(hand_in, how, options):
+    result = hand_in(*options, **how)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*nnx invariant broken: mine*test_inner.py::test_x", "E*mine is broken"])
+    typed = "--nnx-invariants mine,tracers " if "tracers" in str(options) else ""
+    result.stdout.fnmatch_lines([f"*replay*pytest test_inner.py::test_x {typed}--nnx-nesting scan"])
+    result.stdout.fnmatch_lines(["FAILED test_inner.py::test_x - nnx invariant broken: mine"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"more": ", default=True", "settings": ", invariants='tracers'"}, {"settings": ", invariants='memory'"}]
+)
+def test_it_is_not_asserted_elsewhere(hand_in, how):
+    hand_in(**how).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    "how, options, origin",
+    [
+        ({"settings": ", invariants='mien'"}, [], "nnx_invariants marker at test_inner.py:*: "),
+        ({}, ["--nnx-invariants=mien"], "option --nnx-invariants: "),
+        ({}, ["-o", "nnx_invariants=mien"], "ini option nnx_invariants*: "),
+    ],
+)
+def test_a_slip_names_it_with_the_origin(hand_in, how, options, origin):
+    result = hand_in(*options, **how)
+    lines = result.stdout.lines + result.stderr.lines
+    assert any("unknown invariant 'mien', did you mean 'mine'?" in line for line in lines)
+    (result.stdout if how else result.stderr).fnmatch_lines([f"*{origin}unknown invariant*"])
+    assert result.ret == (pytest.ExitCode.INTERRUPTED if how else pytest.ExitCode.USAGE_ERROR)
+    assert "Traceback" not in "\n".join(lines)
+
+
+def test_a_word_that_is_near_none_lists_all_names(hand_in):
+    result = hand_in("--nnx-invariants=zzz")
+    result.stderr.fnmatch_lines(
+        ["*unknown invariant 'zzz', write one of tracers, memory, donation, recompilation, finite, parity, mine"]
+    )
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (
+            "'mine'",
+            "pytest_nnx_invariants (conftest.py:11) returned 'mine', write a list: [Invariant('name', function)]",
+        ),
+        ("3", "pytest_nnx_invariants (conftest.py:11) returned 3, write a list"),
+        ("Invariant('mine', judge)", "pytest_nnx_invariants (conftest.py:11) returned Invariant("),
+        ("['mine']", "pytest_nnx_invariants (conftest.py:11) got 'mine', write pytest_nnxcheck.Invariant("),
+        (
+            "[Invariant('memory', judge)]",
+            "pytest_nnx_invariants (conftest.py:11): 'memory' is the name of an invariant",
+        ),
+        ("[Invariant('x', 3)]", "pytest_nnx_invariants (conftest.py:11): the function of the invariant 'x' is 3"),
+        ("1 / 0", "pytest_nnx_invariants (conftest.py:11) raised ZeroDivisionError: division by zero"),
+        (
+            "[Invariant('mine', judge), Invariant('mine', lambda call: [])]",
+            "the invariant 'mine' is handed in twice, from conftest.py:8 and from conftest.py:12",
+        ),
+    ],
+)
+def test_what_cannot_be_handed_in_ends_the_run_with_a_sentence(hand_in, returned, message):
+    given = HANDS_IN.replace('[Invariant("mine", judge{more})]', returned)
+    result = hand_in(conftest=given)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert any(line.startswith(f"ERROR: {message}") for line in result.stderr.lines), result.stderr.str()
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_a_conftest_further_down_hands_in_for_the_tests_below_it_alone(run_inner, pytester):
+    below = pytester.mkdir("below")
+    (below / "conftest.py").write_text(HANDS_IN.replace("{more}", ", default=True"))
+    head = "import pytest\nfrom fake_engine import Model, has\nmarked = pytest.mark.nnx_invariants\n"
+    (below / "test_below.py").write_text(head + TEST.format(settings=""))
+    result = run_inner(TEST.format(settings=""), "--import-mode=importlib")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["FAILED below/test_below.py::test_x - nnx invariant broken: mine"])
+
+
+def test_a_bad_one_further_down_is_an_error_of_collection(run_inner, pytester):
+    below = pytester.mkdir("below")
+    (below / "conftest.py").write_text("def pytest_nnx_invariants(config):\n    return 3\n")
+    head = "import pytest\nfrom fake_engine import Model, has\nmarked = pytest.mark.nnx_invariants\n"
+    (below / "test_below.py").write_text(head + TEST.format(settings=""))
+    result = run_inner(TEST.format(settings=""), "--import-mode=importlib")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*pytest_nnx_invariants (below/conftest.py:1) returned 3, write a list*"])
+
+
+def test_what_one_run_handed_in_is_forgotten_after_it(hand_in):
+    hand_in("--nnx-invariants=mine").assert_outcomes(failed=1)
+    assert hand_in("--nnx-invariants=mine", conftest="").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_it_is_expected_to_fail_by_marker_and_by_file(hand_in, pytester):
+    known = ", invariants='mine', expected_failures={'mine': 'known'}"
+    hand_in(settings=known).assert_outcomes(passed=1)
+    pytester.path.joinpath("known.toml").write_text('["test_inner.py::*"]\nmine = "known"\n')
+    hand_in("--nnx-expected-failures=known.toml", settings=", invariants='mine'").assert_outcomes(passed=1)
+    hand_in(settings=", invariants='mine', expected_failures={'mien': 'x'}").assert_outcomes(errors=1)
+
+
+def test_reports_hold_it_under_xdist_as_without(hand_in, pytester):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
+    seen = []
+    for workers in ([], ["-n1"]):
+        result = hand_in(
+            *workers,
+            "--nnx-report=out.json",
+            "--nnx-report=out.html",
+            "--nnx-report=out.md",
+            more=", default=True",
+            subprocess=True,
+        )
+        result.assert_outcomes(failed=1)
+        document = json.loads((pytester.path / "out.json").read_text())
+        jsonschema.validate(document, schema)
+        broken = [each for each in document["nestings"] if each["violations"]]
+        seen.append([(each["nesting"], each["violations"][0]["invariant"]) for each in broken])
+        assert document["tests"][0]["settings"]["invariants"] == "tracers,memory,donation,mine"
+        assert all("mine" in (pytester.path / name).read_text() for name in ("out.html", "out.md"))
+    assert seen[0] == seen[1] == [("scan", "mine")]
+
+
+def test_a_conftest_that_hands_in_is_typed(tmp_path):
+    pytest.importorskip("mypy")
+    typed = """
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_nnxcheck import Breach, Invariant, NestedCall, register_invariant
+
+
+def keeps_types(call: NestedCall) -> Iterator[Breach]:
+    for path, leaf in call.after.items():
+        if leaf.dtype != call.before[path].dtype:
+            yield Breach(path, summary=f"{path} became {leaf.dtype}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_nnx_invariants(config: pytest.Config) -> list[Invariant]:
+    return [Invariant("keeps_types", keeps_types, default=True)]
+
+
+register_invariant(Invariant("also", keeps_types))
+"""
+    (tmp_path / "conftest.py").write_text(typed)
+    (tmp_path / "wrong.py").write_text("from pytest_nnxcheck import Invariant\nInvariant('x', lambda call: [3])\n")
+    said = {}
+    for name in ("conftest.py", "wrong.py"):
+        command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(tmp_path / name)]
+        root = Path(__file__).parents[2]
+        said[name] = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root).stdout
+    assert "Success" in said["conftest.py"], said
+    assert 'List item 0 has incompatible type "int"; expected "Breach"' in said["wrong.py"], said
