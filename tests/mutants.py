@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant("watch/leftovers.py", "not compat.is_tracer(compat.variable_value(node)) and compat.is_pinned(node)", "False", "test_leftovers.py"),
     Mutant("watch/donation.py", "if type_ == kind)", "if type_ != kind)", "test_watch_run.py"),
     # plugin
-    Mutant("plugin/watch.py", "if fixture.argname in item.fixturenames or fixture not in known", "if False", "test_watch_run.py"),
+    Mutant("plugin/watch.py", "if fixture.argname in item.fixturenames or fixture not in set_up_before", "if False", "test_watch_run.py"),
     Mutant("plugin/options.py", "return on_command_line(config, name, options) or in_ini_file(config, name)", "return in_ini_file(config, name) or on_command_line(config, name, options)", "test_options.py"),
     Mutant("plugin/marker.py", "*reversed([*_from_markers(item)])", "*_from_markers(item)", "test_plugin_collection.py"),
     Mutant("plugin/worker_data.py", "and not self.interrupted", "", "test_worker_data.py"),

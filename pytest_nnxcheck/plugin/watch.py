@@ -1,6 +1,6 @@
 """Watch mode: hooks that look, around the call of every test that is not marked, for what it leaves behind.
 
-Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light rooms only: a suite without jax stays one.
+Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light modules only: a suite without jax stays one.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.watch import donation, leftovers, message, roots
 from pytest_nnxcheck.watch.donation import Unused
-from pytest_nnxcheck.watch.leftovers import Leftover, Look, Told
+from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
 from pytest_nnxcheck.watch.message import Finding
 from pytest_nnxcheck.watch.returns import Returns
 from pytest_nnxcheck.watch.roots import Root
@@ -39,11 +39,11 @@ def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
 
 
 class WatchHooks:
-    """The fixtures that are alive, what was told of so far, and the results of the tests."""
+    """The fixtures that are alive, what was reported so far, and the results of the tests."""
 
     def __init__(self, *, fails: bool) -> None:
         self.fails = fails
-        self.told = Told()
+        self.reported = Reported()
         self.returns = Returns()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
         self.results: dict[str, Mapping[str, Any]] = {}
@@ -80,39 +80,39 @@ class WatchHooks:
         __tracebackhide__ = _is_not_ours
         if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is not None:
             return (yield)
-        known = set(self.fixtures)
-        first = self._look(item, known)
-        before, looks = self.told.new(first), [first]
+        set_up_before = set(self.fixtures)
+        first = self._look(item, set_up_before)
+        before, looks = self.reported.new(first), [first]
         inside: list[Leftover] = []
         unused: list[Unused] = []
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
             looks.append(leftovers.look(variables.items(), roots.of_other_tests(item.instance)))
-            inside.extend(self.told.new(looks[-1]))
+            inside.extend(self.reported.new(looks[-1]))
 
         try:
             with donation.noted() as unused, self.returns.of(roots.bodies(item.function), at_return):
                 result = yield
             raised = False
         finally:
-            looks.append(self._look(item, known))
-            finding = Finding(before, (*inside, *self.told.new(looks[-1])), tuple(dict.fromkeys(unused)))
-            self._note(item, finding, complete=all(each.complete for each in looks))
+            looks.append(self._look(item, set_up_before))
+            finding = Finding(before, (*inside, *self.reported.new(looks[-1])), tuple(dict.fromkeys(unused)))
+            self._note(item, finding, complete=all(seen.complete for seen in looks))
             if finding and (raised or not self.fails):
                 item.add_report_section("call", TITLE, message.message(item.nodeid, finding))
         if finding and self.fails:
             raise pytest.fail.Exception(message.message(item.nodeid, finding), pytrace=False)
         return result
 
-    def _look(self, item: pytest.Function, known: set[pytest.FixtureDef[Any]]) -> Look:
-        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``known``."""
+    def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
+        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""
         if not leftovers.can_be_there():
             return Look()
         fixtures: list[Root] = [
             (fixture.argname, value)
             for fixture, value in self.fixtures.items()
-            if fixture.argname in item.fixturenames or fixture not in known
+            if fixture.argname in item.fixturenames or fixture not in set_up_before
         ]
         return leftovers.look(
             roots.of_test(item.function, item.instance, fixtures), roots.of_other_tests(item.instance)

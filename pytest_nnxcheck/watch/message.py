@@ -31,11 +31,11 @@ class Finding:
 
     @property
     def tracers(self) -> tuple[str, ...]:
-        return tuple(each.path for each in (*self.after, *self.before) if each.tracer)
+        return tuple(leftover.path for leftover in (*self.after, *self.before) if leftover.tracer)
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        return tuple(each.path for each in (*self.after, *self.before) if not each.tracer)
+        return tuple(leftover.path for leftover in (*self.after, *self.before) if not leftover.tracer)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def headline(finding: Finding) -> str:
     parts = [f"tracers in {some(finding.tracers)}"] if finding.tracers else []
     parts += [f"Variables of a trace that has ended: {some(finding.pinned)}"] if finding.pinned else []
     parts += (
-        [f"donated for nothing: {some(name for each in finding.unused for name in _leaves(each))}"]
+        [f"donated for nothing: {some(name for buffers in finding.unused for name in _leaves(buffers))}"]
         if finding.unused
         else []
     )
@@ -89,28 +89,28 @@ def _rows(finding: Finding) -> Iterator[Row]:
 
 def _leftover_rows(leftovers: Iterable[Leftover]) -> Iterator[Row]:
     leftovers = [*leftovers]
-    for each in leftovers[:SHOWN]:
-        if each.tracer:
-            yield "leaked", f"{each.path}   {each.holder} {each.type}   <- {each.tracer}"
+    for leftover in leftovers[:SHOWN]:
+        if leftover.tracer:
+            yield "leaked", f"{leftover.path}   {leftover.holder} {leftover.type}   <- {leftover.tracer}"
         else:
             yield (
                 "pinned",
-                f"{each.path}   {each.holder} {each.type}, made in a trace that has ended: flax refuses to write it",
+                f"{leftover.path}   {leftover.holder} {leftover.type}, made in a trace that has ended: flax refuses to write it",
             )
-        if each.line:
-            yield "", f"created at {each.line}"
+        if leftover.line:
+            yield "", f"created at {leftover.line}"
     if len(leftovers) > SHOWN:
         yield "", f"and {len(leftovers) - SHOWN} more"
 
 
 def _unused_rows(unused: Iterable[Unused]) -> Iterator[Row]:
     unused = [*unused]
-    for each in unused[:SHOWN]:
-        which = f"{each.count} of " if len(each.leaves) > each.count else ""
-        yield "donated", f"{each.type}   {which}{some(each.leaves) or 'which no local variable holds'}"
+    for buffers in unused[:SHOWN]:
+        which = f"{buffers.count} of " if len(buffers.leaves) > buffers.count else ""
+        yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'which no local variable holds'}"
     if len(unused) > SHOWN:
         yield "", f"and {len(unused) - SHOWN} more"
-    for line in dict.fromkeys(each.line for each in unused if each.line):
+    for line in dict.fromkeys(buffers.line for buffers in unused if buffers.line):
         yield "", f"to the program called at {line}, which has no output of that type for the buffer"
     if unused:
         yield "hint", hints.hint("not returned")
@@ -133,7 +133,7 @@ def summary(looked: int, partly: int, kinds: Iterable[str], missing: str) -> str
         "pinned": "left Variables of an ended trace behind",
         "donation": "donated for nothing",
     }
-    found = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
-    text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(found) or 'nothing was left behind'}"
+    counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
+    text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(counts) or 'nothing was left behind'}"
     text += f"; {partly} looked at in part, they reach too much" if partly else ""
     return text + (f"; local variables of tests are {missing}" if missing else "")

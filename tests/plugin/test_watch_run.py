@@ -287,8 +287,8 @@ def test_the_local_variables_of_a_test(watch):
 
 def test_python_that_sees_no_returns_says_so(watch):
     result, _ = watch(LOCAL)
-    told = "; local variables of tests are watched from Python 3.12 on" in result.stdout.str()
-    assert told == (sys.version_info < (3, 12))
+    says_so = "; local variables of tests are watched from Python 3.12 on" in result.stdout.str()
+    assert says_so == (sys.version_info < (3, 12))
 
 
 @local_variables

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_nnxcheck.watch import donation, roots
 from pytest_nnxcheck.watch.donation import Unused
-from pytest_nnxcheck.watch.leftovers import Leftover, Look, Told
+from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
 from pytest_nnxcheck.watch.message import Finding, headline, message, summary
 
 TRACER = Leftover("model.last", "Param", "float32[3]", "DynamicJaxprTracer", "model.py:8 (forward)")
@@ -78,8 +78,8 @@ def test_a_warning_is_noted_and_goes_on_to_who_listened_before():
             warnings.warn("Some donated buffers were not usable: float32[3].", stacklevel=1)
             warnings.warn("another", stacklevel=1)
         warnings.warn("Some donated buffers were not usable: float32[4].", stacklevel=1)
-    assert [each.type for each in unused] == ["float32[3]"]
-    assert [str(each.message)[-11:] for each in heard] == ["float32[3].", "another", "float32[4]."]
+    assert [buffers.type for buffers in unused] == ["float32[3]"]
+    assert [str(warning.message)[-11:] for warning in heard] == ["float32[3].", "another", "float32[4]."]
     assert weights
 
 
@@ -94,17 +94,17 @@ class Slotted:
 
 
 @pytest.mark.parametrize("make", [Slotted, type("Plain", (), {})])
-def test_what_was_told_is_not_told_again(make):
-    told, value, other = Told(), make(), make()
-    assert told.new(Look(((value, TRACER),))) == (TRACER,)
-    assert told.new(Look(((value, TRACER), (other, PINNED)))) == (PINNED,)
-    assert told.new(Look(((value, TRACER), (other, PINNED)))) == ()
+def test_what_was_reported_is_not_reported_again(make):
+    reported, value, other = Reported(), make(), make()
+    assert reported.new(Look(((value, TRACER),))) == (TRACER,)
+    assert reported.new(Look(((value, TRACER), (other, PINNED)))) == (PINNED,)
+    assert reported.new(Look(((value, TRACER), (other, PINNED)))) == ()
 
 
-def test_an_object_at_the_address_of_one_that_is_gone_is_told_of():
-    told = Told()
-    told._references[id(TRACER)] = lambda: None
-    assert told.new(Look(((TRACER, TRACER),))) == (TRACER,)
+def test_an_object_at_the_address_of_one_that_is_gone_is_reported():
+    reported = Reported()
+    reported._references[id(TRACER)] = lambda: None
+    assert reported.new(Look(((TRACER, TRACER),))) == (TRACER,)
 
 
 class Suite:
