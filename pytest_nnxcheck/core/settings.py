@@ -219,8 +219,8 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "watch": _run(
         "off",
         kinds.WATCH,
-        "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, and for buffers donated"
-        " for nothing: fail it, or report it only",
+        "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, for buffers donated"
+        " for nothing, and for programs over the memory budget or with copies of the state: fail it, or report it only",
         "watch.md",
     ),
     "no_cache": _run(

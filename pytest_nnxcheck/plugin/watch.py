@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.watch import donation, leftovers, message, roots
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
 from pytest_nnxcheck.watch.message import Finding
+from pytest_nnxcheck.watch.programs import Programs
 from pytest_nnxcheck.watch.returns import Returns
 from pytest_nnxcheck.watch.roots import Root
 
@@ -30,7 +32,8 @@ def register(config: pytest.Config) -> None:
     """Watch the tests of a run that asks for it. Raises `SettingError` that names the source."""
     mode = options.value(config, "watch")
     if mode != "off" and not config.option.collectonly:
-        config.pluginmanager.register(WatchHooks(fails=mode == "fail"), NAME)
+        budget = options.value(config, "memory_budget")
+        config.pluginmanager.register(WatchHooks(budget, fails=mode == "fail"), NAME)
 
 
 def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
@@ -41,8 +44,10 @@ def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
 class WatchHooks:
     """The fixtures that are alive, what was reported so far, and the results of the tests."""
 
-    def __init__(self, *, fails: bool) -> None:
+    def __init__(self, budget: Budget | None, *, fails: bool) -> None:
         self.fails = fails
+        self.budget = budget
+        self.programs = Programs(budget.bytes if budget is not None else None)
         self.reported = Reported()
         self.returns = Returns()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
@@ -63,7 +68,8 @@ class WatchHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
         """Keep the value of a fixture, as long as pytest keeps it."""
-        value = yield
+        with self.programs.of(fixture=fixturedef.argname):
+            value = yield
         self.fixtures[fixturedef] = value
         return value
 
@@ -92,12 +98,18 @@ class WatchHooks:
             inside.extend(self.reported.new(looks[-1]))
 
         try:
-            with donation.noted() as unused, self.returns.of(roots.bodies(item.function), at_return):
+            with (
+                self.programs.of(lambda: self._roots(item, set_up_before)),
+                donation.noted() as unused,
+                self.returns.of(roots.bodies(item.function), at_return),
+            ):
                 result = yield
             raised = False
         finally:
             looks.append(self._look(item, set_up_before))
-            finding = Finding(before, (*inside, *self.reported.new(looks[-1])), tuple(dict.fromkeys(unused)))
+            finding = Finding(
+                before, (*inside, *self.reported.new(looks[-1])), tuple(dict.fromkeys(unused)), self.programs.take()
+            )
             self._note(item, finding, complete=all(seen.complete for seen in looks))
             if finding and (raised or not self.fails):
                 item.add_report_section("call", TITLE, message.message(item.nodeid, finding))
@@ -106,23 +118,25 @@ class WatchHooks:
         return result
 
     def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
-        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""
         if not leftovers.can_be_there():
             return Look()
+        return leftovers.look(self._roots(item, set_up_before), roots.of_other_tests(item.instance))
+
+    def _roots(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> list[Root]:
+        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""
         fixtures: list[Root] = [
             (fixture.argname, value)
             for fixture, value in self.fixtures.items()
             if fixture.argname in item.fixturenames or fixture not in set_up_before
         ]
-        return leftovers.look(
-            roots.of_test(item.function, item.instance, fixtures), roots.of_other_tests(item.instance)
-        )
+        return roots.of_test(item.function, item.instance, fixtures)
 
     def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
         item.stash[_result] = {
             "kinds": list(finding.kinds),
             "headline": message.headline(finding),
             "complete": complete,
+            "unread": self.programs.unread and f"programs were not judged ({self.programs.unread})",
         }
 
     @pytest.hookimpl(wrapper=True)
@@ -152,4 +166,10 @@ class WatchHooks:
             if self.results[nodeid]["kinds"]:
                 terminalreporter.write_line(f"{nodeid}  {self.results[nodeid]['headline']}")
         partly = sum(not result["complete"] for result in results)
-        terminalreporter.write_line(message.summary(len(results), partly, kinds, self.returns.missing))
+        missing = [self.returns.missing, *sorted({result["unread"] for result in results}), self._no_bytes()]
+        terminalreporter.write_line(message.summary(len(results), partly, kinds, missing))
+
+    def _no_bytes(self) -> str:
+        if self.budget is None or self.budget.bytes is not None:
+            return ""
+        return f"memory_budget {self.budget} is a multiple, which a test has that is marked: write bytes to hold all programs to it"

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
+from pytest_nnxcheck.watch.programs import Program
 
 SHOWN = 6
 
@@ -19,15 +20,16 @@ SHOWN = 6
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What one test left behind: ``before`` was there when its call began, ``after`` came with the call; ``unused`` are
-    the buffers that were donated for nothing.
+    the buffers that were donated for nothing, ``programs`` those that hold too much memory.
     """
 
     before: tuple[Leftover, ...] = ()
     after: tuple[Leftover, ...] = ()
     unused: tuple[Unused, ...] = ()
+    programs: tuple[Program, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.before or self.after or self.unused)
+        return bool(self.before or self.after or self.unused or self.programs)
 
     @property
     def tracers(self) -> tuple[str, ...]:
@@ -38,9 +40,23 @@ class Finding:
         return tuple(leftover.path for leftover in (*self.after, *self.before) if not leftover.tracer)
 
     @property
+    def over_budget(self) -> tuple[Program, ...]:
+        return tuple(program for program in self.programs if program.budget)
+
+    @property
+    def copying(self) -> tuple[Program, ...]:
+        return tuple(program for program in self.programs if program.copied)
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """What the end of the run counts."""
-        kinds = (("tracers", self.tracers), ("pinned", self.pinned), ("donation", self.unused))
+        kinds = (
+            ("tracers", self.tracers),
+            ("pinned", self.pinned),
+            ("donation", self.unused),
+            ("budget", self.over_budget),
+            ("copies", self.copying),
+        )
         return tuple(kind for kind, there in kinds if there)
 
 
@@ -53,6 +69,12 @@ def headline(finding: Finding) -> str:
         if finding.unused
         else []
     )
+    for program in finding.over_budget[:1]:
+        parts.append(
+            f"{program.name} peaks at {format_bytes(program.memory.peak)}, over {format_bytes(program.budget)}"
+        )
+    if finding.copying:
+        parts.append(f"copied by a program: {some(leaf for program in finding.copying for leaf in program.leaves)}")
     return "; ".join(parts)
 
 
@@ -81,6 +103,8 @@ def _rows(finding: Finding) -> Iterator[Row]:
     for advice in dict.fromkeys(filter(None, map(_hint, (*finding.after, *finding.before)))):
         yield "hint", advice
     yield from _unused_rows(finding.unused)
+    yield from _over_budget_rows(finding.over_budget)
+    yield from _copying_rows(finding.copying)
     yield (
         "see",
         f"@pytest.mark.{MARKER} on a test of this module names the nesting that breaks it, and the nearest one that holds",
@@ -116,6 +140,41 @@ def _unused_rows(unused: Iterable[Unused]) -> Iterator[Row]:
         yield "hint", hints.hint("not returned")
 
 
+def _over_budget_rows(programs: tuple[Program, ...]) -> Iterator[Row]:
+    for program in programs[:1]:
+        split = program.memory
+        yield (
+            "peak",
+            (
+                f"{format_bytes(split.peak)} of {program.name}, memory_budget {format_bytes(program.budget)}: arguments"
+                f" {format_bytes(split.arguments)} + outputs {format_bytes(split.outputs)} + temporaries"
+                f" {format_bytes(split.temporaries)} - aliased {format_bytes(split.aliased)}"
+            ),
+        )
+        yield "", _compiled(program)
+    if len(programs) > 1:
+        yield "", f"and {len(programs) - 1} more over the budget"
+
+
+def _copying_rows(programs: tuple[Program, ...]) -> Iterator[Row]:
+    for program in programs[:SHOWN]:
+        yield (
+            "copied",
+            (
+                f"{some(program.leaves)}: temporaries of {program.name} hold {format_bytes(program.copied)} of it once more,"
+                f" {program.copied / program.state:.1f} copies of the state"
+            ),
+        )
+        yield "", _compiled(program)
+    if len(programs) > SHOWN:
+        yield "", f"and {len(programs) - SHOWN} more programs"
+
+
+def _compiled(program: Program) -> str:
+    there = f"compiled at {program.line}" if program.line else "compiled by a library"
+    return there + (f", for the fixture {program.fixture}" if program.fixture else "")
+
+
 def _hint(leftover: Leftover) -> str:
     if not leftover.tracer:
         return hints.hint("pinned")
@@ -125,15 +184,17 @@ def _hint(leftover: Leftover) -> str:
     return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 
 
-def summary(looked: int, partly: int, kinds: Iterable[str], missing: str) -> str:
-    """``30 tests watched: 1 left tracers behind``."""
+def summary(looked: int, partly: int, kinds: Iterable[str], missing: Iterable[str]) -> str:
+    """``30 tests watched: 1 left tracers behind``, and what is ``missing``."""
     kinds = [*kinds]
     words = {
         "tracers": "left tracers behind",
         "pinned": "left Variables of an ended trace behind",
         "donation": "donated for nothing",
+        "budget": "compiled programs over the budget",
+        "copies": "compiled programs that copy the state",
     }
     counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
     text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(counts) or 'nothing was left behind'}"
     text += f"; {partly} looked at in part, they reach too much" if partly else ""
-    return text + (f"; local variables of tests are {missing}" if missing else "")
+    return "; ".join([text, *filter(None, missing)])

@@ -31,8 +31,10 @@ class Returns:
     def missing(self) -> str:
         """Why local variables are not looked at; empty if they are."""
         if sys.version_info < (3, 12):
-            return "watched from Python 3.12 on"
-        return "" if self._tool is not None else "not watched: two other tools hold the ids of sys.monitoring"
+            return "local variables of tests are watched from Python 3.12 on"
+        if self._tool is not None:
+            return ""
+        return "local variables of tests are not watched: two other tools hold the ids of sys.monitoring"
 
     def start(self) -> None:
         """Take a tool id that nobody has."""
