@@ -198,3 +198,12 @@ def summary(looked: int, partly: int, kinds: Iterable[str], missing: Iterable[st
     text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(counts) or 'nothing was left behind'}"
     text += f"; {partly} looked at in part, they reach too much" if partly else ""
     return "; ".join([text, *filter(None, missing)])
+
+
+def candidates(nodeids: list[str], *, all_: bool) -> list[str]:
+    """The tests that call a module outside of any transform, with ``all_`` a line each."""
+    if not nodeids:
+        return []
+    one = len(nodeids) == 1
+    head = f"{len(nodeids)} test{'' if one else 's'} call{'s' if one else ''} a module outside of any transform, to be marked with {MARKER}:"
+    return [head, *(f"  {nodeid}" for nodeid in nodeids)] if all_ else [f"{head} {some(nodeids)}"]

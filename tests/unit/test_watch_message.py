@@ -148,7 +148,7 @@ def test_the_function_that_a_decorator_wraps_is_looked_at_too():
         ((3, 0, [], [""]), "3 tests watched: nothing was left behind"),
         ((1, 0, ["tracers"], []), "1 test watched: 1 left tracers behind"),
         ((9, 1, ["pinned", "tracers", "tracers", "donation"], []), "9 tests watched: 2 left tracers behind, 1 left Variables of an ended trace behind, 1 donated for nothing; 1 looked at in part, they reach too much"),
-        ((2, 0, [], ["", "local variables of tests are watched from Python 3.12 on"]), "2 tests watched: nothing was left behind; local variables of tests are watched from Python 3.12 on"),
+        ((2, 0, [], ["", "local variables of tests, and calls of modules, are watched from Python 3.12 on"]), "2 tests watched: nothing was left behind; local variables of tests, and calls of modules, are watched from Python 3.12 on"),
     ],
 )  # fmt: skip
 def test_the_end_of_a_run_counts(arguments, text):
