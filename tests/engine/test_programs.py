@@ -143,18 +143,35 @@ def test_what_a_backward_pass_saves_is_not_told(how):
     assert heard(lambda: nnx.jit(nnx.grad(lambda model, x: reports.call_twice(model, x).sum()))(model, x)) == ()
 
 
-def test_a_batch_that_looks_like_a_kernel_is_no_state():
-    model = nnx.Linear(256, 256, rngs=rngs())
-
-    @jax.jit
-    def f(x):
-        return jax.lax.fori_loop(0, 3, lambda i, c: (c[1], c[0]), (x, x))[0].sum()
-
-    assert heard(lambda: f(numbers((256, 256)))) == ()
-    assert model
-
-
 WIDE = (256, 256)
+
+
+def copied(rows):
+    """Holds what it is called with a second time, on every version."""
+
+    def step(total, row):
+        return total + row.sum(), jax.lax.optimization_barrier(row)
+
+    total, again = jax.lax.scan(step, 0.0, rows)
+    return total + (again @ again).sum()
+
+
+def test_a_kernel_that_is_copied_is_told_and_a_batch_is_not():
+    model = nnx.Linear(*WIDE, rngs=rngs())
+    graphdef, state = nnx.split(model)
+    total = jax.jit(lambda state, x: copied(nnx.merge(graphdef, state).kernel[...]) + x.sum())
+    (program,) = heard(lambda: total(state, numbers((8, 256))))
+    assert (program.leaves[0].strip("'][").endswith("kernel"), program.copied) == (True, 256 * KIB)
+    assert heard(lambda: jax.jit(copied)(numbers(WIDE))) == ()
+
+
+def test_where_a_batch_looks_like_a_kernel_neither_is_told():
+    model = nnx.Linear(*WIDE, rngs=rngs())
+    graphdef, state = nnx.split(model)
+    total = jax.jit(lambda state, x: copied(x) + nnx.merge(graphdef, state)(x).sum())
+    assert heard(lambda: total(state, numbers(WIDE))) == ()
+
+
 LEFT_OUT = {"loss_scaling"} if FLAX < (0, 10, 7) else set()
 """It has a bare Variable among its arguments, which the jit of older flax takes apart."""
 
