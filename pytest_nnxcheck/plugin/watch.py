@@ -273,7 +273,10 @@ class NewTests:
             return f"{self.path.name} was not written: {reason}"
         if self.path.exists():
             return f"{self.path.name} was not written: it is there by now, and stays as it is"
-        atomic_file.write(self.path, candidates.file_text(tests))
+        try:
+            atomic_file.write(self.path, candidates.file_text(tests))
+        except OSError as error:
+            return f"{self.path.name} was not written: {atomic_file.reason(error)}"
         return f"{self.path.name} was written: read it before you keep it"
 
 

@@ -67,6 +67,8 @@ def draft(candidate: Candidate, call: Call) -> Draft:
         return _copied(candidate, call, empty)
     except Gap as gap:
         return Draft(empty.nodeid, empty.name, empty.call, gap=str(gap))
+    except (RecursionError, SyntaxError, ValueError):
+        return Draft(empty.nodeid, empty.name, empty.call, gap="its source cannot be written anew")
 
 
 def _copied(candidate: Candidate, call: Call, empty: Draft) -> Draft:
