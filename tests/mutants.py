@@ -112,8 +112,8 @@ MUTANTS = (
     Mutant("watch/calls.py", "and not inside_a_transform(frame)", "", "test_mark_candidates.py"),
     Mutant("watch/calls.py", "any(base is nnx.Module for base in", "any(base is nnx.Object for base in", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", "if call.code is not code:", "if False:", "test_mark_candidates.py"),
-    Mutant("watch/candidates.py", "if not isinstance(statement, _SIMPLE):", "if False:", "test_mark_candidates.py"),
-    Mutant("watch/candidates.py", 'node.id == "self" for node', 'node.id == "" for node', "test_mark_candidates.py"),
+    Mutant("watch/candidates.py", "if not isinstance(statement, _SIMPLE + _DEFINITIONS):", "if False:", "test_mark_candidates.py"),
+    Mutant("watch/candidates.py", 'node.id == "self") or', 'node.id == "") or', "test_mark_candidates.py"),
     Mutant("watch/candidates.py", "if bound.get(name, line) != line}", "if False}", "test_mark_candidates.py"),
     # plugin
     Mutant("plugin/watch.py", "if report.passed and", "if", "test_mark_candidates.py"),

@@ -19,6 +19,7 @@ from pytest_nnxcheck.watch.calls import Call, Span
 
 WRAP = "nnx_wrap"
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Assert, ast.Import, ast.ImportFrom, ast.Return)
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +140,22 @@ def _until(test: ast.FunctionDef, span: Span) -> Iterator[ast.stmt]:
     for number, statement in enumerate(test.body):
         if not number and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
-        if not isinstance(statement, _SIMPLE):
+        if not isinstance(statement, _SIMPLE + _DEFINITIONS):
             raise Gap(f"the call comes after, or in, the block in line {statement.lineno}")
-        if any(isinstance(node, ast.Name) and node.id == "self" for node in ast.walk(statement)):
+        if _needs_self(statement):
             raise Gap(f"line {statement.lineno} needs the instance of the test")
         wrapper = _Wrapper(span)
         yield wrapper.visit(copy.deepcopy(statement))
         if wrapper.done:
             return
     raise Gap("the call is in no statement of its own")
+
+
+def _needs_self(node: ast.AST) -> bool:
+    """Whether a statement has the ``self`` of the test in it; a method of a class that it defines has its own."""
+    if isinstance(node, ast.FunctionDef | ast.Lambda) and any(argument.arg == "self" for argument in node.args.args):
+        return False
+    return (isinstance(node, ast.Name) and node.id == "self") or any(map(_needs_self, ast.iter_child_nodes(node)))
 
 
 class _Wrapper(ast.NodeTransformer):
@@ -219,9 +227,9 @@ _HOW = "write here how the model is built, and call it: nnx_wrap(model)(x)"
 
 
 def file_text(drafts: Collection[Draft]) -> str:
-    """The new file. Of two names that mean different things the second is imported inside of its test."""
+    """The new file. One test for each function, and of two names that mean different things the second is imported inside of it."""
     bound, texts, names = {"pytest": "import pytest"}, [], set()
-    for draft in {draft.nodeid.partition("[")[0]: draft for draft in drafts}.values():
+    for draft in {(draft.nodeid.rpartition("::")[0], draft.name): draft for draft in drafts}.values():
         clashes = {name: line for name, line in draft.imports if bound.get(name, line) != line}
         if {*clashes} & {*draft.fixed}:
             draft = replace(draft, gap=f"{some(clashes)} means something else in another test of this file")  # noqa: PLW2901

@@ -261,6 +261,31 @@ def test_fixtures(net, batch):
 """
 
 
+DEFINED = """
+class TestLocal:
+    def test_class(self, batch):
+        class Double(nnx.Module):
+            def __call__(self, x):
+                return self.scaled(x)
+
+            def scaled(self, x):
+                return 2 * x
+
+        def both(x):
+            return Double()(x)
+
+        assert Double()(batch).shape == both(batch).shape
+"""
+
+
+@needs_monitoring
+def test_a_class_that_the_test_defines_comes_along(watch, marked, pytester):
+    watch(DEFINED, "--nnx-mark-candidates=test_marked.py")
+    written = (pytester.path / "test_marked.py").read_text()
+    assert "    assert nnx_wrap(Double())(batch).shape == both(batch).shape\n" in written
+    marked("test_marked.py").assert_outcomes(passed=1)
+
+
 @needs_monitoring
 def test_two_files_that_mean_different_things_by_a_name(watch, marked, pytester):
     pytester.makepyfile(test_other=HEAD + OTHER)
