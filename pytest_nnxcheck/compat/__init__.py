@@ -25,6 +25,7 @@ from pytest_nnxcheck.compat.compilation import (
     whole_stacks,
 )
 from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, judged_compiles, no_compile_cache
+from pytest_nnxcheck.compat.compiles import Executable, arguments_of, compiles, no_totals
 from pytest_nnxcheck.compat.flax_modes import (
     flax_mode,
     flax_version,
@@ -75,9 +76,11 @@ from pytest_nnxcheck.compat.variables import (
 
 __all__ = [
     "Compiled",
+    "Executable",
     "SharedPrograms",
     "active_mesh",
     "annotated",
+    "arguments_of",
     "attributes",
     "byte_bounds",
     "cached_compiles",
@@ -85,6 +88,7 @@ __all__ = [
     "checks_values",
     "compile_folder",
     "compiler_options",
+    "compiles",
     "concrete",
     "copied",
     "equation_line",
@@ -112,6 +116,7 @@ __all__ = [
     "modes",
     "nnx_shard_map",
     "no_compile_cache",
+    "no_totals",
     "on_devices",
     "open_jaxpr",
     "quick_compiles",

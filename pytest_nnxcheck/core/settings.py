@@ -232,10 +232,18 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
     "watch": _run(
         "off",
         kinds.WATCH,
-        "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, and for buffers donated"
-        " for nothing: fail it, or report it only",
+        "look after every test that is not marked for tracers and Variables of an ended trace that it leaves in modules, for buffers donated"
+        " for nothing, and for programs over the memory budget or with copies of the state: fail it, or report it only",
         "watch.md",
     ),
+    "mark_candidates": _run(
+        None,
+        kinds.optional(kinds.PATH),
+        "file of Python to write: a marked test for each test that calls a module outside of any transform, from its own source; a run that"
+        " is watched",
+        "watch.md#tests-to-mark",
+        of="watch",
+    )._replace(places=EVERYWHERE[1:2]),
     "no_cache": _run(
         "off",
         kinds.FLAG,

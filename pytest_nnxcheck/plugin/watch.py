@@ -1,22 +1,31 @@
 """Watch mode: hooks that look, around the call of every test that is not marked, for what it leaves behind.
 
-Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light rooms only: a suite without jax stays one.
+Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light modules only: a suite without jax stays one.
 PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import sys
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.plugin import options
-from pytest_nnxcheck.watch import donation, leftovers, message, roots
+from pytest_nnxcheck.core.setting_values import Budget, SettingError
+from pytest_nnxcheck.core.settings import MARKER, flag
+from pytest_nnxcheck.plugin import options, worker_data
+from pytest_nnxcheck.plugin.options import Given
+from pytest_nnxcheck.reporting import atomic_file
+from pytest_nnxcheck.watch import candidates, donation, leftovers, message, roots
+from pytest_nnxcheck.watch.calls import Call
+from pytest_nnxcheck.watch.candidates import Candidate, Draft
 from pytest_nnxcheck.watch.donation import Unused
-from pytest_nnxcheck.watch.leftovers import Leftover, Look, Told
+from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
 from pytest_nnxcheck.watch.message import Finding
+from pytest_nnxcheck.watch.programs import Programs
 from pytest_nnxcheck.watch.returns import Returns
 from pytest_nnxcheck.watch.roots import Root
 
@@ -29,8 +38,13 @@ _result = pytest.StashKey[dict[str, Any]]()
 def register(config: pytest.Config) -> None:
     """Watch the tests of a run that asks for it. Raises `SettingError` that names the source."""
     mode = options.value(config, "watch")
+    given = options.given(config, "mark_candidates")
+    if given is not None and mode == "off":
+        raise SettingError(f"{given.origin}: no test is watched, add {flag('watch')}")
     if mode != "off" and not config.option.collectonly:
-        config.pluginmanager.register(WatchHooks(fails=mode == "fail"), NAME)
+        budget = options.value(config, "memory_budget")
+        new_tests = NewTests(config, given) if given is not None else None
+        config.pluginmanager.register(WatchHooks(budget, new_tests, fails=mode == "fail"), NAME)
 
 
 def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
@@ -39,14 +53,18 @@ def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
 
 
 class WatchHooks:
-    """The fixtures that are alive, what was told of so far, and the results of the tests."""
+    """The fixtures that are alive, what was reported so far, and the results of the tests."""
 
-    def __init__(self, *, fails: bool) -> None:
+    def __init__(self, budget: Budget | None, new_tests: NewTests | None, *, fails: bool) -> None:
         self.fails = fails
-        self.told = Told()
+        self.new_tests = new_tests
+        self.budget = budget
+        self.programs = Programs(budget.bytes if budget is not None else None)
+        self.reported = Reported()
         self.returns = Returns()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
         self.results: dict[str, Mapping[str, Any]] = {}
+        self.candidates: dict[str, Mapping[str, Any]] = {}
 
     @pytest.hookimpl
     def pytest_sessionstart(self) -> None:
@@ -63,7 +81,8 @@ class WatchHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
         """Keep the value of a fixture, as long as pytest keeps it."""
-        value = yield
+        with self.programs.of(fixture=fixturedef.argname):
+            value = yield
         self.fixtures[fixturedef] = value
         return value
 
@@ -80,49 +99,62 @@ class WatchHooks:
         __tracebackhide__ = _is_not_ours
         if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is not None:
             return (yield)
-        known = set(self.fixtures)
-        first = self._look(item, known)
-        before, looks = self.told.new(first), [first]
+        set_up_before = set(self.fixtures)
+        first = self._look(item, set_up_before)
+        before, looks = self.reported.new(first), [first]
         inside: list[Leftover] = []
         unused: list[Unused] = []
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
             looks.append(leftovers.look(variables.items(), roots.of_other_tests(item.instance)))
-            inside.extend(self.told.new(looks[-1]))
+            inside.extend(self.reported.new(looks[-1]))
 
         try:
-            with donation.noted() as unused, self.returns.of(roots.bodies(item.function), at_return):
+            with (
+                self.programs.of(lambda: self._roots(item, set_up_before)),
+                donation.noted() as unused,
+                self.returns.of(roots.bodies(item.function), at_return),
+            ):
                 result = yield
             raised = False
         finally:
-            looks.append(self._look(item, known))
-            finding = Finding(before, (*inside, *self.told.new(looks[-1])), tuple(dict.fromkeys(unused)))
-            self._note(item, finding, complete=all(each.complete for each in looks))
+            looks.append(self._look(item, set_up_before))
+            finding = Finding(
+                before, (*inside, *self.reported.new(looks[-1])), tuple(dict.fromkeys(unused)), self.programs.take()
+            )
+            self._note(item, finding, complete=all(seen.complete for seen in looks))
             if finding and (raised or not self.fails):
                 item.add_report_section("call", TITLE, message.message(item.nodeid, finding))
         if finding and self.fails:
             raise pytest.fail.Exception(message.message(item.nodeid, finding), pytrace=False)
         return result
 
-    def _look(self, item: pytest.Function, known: set[pytest.FixtureDef[Any]]) -> Look:
-        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``known``."""
+    def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
         if not leftovers.can_be_there():
             return Look()
+        return leftovers.look(self._roots(item, set_up_before), roots.of_other_tests(item.instance))
+
+    def _roots(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> list[Root]:
+        """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""
         fixtures: list[Root] = [
             (fixture.argname, value)
             for fixture, value in self.fixtures.items()
-            if fixture.argname in item.fixturenames or fixture not in known
+            if fixture.argname in item.fixturenames or fixture not in set_up_before
         ]
-        return leftovers.look(
-            roots.of_test(item.function, item.instance, fixtures), roots.of_other_tests(item.instance)
-        )
+        return roots.of_test(item.function, item.instance, fixtures)
 
     def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
+        first = self.returns.calls.first
         item.stash[_result] = {
             "kinds": list(finding.kinds),
             "headline": message.headline(finding),
             "complete": complete,
+            "calls": first is not None,
+            "draft": self.new_tests is not None
+            and first is not None
+            and self.new_tests.draft(item, first, self.fixtures),
+            "unread": self.programs.unread and f"programs were not judged ({self.programs.unread})",
         }
 
     @pytest.hookimpl(wrapper=True)
@@ -141,6 +173,8 @@ class WatchHooks:
         """Gather the results, wherever the tests ran."""
         if (wire := getattr(report, _WIRE, None)) is not None:
             self.results[report.nodeid] = wire
+            if report.passed and wire["calls"]:
+                self.candidates[report.nodeid] = wire["draft"]
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -152,4 +186,108 @@ class WatchHooks:
             if self.results[nodeid]["kinds"]:
                 terminalreporter.write_line(f"{nodeid}  {self.results[nodeid]['headline']}")
         partly = sum(not result["complete"] for result in results)
-        terminalreporter.write_line(message.summary(len(results), partly, kinds, self.returns.missing))
+        missing = [self.returns.missing, *sorted({result["unread"] for result in results}), self._no_bytes()]
+        terminalreporter.write_line(message.summary(len(results), partly, kinds, missing))
+        verbose = terminalreporter.config.get_verbosity() > 0
+        for line in message.candidates(sorted(self.candidates), all_=verbose):
+            terminalreporter.write_line(line)
+        if self.new_tests is not None and not worker_data.is_worker(terminalreporter.config):
+            drafts = [self.candidates[nodeid] for nodeid in sorted(self.candidates)]
+            terminalreporter.write_line(self.new_tests.write(drafts, self.returns.missing))
+
+    def _no_bytes(self) -> str:
+        if self.budget is None or self.budget.bytes is not None:
+            return ""
+        return f"memory_budget {self.budget} is a multiple, which a test has that is marked: write bytes to hold all programs to it"
+
+
+class NewTests:
+    """The file of marked tests that the run writes."""
+
+    def __init__(self, config: pytest.Config, given: Given) -> None:
+        self.config = config
+        self.path = given.folder / given.value
+        if self.path.suffix != ".py":
+            raise SettingError(f"{given.origin}: {given.value!r} is no file of Python, write 'tests/test_marked.py'")
+        if self.path.exists():
+            raise SettingError(
+                f"{given.origin}: {given.value} is there, and stays as it is: move it, or name another file"
+            )
+        if reason := atomic_file.unwritable(self.path):
+            raise SettingError(f"{given.origin}: {given.value} cannot be written ({reason})")
+
+    def draft(
+        self, item: pytest.Function, call: Call, fixtures: Mapping[pytest.FixtureDef[Any], object]
+    ) -> dict[str, Any]:
+        """What can be said of a marked test for one that calls a module, in plain types."""
+        module, no_module = self._module(item)
+        used = [fixture for fixture in fixtures if fixture.argname in item.fixturenames]
+        callspec = getattr(item, "callspec", None)
+        places = {
+            fixture.argname: self._place(item, fixture)
+            for fixture in used
+            if fixture.argname not in (callspec.params if callspec else ()) or not _is_of_pytest(fixture)
+        }
+        own = frozenset(name for name, place in places.items() if place == "own")
+        missing = [name for name, place in places.items() if place == "missing"]
+        obstacle = f"its fixture {missing[0]} would not be there" if missing else no_module if own else ""
+        function = next(function for function in roots.bodies(item.function)[::-1])
+        candidate = Candidate(
+            item.nodeid,
+            function,
+            module,
+            no_module,
+            own,
+            frozenset({"request", *(name for name, place in places.items() if place == "given")}),
+            obstacle,
+        )
+        return asdict(candidates.draft(candidate, call))
+
+    def _module(self, item: pytest.Function) -> tuple[str, str]:
+        """The name that the new file can import the file of a test by, or why there is none."""
+        name, file = item.module.__name__, Path(item.module.__file__ or "")
+        if self.config.getoption("importmode") == "importlib":
+            return "", "with --import-mode=importlib the files of tests are no modules"
+        if sys.modules.get(name) is not item.module or _base(file) != _base(self.path.absolute()):
+            return "", f"write the new file into the folder of {file.name}"
+        return name, ""
+
+    def _place(self, item: pytest.Function, fixture: pytest.FixtureDef[Any]) -> str:
+        """Where the new file has a fixture from: it is ``given``, it is to be imported as the test's ``own``, or it is ``missing``."""
+        home, function = fixture.baseid, fixture.func
+        if "::" in home:
+            return "missing" if fixture.argname in item.fixturenames and not _is_of_pytest(fixture) else ""
+        if home.endswith(".py"):
+            named = item.module.__dict__.get(fixture.argname)
+            return "own" if function.__name__ == fixture.argname and named is not None else "missing"
+        if not home and not function.__module__.endswith("conftest"):
+            return "given"
+        folder = self.config.rootpath / home
+        return "given" if folder in self.path.absolute().parents else "missing"
+
+    def write(self, drafts: Iterable[Mapping[str, Any]], missing: str) -> str:
+        """Write the file, of which is said what the result is."""
+        tests = [Draft(**draft) for draft in drafts]
+        if not tests:
+            reason = missing or "no test that passed calls a module outside of any transform"
+            return f"{self.path.name} was not written: {reason}"
+        if self.path.exists():
+            return f"{self.path.name} was not written: it is there by now, and stays as it is"
+        try:
+            atomic_file.write(self.path, candidates.file_text(tests))
+        except OSError as error:
+            return f"{self.path.name} was not written: {atomic_file.reason(error)}"
+        return f"{self.path.name} was written: read it before you keep it"
+
+
+def _is_of_pytest(fixture: pytest.FixtureDef[Any]) -> bool:
+    """Whether pytest made it: for the values of a parameter, or of a ``setup`` function."""
+    return str(fixture.func.__module__).partition(".")[0] == "_pytest"
+
+
+def _base(file: Path) -> Path:
+    """The folder that pytest puts on the path of modules for a file."""
+    folder = file.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder

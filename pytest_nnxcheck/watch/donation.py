@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from pytest_nnxcheck.inspection.raw_access import is_library
+from pytest_nnxcheck.watch import frames
 from pytest_nnxcheck.watch.leftovers import MOST_OBJECTS
 
 _TEXT = "Some donated buffers were not usable:"
 _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
-_MOST_FRAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +58,16 @@ def types_in(text: str) -> tuple[str, ...]:
 
 
 def _read(text: str, frame: FrameType | None) -> Iterator[Unused]:
-    frames = [*_of_user(frame)]
-    line = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno} ({frames[0].f_code.co_name})" if frames else ""
-    arrays = _arrays(frames)
+    users = [*frames.of_user(frame)]
+    arrays = _arrays(users)
     for kind, count in Counter(types_in(text)).items():
-        yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), line)
+        yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users))
 
 
-def _of_user(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames that are the user's, the innermost first, up to where pytest called."""
-    count = 0
-    while frame is not None and count < _MOST_FRAMES and frame.f_code.co_name != "pytest_pyfunc_call":
-        if not is_library(frame.f_globals.get("__name__")):
-            count += 1
-            yield frame
-        frame = frame.f_back
-
-
-def _arrays(frames: list[FrameType]) -> list[tuple[str, str]]:
+def _arrays(users: list[FrameType]) -> list[tuple[str, str]]:
     """(path, type) of the arrays that the user's local variables lead to."""
     from pytest_nnxcheck.compat.arrays import describe
     from pytest_nnxcheck.inspection.walk import walk
 
-    seen = walk([root for frame in frames for root in frame.f_locals.items()], MOST_OBJECTS)
+    seen = walk(frames.local_variables(users), MOST_OBJECTS)
     return [(path, describe(array)) for path, array in seen.arrays]

@@ -28,26 +28,26 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one walk found, each with the very object, and whether it saw everything."""
+    """The leftovers that one walk came to, with the very objects, and whether it saw everything."""
 
-    found: tuple[tuple[object, Leftover], ...] = ()
+    leftovers: tuple[tuple[object, Leftover], ...] = ()
     complete: bool = True
 
 
-class Told:
-    """What was told of once. Weak references wherever a type takes one: a run keeps no arrays of its tests alive."""
+class Reported:
+    """The leftovers that were reported. Weak references wherever a type takes one: a run keeps no arrays of its tests alive."""
 
     def __init__(self) -> None:
         self._references: dict[int, Callable[[], object]] = {}
 
     def new(self, look: Look) -> tuple[Leftover, ...]:
-        """What is told for the first time, and is not told again: a tracer stays where it is until somebody takes it away."""
-        new = []
-        for value, leftover in look.found:
+        """What was not reported before, once: a tracer stays where it is until somebody takes it away."""
+        unreported = []
+        for value, leftover in look.leftovers:
             if self._references.get(id(value), _nothing)() is not value:
                 self._references[id(value)] = _reference(value)
-                new.append(leftover)
-        return tuple(new)
+                unreported.append(leftover)
+        return tuple(unreported)
 
 
 def _nothing() -> None:
@@ -95,17 +95,17 @@ def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[
     own = {path for path, _ in nodes}
     return [
         (
-            found.tracer,
+            leaked.tracer,
             Leftover(
-                found.path,
-                found.holder,
-                _type_of(found.tracer.aval),
-                compat.tracer_kind(found.tracer),
-                compat.tracer_line(found.tracer),
-                _place(found.path, own),
+                leaked.path,
+                leaked.holder,
+                _type_of(leaked.tracer.aval),
+                compat.tracer_kind(leaked.tracer),
+                compat.tracer_line(leaked.tracer),
+                _place(leaked.path, own),
             ),
         )
-        for found in walk(nodes, MOST_OBJECTS, left_out).tracers
+        for leaked in walk(nodes, MOST_OBJECTS, left_out).tracers
     ]
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.core.text import Row, some
+from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
+from pytest_nnxcheck.watch.programs import Program
 
 SHOWN = 6
 
@@ -19,28 +20,43 @@ SHOWN = 6
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What one test left behind: ``before`` was there when its call began, ``after`` came with the call; ``unused`` are
-    the buffers that were donated for nothing.
+    the buffers that were donated for nothing, ``programs`` those that hold too much memory.
     """
 
     before: tuple[Leftover, ...] = ()
     after: tuple[Leftover, ...] = ()
     unused: tuple[Unused, ...] = ()
+    programs: tuple[Program, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.before or self.after or self.unused)
+        return bool(self.before or self.after or self.unused or self.programs)
 
     @property
     def tracers(self) -> tuple[str, ...]:
-        return tuple(each.path for each in (*self.after, *self.before) if each.tracer)
+        return tuple(leftover.path for leftover in (*self.after, *self.before) if leftover.tracer)
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        return tuple(each.path for each in (*self.after, *self.before) if not each.tracer)
+        return tuple(leftover.path for leftover in (*self.after, *self.before) if not leftover.tracer)
+
+    @property
+    def over_budget(self) -> tuple[Program, ...]:
+        return tuple(program for program in self.programs if program.budget)
+
+    @property
+    def copying(self) -> tuple[Program, ...]:
+        return tuple(program for program in self.programs if program.copied)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """What the end of the run counts."""
-        kinds = (("tracers", self.tracers), ("pinned", self.pinned), ("donation", self.unused))
+        kinds = (
+            ("tracers", self.tracers),
+            ("pinned", self.pinned),
+            ("donation", self.unused),
+            ("budget", self.over_budget),
+            ("copies", self.copying),
+        )
         return tuple(kind for kind, there in kinds if there)
 
 
@@ -49,10 +65,16 @@ def headline(finding: Finding) -> str:
     parts = [f"tracers in {some(finding.tracers)}"] if finding.tracers else []
     parts += [f"Variables of a trace that has ended: {some(finding.pinned)}"] if finding.pinned else []
     parts += (
-        [f"donated for nothing: {some(name for each in finding.unused for name in _leaves(each))}"]
+        [f"donated for nothing: {some(name for buffers in finding.unused for name in _leaves(buffers))}"]
         if finding.unused
         else []
     )
+    for program in finding.over_budget[:1]:
+        parts.append(
+            f"{program.name} peaks at {format_bytes(program.memory.peak)}, over {format_bytes(program.budget)}"
+        )
+    if finding.copying:
+        parts.append(f"copied by a program: {some(leaf for program in finding.copying for leaf in program.leaves)}")
     return "; ".join(parts)
 
 
@@ -81,6 +103,8 @@ def _rows(finding: Finding) -> Iterator[Row]:
     for advice in dict.fromkeys(filter(None, map(_hint, (*finding.after, *finding.before)))):
         yield "hint", advice
     yield from _unused_rows(finding.unused)
+    yield from _over_budget_rows(finding.over_budget)
+    yield from _copying_rows(finding.copying)
     yield (
         "see",
         f"@pytest.mark.{MARKER} on a test of this module names the nesting that breaks it, and the nearest one that holds",
@@ -89,31 +113,66 @@ def _rows(finding: Finding) -> Iterator[Row]:
 
 def _leftover_rows(leftovers: Iterable[Leftover]) -> Iterator[Row]:
     leftovers = [*leftovers]
-    for each in leftovers[:SHOWN]:
-        if each.tracer:
-            yield "leaked", f"{each.path}   {each.holder} {each.type}   <- {each.tracer}"
+    for leftover in leftovers[:SHOWN]:
+        if leftover.tracer:
+            yield "leaked", f"{leftover.path}   {leftover.holder} {leftover.type}   <- {leftover.tracer}"
         else:
             yield (
                 "pinned",
-                f"{each.path}   {each.holder} {each.type}, made in a trace that has ended: flax refuses to write it",
+                f"{leftover.path}   {leftover.holder} {leftover.type}, made in a trace that has ended: flax refuses to write it",
             )
-        if each.line:
-            yield "", f"created at {each.line}"
+        if leftover.line:
+            yield "", f"created at {leftover.line}"
     if len(leftovers) > SHOWN:
         yield "", f"and {len(leftovers) - SHOWN} more"
 
 
 def _unused_rows(unused: Iterable[Unused]) -> Iterator[Row]:
     unused = [*unused]
-    for each in unused[:SHOWN]:
-        which = f"{each.count} of " if len(each.leaves) > each.count else ""
-        yield "donated", f"{each.type}   {which}{some(each.leaves) or 'which no local variable holds'}"
+    for buffers in unused[:SHOWN]:
+        which = f"{buffers.count} of " if len(buffers.leaves) > buffers.count else ""
+        yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'which no local variable holds'}"
     if len(unused) > SHOWN:
         yield "", f"and {len(unused) - SHOWN} more"
-    for line in dict.fromkeys(each.line for each in unused if each.line):
+    for line in dict.fromkeys(buffers.line for buffers in unused if buffers.line):
         yield "", f"to the program called at {line}, which has no output of that type for the buffer"
     if unused:
         yield "hint", hints.hint("not returned")
+
+
+def _over_budget_rows(programs: tuple[Program, ...]) -> Iterator[Row]:
+    for program in programs[:1]:
+        split = program.memory
+        yield (
+            "peak",
+            (
+                f"{format_bytes(split.peak)} of {program.name}, memory_budget {format_bytes(program.budget)}: arguments"
+                f" {format_bytes(split.arguments)} + outputs {format_bytes(split.outputs)} + temporaries"
+                f" {format_bytes(split.temporaries)} - aliased {format_bytes(split.aliased)}"
+            ),
+        )
+        yield "", _compiled(program)
+    if len(programs) > 1:
+        yield "", f"and {len(programs) - 1} more over the budget"
+
+
+def _copying_rows(programs: tuple[Program, ...]) -> Iterator[Row]:
+    for program in programs[:SHOWN]:
+        yield (
+            "copied",
+            (
+                f"{some(program.leaves)}: temporaries of {program.name} hold {format_bytes(program.copied)} of it once more,"
+                f" {program.copied / program.state:.1f} copies of the state"
+            ),
+        )
+        yield "", _compiled(program)
+    if len(programs) > SHOWN:
+        yield "", f"and {len(programs) - SHOWN} more programs"
+
+
+def _compiled(program: Program) -> str:
+    there = f"compiled at {program.line}" if program.line else "compiled by a library"
+    return there + (f", for the fixture {program.fixture}" if program.fixture else "")
 
 
 def _hint(leftover: Leftover) -> str:
@@ -125,15 +184,26 @@ def _hint(leftover: Leftover) -> str:
     return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 
 
-def summary(looked: int, partly: int, kinds: Iterable[str], missing: str) -> str:
-    """``30 tests watched: 1 left tracers behind``."""
+def summary(looked: int, partly: int, kinds: Iterable[str], missing: Iterable[str]) -> str:
+    """``30 tests watched: 1 left tracers behind``, and what is ``missing``."""
     kinds = [*kinds]
     words = {
         "tracers": "left tracers behind",
         "pinned": "left Variables of an ended trace behind",
         "donation": "donated for nothing",
+        "budget": "compiled programs over the budget",
+        "copies": "compiled programs that copy the state",
     }
-    found = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
-    text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(found) or 'nothing was left behind'}"
+    counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
+    text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(counts) or 'nothing was left behind'}"
     text += f"; {partly} looked at in part, they reach too much" if partly else ""
-    return text + (f"; local variables of tests are {missing}" if missing else "")
+    return "; ".join([text, *filter(None, missing)])
+
+
+def candidates(nodeids: list[str], *, all_: bool) -> list[str]:
+    """The tests that call a module outside of any transform, with ``all_`` a line each."""
+    if not nodeids:
+        return []
+    one = len(nodeids) == 1
+    head = f"{len(nodeids)} test{'' if one else 's'} call{'s' if one else ''} a module outside of any transform, to be marked with {MARKER}:"
+    return [head, *(f"  {nodeid}" for nodeid in nodeids)] if all_ else [f"{head} {some(nodeids)}"]

@@ -1,4 +1,4 @@
-"""The local variables of a test at its return, by `sys.monitoring`: from Python 3.12 on, and at no cost for any other function.
+"""The local variables of a test at its return, and the modules that it calls, by `sys.monitoring`: from Python 3.12 on, and at no cost for other functions.
 
 A model that a test builds for itself is gone when its call has ended. Before Python 3.12 only a profiler sees a function return, at a
 cost for every call of every function: local variables are not looked at there.
@@ -9,30 +9,33 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from pytest_nnxcheck.inspection.raw_access import top_package
+from pytest_nnxcheck.watch.calls import Calls, inside_a_transform
 
 NAME = "pytest-nnxcheck"
-_TRANSFORMS = ("jax", "flax", "equinox")
 _TOOLS = (3, 4)
 """The tool ids that Python has given no meaning."""
 
 
 class Returns:
-    """Looks at the local variables of a function whenever it returns, for as long as `of` lasts."""
+    """Looks at the local variables of a function whenever it returns, and hears of calls, for as long as `of` lasts."""
 
     def __init__(self) -> None:
+        self.calls = Calls()
         self._tool: int | None = None
         self._looks: dict[CodeType, Callable[[Mapping[str, Any]], None]] = {}
 
     @property
     def missing(self) -> str:
-        """Why local variables are not looked at; empty if they are."""
+        """Why neither is known; empty if they are."""
         if sys.version_info < (3, 12):
-            return "watched from Python 3.12 on"
-        return "" if self._tool is not None else "not watched: two other tools hold the ids of sys.monitoring"
+            return "local variables of tests, and calls of modules, are watched from Python 3.12 on"
+        if self._tool is not None:
+            return ""
+        return "local variables of tests, and calls of modules, are not watched: two other tools hold the ids of sys.monitoring"
 
     def start(self) -> None:
         """Take a tool id that nobody has."""
@@ -42,12 +45,17 @@ class Returns:
                 if monitoring.get_tool(tool) is None:
                     monitoring.use_tool_id(tool, NAME)
                     monitoring.register_callback(tool, monitoring.events.PY_RETURN, self._returned)
+                    monitoring.register_callback(tool, monitoring.events.PY_START, self.calls.started)
+                    monitoring.set_events(tool, monitoring.events.PY_START)
                     self._tool = tool
                     return
 
     def stop(self) -> None:
         """Give the tool id back."""
         if sys.version_info >= (3, 12) and self._tool is not None:
+            sys.monitoring.set_events(self._tool, sys.monitoring.events.NO_EVENTS)
+            for event in (sys.monitoring.events.PY_START, sys.monitoring.events.PY_RETURN):
+                sys.monitoring.register_callback(self._tool, event, None)
             sys.monitoring.free_tool_id(self._tool)
             self._tool = None
 
@@ -58,7 +66,8 @@ class Returns:
         self._looks = dict.fromkeys(codes, look)
         self._listen(codes, on=True)
         try:
-            yield
+            with self.calls.of_test():
+                yield
         finally:
             self._listen(codes, on=False)
             self._looks = {}
@@ -71,7 +80,7 @@ class Returns:
 
     def _returned(self, code: CodeType, _offset: int, _value: object) -> None:
         look, frame = self._looks.get(code), sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
-        if look is not None and not _inside_a_transform(frame):
+        if look is not None and not inside_a_transform(frame):
             variables = {name: value for name, value in frame.f_locals.items() if _may_hold(value)}
             if variables:
                 look(variables)
@@ -85,11 +94,3 @@ def _may_hold(value: object) -> bool:
         dict,
         set,
     }
-
-
-def _inside_a_transform(frame: FrameType | None) -> bool:
-    """Whether a library that traces has called the function: its tracers are alive then."""
-    while (frame := frame.f_back if frame is not None else None) is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRANSFORMS:
-            return True
-    return False

@@ -13,16 +13,16 @@ Root = tuple[str, object]
 
 def bodies(function: object) -> tuple[FunctionType, ...]:
     """The function of a test and those that it wraps: hypothesis, decorators and parametrized methods hide the one that was written."""
-    found: dict[int, FunctionType] = {}
+    functions: dict[int, FunctionType] = {}
     pending = [function]
     while pending:
-        one = pending.pop(0)
-        if type(one) is not FunctionType or id(one) in found:
+        candidate = pending.pop(0)
+        if type(candidate) is not FunctionType or id(candidate) in functions:
             continue
-        found[id(one)] = one
-        own = one.__dict__
+        functions[id(candidate)] = candidate
+        own = candidate.__dict__
         pending += [own.get("__wrapped__"), getattr(own.get("hypothesis"), "inner_test", None)]
-    return tuple(found.values())
+    return tuple(functions.values())
 
 
 def of_test(function: object, instance: object, fixtures: Iterable[Root]) -> list[Root]:

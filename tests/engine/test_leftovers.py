@@ -16,7 +16,7 @@ from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
 
 from pytest_nnxcheck.watch import donation
-from pytest_nnxcheck.watch.leftovers import Told, look
+from pytest_nnxcheck.watch.leftovers import Reported, look
 
 
 def jitted(case) -> None:
@@ -30,10 +30,10 @@ def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
     twins = LEAKY[name]
     healthy = twins.healthy()
     jitted(healthy)
-    assert look([("model", healthy.subject)]).found == ()
+    assert look([("model", healthy.subject)]).leftovers == ()
     leaky = twins.leaky()
     jitted(leaky)
-    paths = [leftover.path for _, leftover in look([("model", leaky.subject)]).found]
+    paths = [leftover.path for _, leftover in look([("model", leaky.subject)]).leftovers]
     if twins.since <= FLAX or paths:
         assert any(twins.path in path for path in paths), paths
     twins.leaky()  # clears what lives outside of the module
@@ -45,7 +45,7 @@ def test_a_healthy_model_leaves_nothing_behind(name):
     case()
     jitted(case)
     seen = look([("model", case.subject), ("args", case.args), ("list", [case.subject])])
-    assert (seen.found, seen.complete) == ((), True)
+    assert (seen.leftovers, seen.complete) == ((), True)
 
 
 def made_inside() -> list[nnx.Param]:
@@ -61,7 +61,7 @@ def made_inside() -> list[nnx.Param]:
 
 
 def test_a_variable_of_an_ended_trace_is_found_with_and_without_a_tracer_in_it():
-    (_, tracer), *others = look([("kept", made_inside())]).found
+    (_, tracer), *others = look([("kept", made_inside())]).leftovers
     assert (tracer.path, tracer.holder, tracer.type) == ("kept[0]", "Param", "float32[3]")
     assert tracer.tracer == "DynamicJaxprTracer"
     assert "test_leftovers.py:" in tracer.line
@@ -72,30 +72,30 @@ def test_a_variable_of_an_ended_trace_is_found_with_and_without_a_tracer_in_it()
 def test_what_a_transform_hands_out_is_no_variable_of_an_ended_trace():
     made = nnx.jit(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))()
     abstract = nnx.eval_shape(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-    assert look([("made", made), ("abstract", abstract)]).found == ()
+    assert look([("made", made), ("abstract", abstract)]).leftovers == ()
 
 
 def test_a_tracer_that_only_the_test_keeps_is_its_own_business():
     kept = []
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     nnx.jit(lambda model, x: kept.append(x))(model, jnp.ones((1, 2)))
-    assert look([("model", model), ("kept", kept)]).found == ()
+    assert look([("model", model), ("kept", kept)]).leftovers == ()
 
 
 def test_nothing_of_a_test_is_kept_alive():
-    told = Told()
-    found = look([("kept", made_inside())])
-    tracer = weakref.ref(found.found[0][0])
-    assert told.new(found)[0].path == "kept[0]"
-    del found
+    reported = Reported()
+    after = look([("kept", made_inside())])
+    tracer = weakref.ref(after.leftovers[0][0])
+    assert reported.new(after)[0].path == "kept[0]"
+    del after
     gc.collect()
     assert tracer() is None
 
 
 def test_what_is_left_out_is_not_opened():
     kept = made_inside()
-    assert look([("kept", [kept])]).found != ()
-    assert look([("kept", [kept])], left_out=(kept,)).found == ()
+    assert look([("kept", [kept])]).leftovers != ()
+    assert look([("kept", [kept])], left_out=(kept,)).leftovers == ()
 
 
 def test_data_without_end_is_looked_at_in_part():
@@ -128,5 +128,5 @@ def test_donated_leaves_that_jax_could_not_use_are_named(step, unused):
         warnings.simplefilter("always")
         with donation.noted() as seen:
             jax.jit(step, donate_argnums=0)(nnx.state(model))
-    assert {each.type: (each.count, each.leaves) for each in seen} == unused
-    assert all("test_leftovers.py:" in each.line and each.line.endswith("named)") for each in seen)
+    assert {buffers.type: (buffers.count, buffers.leaves) for buffers in seen} == unused
+    assert all("test_leftovers.py:" in buffers.line and buffers.line.endswith("named)") for buffers in seen)

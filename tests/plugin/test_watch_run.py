@@ -288,8 +288,8 @@ def test_the_local_variables_of_a_test(watch):
 
 def test_python_that_sees_no_returns_says_so(watch):
     result, _ = watch(LOCAL)
-    told = "; local variables of tests are watched from Python 3.12 on" in result.stdout.str()
-    assert told == (sys.version_info < (3, 12))
+    says_so = "; local variables of tests, and calls of modules, are watched from Python 3.12 on" in result.stdout.str()
+    assert says_so == (sys.version_info < (3, 12))
 
 
 @local_variables
@@ -303,7 +303,9 @@ def test_ids_that_other_tools_hold_are_left_to_them(watch):
         for tool in (3, 4):
             sys.monitoring.free_tool_id(tool)
     assert (failed, names) == ([], ["another"] * 2)
-    result.stdout.fnmatch_lines(["*; local variables of tests are not watched: *sys.monitoring*"])
+    result.stdout.fnmatch_lines(
+        ["*; local variables of tests, and calls of modules, are not watched: *sys.monitoring*"]
+    )
 
 
 BEFORE = (

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_nnxcheck.watch import donation, roots
 from pytest_nnxcheck.watch.donation import Unused
-from pytest_nnxcheck.watch.leftovers import Leftover, Look, Told
+from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
 from pytest_nnxcheck.watch.message import Finding, headline, message, summary
 
 TRACER = Leftover("model.last", "Param", "float32[3]", "DynamicJaxprTracer", "model.py:8 (forward)")
@@ -78,8 +78,8 @@ def test_a_warning_is_noted_and_goes_on_to_who_listened_before():
             warnings.warn("Some donated buffers were not usable: float32[3].", stacklevel=1)
             warnings.warn("another", stacklevel=1)
         warnings.warn("Some donated buffers were not usable: float32[4].", stacklevel=1)
-    assert [each.type for each in unused] == ["float32[3]"]
-    assert [str(each.message)[-11:] for each in heard] == ["float32[3].", "another", "float32[4]."]
+    assert [buffers.type for buffers in unused] == ["float32[3]"]
+    assert [str(warning.message)[-11:] for warning in heard] == ["float32[3].", "another", "float32[4]."]
     assert weights
 
 
@@ -94,17 +94,17 @@ class Slotted:
 
 
 @pytest.mark.parametrize("make", [Slotted, type("Plain", (), {})])
-def test_what_was_told_is_not_told_again(make):
-    told, value, other = Told(), make(), make()
-    assert told.new(Look(((value, TRACER),))) == (TRACER,)
-    assert told.new(Look(((value, TRACER), (other, PINNED)))) == (PINNED,)
-    assert told.new(Look(((value, TRACER), (other, PINNED)))) == ()
+def test_what_was_reported_is_not_reported_again(make):
+    reported, value, other = Reported(), make(), make()
+    assert reported.new(Look(((value, TRACER),))) == (TRACER,)
+    assert reported.new(Look(((value, TRACER), (other, PINNED)))) == (PINNED,)
+    assert reported.new(Look(((value, TRACER), (other, PINNED)))) == ()
 
 
-def test_an_object_at_the_address_of_one_that_is_gone_is_told_of():
-    told = Told()
-    told._references[id(TRACER)] = lambda: None
-    assert told.new(Look(((TRACER, TRACER),))) == (TRACER,)
+def test_an_object_at_the_address_of_one_that_is_gone_is_reported():
+    reported = Reported()
+    reported._references[id(TRACER)] = lambda: None
+    assert reported.new(Look(((TRACER, TRACER),))) == (TRACER,)
 
 
 class Suite:
@@ -145,10 +145,10 @@ def test_the_function_that_a_decorator_wraps_is_looked_at_too():
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ((3, 0, [], ""), "3 tests watched: nothing was left behind"),
-        ((1, 0, ["tracers"], ""), "1 test watched: 1 left tracers behind"),
-        ((9, 1, ["pinned", "tracers", "tracers", "donation"], ""), "9 tests watched: 2 left tracers behind, 1 left Variables of an ended trace behind, 1 donated for nothing; 1 looked at in part, they reach too much"),
-        ((2, 0, [], "watched from Python 3.12 on"), "2 tests watched: nothing was left behind; local variables of tests are watched from Python 3.12 on"),
+        ((3, 0, [], [""]), "3 tests watched: nothing was left behind"),
+        ((1, 0, ["tracers"], []), "1 test watched: 1 left tracers behind"),
+        ((9, 1, ["pinned", "tracers", "tracers", "donation"], []), "9 tests watched: 2 left tracers behind, 1 left Variables of an ended trace behind, 1 donated for nothing; 1 looked at in part, they reach too much"),
+        ((2, 0, [], ["", "local variables of tests, and calls of modules, are watched from Python 3.12 on"]), "2 tests watched: nothing was left behind; local variables of tests, and calls of modules, are watched from Python 3.12 on"),
     ],
 )  # fmt: skip
 def test_the_end_of_a_run_counts(arguments, text):

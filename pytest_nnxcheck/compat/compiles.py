@@ -1,0 +1,107 @@
+"""The programs that somebody else's code compiles, heard of by the events that jax records."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from pytest_nnxcheck.compat.compile_cache import DIRECTORY, EQUAL_FROM
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+_DIFFERENTIATED = b"transpose("
+"""What the name of an operation says that a backward pass is made of: ``jit(f)/transpose(jvp(g))/dot_general``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """What was compiled, with those methods of `jax.stages.Compiled` that are asked here for its memory."""
+
+    loaded: Any
+
+    def memory_analysis(self) -> Any:
+        """The totals. All versions."""
+        return self.loaded.get_compiled_memory_stats()
+
+    def runtime_executable(self) -> Any:
+        """The program as XLA has it."""
+        return self.loaded
+
+    def name(self) -> str:
+        """What jax calls the program: ``jit_step``. All versions."""
+        return str(self.loaded.hlo_modules()[0].name)
+
+    def differentiates(self) -> bool:
+        """Whether a backward pass is in the program. jax writes it into the names of operations alone. All versions."""
+        return any(_DIFFERENTIATED in module.as_serialized_hlo_module_proto() for module in self.loaded.hlo_modules())
+
+
+@contextlib.contextmanager
+def compiles(heard: Callable[[Executable, FrameType], None]) -> Iterator[None]:
+    """Hear of each program, with the frame that it comes from, while it is compiled or loaded from jax's persistent cache.
+
+    The event is documented nowhere, and no public way leads to the programs of others. A listener is taken away by a public name from jax
+    0.7 on, by a private one before. All versions.
+    """
+    import jax
+    from jax._src import monitoring
+
+    def listener(event: str, duration_secs: float, **_more: Any) -> None:  # noqa: ARG001 - a name of the protocol
+        if event == _EVENT:
+            frame = sys._getframe(1)
+            heard(_compiled_in(frame), frame)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        yield
+    finally:
+        name = "unregister_event_duration_listener"
+        unregister = getattr(monitoring, name, None) or getattr(monitoring, f"_{name}_by_callback")
+        with contextlib.suppress(
+            AssertionError, ValueError
+        ):  # somebody has called jax.monitoring.clear_event_listeners
+            unregister(listener)
+
+
+def _compiled_in(frame: FrameType) -> Executable:
+    """The program that was just compiled: a local variable of jax's own, or else the newest of all that are alive.
+
+    Neither is public. To list all takes 0.4 microseconds for each, and a suite has thousands. All versions.
+    """
+    import jax
+
+    at: FrameType | None = frame
+    for _ in range(5):
+        if at is None:
+            break
+        for value in at.f_locals.values():
+            if type(value).__name__ == "LoadedExecutable":
+                return Executable(value)
+        at = at.f_back
+    return Executable(jax.local_devices()[0].client.live_executables()[0])
+
+
+def arguments_of(frame: FrameType | None) -> tuple[Any, ...]:
+    """The leaves that the program is called with for which a frame compiles; none where it is compiled ahead of any call.
+
+    They are locals of the function in which jax handles a call that its cache misses. All versions.
+    """
+    import jax
+
+    while frame is not None:
+        if frame.f_code.co_name == "cache_miss" and "args" in frame.f_locals:
+            return tuple(jax.tree.leaves((frame.f_locals["args"], frame.f_locals.get("kwargs"))))
+        frame = frame.f_back
+    return ()
+
+
+def no_totals() -> str:
+    """Why the totals of programs are not those of what was compiled; empty if they are. See `EQUAL_FROM`. All versions."""
+    import jax
+
+    if jax.__version_info__ >= EQUAL_FROM or not jax.config.values.get(DIRECTORY):
+        return ""
+    return f"jax {jax.__version__} gives back programs from {DIRECTORY} that tell no aliased bytes"

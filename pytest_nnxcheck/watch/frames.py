@@ -1,0 +1,32 @@
+"""The frames of the user's code that something was called from: the line to name, and the local variables to look into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import FrameType
+
+from pytest_nnxcheck.inspection.raw_access import is_library
+from pytest_nnxcheck.watch.roots import Root
+
+_MOST = 8
+_CALLERS = ("pytest_pyfunc_call", "pytest_fixture_setup")
+
+
+def of_user(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames that are the user's, the innermost first, up to where pytest called."""
+    count = 0
+    while frame is not None and count < _MOST and frame.f_code.co_name not in _CALLERS:
+        if not is_library(frame.f_globals.get("__name__")):
+            count += 1
+            yield frame
+        frame = frame.f_back
+
+
+def line(users: list[FrameType]) -> str:
+    """``path:line (function)`` of the innermost; nothing where there is none."""
+    return f"{users[0].f_code.co_filename}:{users[0].f_lineno} ({users[0].f_code.co_name})" if users else ""
+
+
+def local_variables(users: Iterable[FrameType]) -> list[Root]:
+    """Where a walk may start."""
+    return [root for frame in users for root in frame.f_locals.items()]

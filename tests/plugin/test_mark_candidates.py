@@ -1,0 +1,359 @@
+"""Tests that call a module outside of any transform: ``--nnx-watch`` names them, ``--nnx-mark-candidates`` writes a marked test for each."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="calls are watched from Python 3.12 on")
+CONFTEST = """
+import jax.numpy as jnp
+import pytest
+
+@pytest.fixture
+def batch():
+    return jnp.ones((2, 4))
+"""
+HEAD = """
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+WIDTH = 4
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        return nnx.relu(self.linear(x))
+
+@pytest.fixture
+def net():
+    return Net(nnx.Rngs(0))
+
+"""
+SURE = """
+def test_built():
+    "The words of the author."
+    model = Net(nnx.Rngs(0))
+    x = jnp.ones((2, WIDTH))
+    assert model(x).shape == (2, 4)
+    assert model
+
+def test_fixtures(net, batch):
+    y = net(net(batch))
+    assert y.shape == (2, 4)
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows(rows, net):
+    net(jnp.ones((rows, WIDTH)))
+
+class TestNet:
+    def test_method(self, batch):
+        from flax.nnx import Linear
+        assert jnp.isfinite(Linear(4, 2, rngs=nnx.Rngs(0))(batch)).all()
+
+def test_jitted_first(net, batch):
+    nnx.jit(lambda net, x: net(x))(net, batch)
+    y = jax.nn.relu(net(batch))
+"""
+NONE = """
+def test_jitted(net, batch):
+    nnx.jit(lambda net, x: net(x))(net, batch)
+
+def test_nothing(net):
+    assert net.linear
+
+def test_rngs():
+    nnx.Rngs(0)()
+
+def test_fails(net, batch):
+    net(batch)
+    raise AssertionError
+"""
+GAPS = """
+import contextlib
+
+def test_loop(net, batch):
+    for _ in range(2):
+        net(batch)
+
+def helper(model):
+    return model(jnp.ones((1, 4)))
+
+def test_helper(net):
+    helper(net)
+
+class TestSelf:
+    @pytest.fixture
+    def mine(self):
+        return Net(nnx.Rngs(0))
+
+    def test_self(self, batch):
+        self.model = Net(nnx.Rngs(0))
+        self.model(batch)
+
+    def test_of_its_class(self, mine, batch):
+        mine(batch)
+
+@contextlib.contextmanager
+def nothing():
+    yield
+
+@nothing()
+def test_decorated():
+    Net(nnx.Rngs(0))(jnp.ones((1, 4)))
+"""
+
+
+@pytest.fixture
+def watch(pytester, inner_args):
+    pytester.makeconftest(CONFTEST)
+
+    def run(source, *args, subprocess=False, file="test_suite.py"):
+        pytester.makepyfile(**{Path(file).stem: HEAD + source})
+        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        return start(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", "--nnx-watch", *args)
+
+    return run
+
+
+@pytest.fixture
+def marked(pytester, inner_args):
+    """Run the new file: as little as a marked test can."""
+
+    def run(*files):
+        few = ("--nnx-transforms=jit", "--nnx-styles=argument", "--nnx-sweep=probes", "--nnx-max-examples=0")
+        return pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", *few, *files)
+
+    return run
+
+
+@needs_monitoring
+def test_the_tests_that_call_a_module_are_named(watch):
+    result = watch(SURE + NONE)
+    result.stdout.fnmatch_lines(
+        [
+            "10 tests watched: nothing was left behind",
+            (
+                "6 tests call a module outside of any transform, to be marked with nnx_invariants:"
+                " test_suite.py::TestNet::test_method, test_suite.py::test_built, test_suite.py::test_fixtures, ..."
+            ),
+        ]
+    )
+
+
+@needs_monitoring
+def test_all_of_them_with_v(watch):
+    watch(SURE, "-v").stdout.fnmatch_lines(
+        ["6 tests call a module *:", "  test_suite.py::TestNet::test_method", "*", "  test_suite.py::test_rows?3?"]
+    )
+
+
+WRITTEN = '''"""Tests marked with nnx_invariants, from tests that call a module outside of any transform: read them before you keep them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from test_suite import Net, WIDTH, net
+
+
+# test_suite.py::TestNet::test_method calls Linear in line 38 of test_suite.py
+@pytest.mark.nnx_invariants
+def test_method(nnx_wrap, batch):
+    from flax.nnx import Linear
+    assert jnp.isfinite(nnx_wrap(Linear(4, 2, rngs=nnx.Rngs(0)))(batch)).all()
+
+
+# test_suite.py::test_built calls Net in line 24 of test_suite.py
+@pytest.mark.nnx_invariants
+def test_built(nnx_wrap):
+    model = Net(nnx.Rngs(0))
+    x = jnp.ones((2, WIDTH))
+    assert nnx_wrap(model)(x).shape == (2, 4)
+
+
+# test_suite.py::test_fixtures calls Net in line 28 of test_suite.py
+@pytest.mark.nnx_invariants
+def test_fixtures(nnx_wrap, net, batch):
+    y = net(nnx_wrap(net)(batch))
+
+
+# test_suite.py::test_jitted_first calls Net in line 42 of test_suite.py
+@pytest.mark.nnx_invariants
+def test_jitted_first(nnx_wrap, net, batch):
+    nnx.jit(lambda net, x: net(x))(net, batch)
+    y = jax.nn.relu(nnx_wrap(net)(batch))
+
+
+# test_suite.py::test_rows calls Net in line 33 of test_suite.py
+@pytest.mark.nnx_invariants
+@pytest.mark.parametrize('rows', [1, 3])
+def test_rows(nnx_wrap, rows, net):
+    nnx_wrap(net)(jnp.ones((rows, WIDTH)))
+'''
+
+
+@needs_monitoring
+def test_a_marked_test_for_each_is_written_and_passes(watch, marked, pytester):
+    result = watch(SURE + NONE, "--nnx-mark-candidates", "test_marked.py")
+    result.stdout.fnmatch_lines(["test_marked.py was written: read it before you keep it"])
+    assert (pytester.path / "test_marked.py").read_text() == WRITTEN
+    marked("test_marked.py").assert_outcomes(passed=6)
+
+
+@needs_monitoring
+def test_the_page_shows_what_is_written_for_its_suite(pytester, inner_args):
+    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    (suite,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shown, _ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    pytester.makepyfile(test_net=suite)
+    pytester.runpytest_inprocess(
+        *inner_args,
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        "--nnx-watch",
+        "--nnx-mark-candidates=test_marked.py",
+    )
+    assert (pytester.path / "test_marked.py").read_text().partition("\n\n")[2] == shown
+
+
+@needs_monitoring
+def test_what_is_not_certain_is_left_to_the_author_and_fails_until_it_is_written(watch, marked, pytester):
+    watch(GAPS, "--nnx-mark-candidates=test_marked.py")
+    written = (pytester.path / "test_marked.py").read_text()
+    comments = [line.partition("; ")[2] for line in written.splitlines() if line.startswith("# ")]
+    assert comments == [
+        "its fixture mine would not be there",
+        "line 38 needs the instance of the test",
+        "it is decorated with nothing",
+        "the test does not call it itself",
+        "the call comes after, or in, the block in line 23",
+    ]
+    result = marked("test_marked.py")
+    result.assert_outcomes(failed=5)
+    result.stdout.fnmatch_lines(
+        ["*NotImplementedError: write here how the model is built, and call it: nnx_wrap(model)(x)"]
+    )
+
+
+OTHER = """
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.kernel = nnx.Param(jnp.ones((4, 4)))
+
+    def __call__(self, x):
+        return x @ self.kernel
+
+def test_built():
+    assert Net(None)(jnp.ones((2, 4))).shape == (2, 4)
+
+def test_fixtures(net, batch):
+    net(batch)
+"""
+
+
+DEFINED = """
+class TestLocal:
+    def test_class(self, batch):
+        class Double(nnx.Module):
+            def __call__(self, x):
+                return self.scaled(x)
+
+            def scaled(self, x):
+                return 2 * x
+
+        def both(x):
+            return Double()(x)
+
+        assert Double()(batch).shape == both(batch).shape
+"""
+
+
+@needs_monitoring
+def test_a_class_that_the_test_defines_comes_along(watch, marked, pytester):
+    watch(DEFINED, "--nnx-mark-candidates=test_marked.py")
+    written = (pytester.path / "test_marked.py").read_text()
+    assert "    assert nnx_wrap(Double())(batch).shape == both(batch).shape\n" in written
+    marked("test_marked.py").assert_outcomes(passed=1)
+
+
+@needs_monitoring
+def test_two_files_that_mean_different_things_by_a_name(watch, marked, pytester):
+    pytester.makepyfile(test_other=HEAD + OTHER)
+    watch(SURE, "--nnx-mark-candidates=test_marked.py")
+    written = (pytester.path / "test_marked.py").read_text()
+    assert "def test_built_2(nnx_wrap):\n    from test_suite import Net\n    model = Net(nnx.Rngs(0))\n" in written
+    assert (
+        "# test_suite.py::test_fixtures calls Net in line 28 of test_suite.py; net means something else in another"
+        in written
+    )
+    marked("test_marked.py").assert_outcomes(passed=4, failed=3)
+
+
+@needs_monitoring
+@pytest.mark.parametrize(
+    "args, reason",
+    [
+        ([], "write the new file into the folder of test_suite.py"),
+        (["--import-mode=importlib"], "with --import-mode=importlib *"),
+    ],
+)
+def test_a_file_that_could_not_import_the_tests_says_so(watch, pytester, args, reason):
+    folder = "" if args else "other/"
+    (pytester.path / "other").mkdir()
+    watch(
+        "def test_it():\n    Net(nnx.Rngs(0))(jnp.ones((1, 4)))\n",
+        *args,
+        f"--nnx-mark-candidates={folder}test_marked.py",
+    )
+    written = (pytester.path / folder / "test_marked.py").read_text()
+    pytest.LineMatcher(written.splitlines()).fnmatch_lines(
+        [f"# test_suite.py::test_it *; Net cannot be imported: {reason}"]
+    )
+
+
+@needs_monitoring
+def test_workers_send_what_is_to_be_written(watch, pytester):
+    pytest.importorskip("xdist")
+    watch(SURE + NONE, "-n2", "--nnx-mark-candidates=test_marked.py", subprocess=True)
+    assert (pytester.path / "test_marked.py").read_text() == WRITTEN
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("test_suite.py", "test_suite.py is there, and stays as it is: move it, or name another file"),
+        ("marked.txt", "'marked.txt' is no file of Python, write 'tests/test_marked.py'"),
+        ("nowhere/test_marked.py", "nowhere/test_marked.py cannot be written (*"),
+    ],
+)
+def test_a_file_that_cannot_be_written_stops_the_run_before_it_starts(watch, pytester, name, reason):
+    result = watch(SURE, f"--nnx-mark-candidates={name}")
+    result.stderr.fnmatch_lines([f"*option --nnx-mark-candidates: {reason}"])
+    assert (pytester.path / "test_suite.py").read_text().strip() == (HEAD + SURE).strip()
+
+
+def test_the_option_asks_for_watch_mode(watch):
+    result = watch(SURE, "--nnx-watch=off", "--nnx-mark-candidates=test_marked.py")
+    result.stderr.fnmatch_lines(["*option --nnx-mark-candidates: no test is watched, add --nnx-watch"])
+
+
+def test_no_file_is_written_for_nothing(watch, pytester):
+    result = watch("def test_nothing():\n    pass\n", "--nnx-mark-candidates=test_marked.py")
+    result.stdout.fnmatch_lines(["test_marked.py was not written: *"])
+    assert not (pytester.path / "test_marked.py").exists()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="calls are watched from Python 3.12 on")
+def test_python_that_sees_no_calls_says_so(watch):
+    result = watch(SURE, "--nnx-mark-candidates=test_marked.py")
+    result.stdout.fnmatch_lines(["test_marked.py was not written: *calls of modules, are watched from Python 3.12 on"])
