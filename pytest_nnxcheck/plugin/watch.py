@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_nnxcheck.core.setting_values import Budget, SettingError
+from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import MARKER, flag
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.options import Given
