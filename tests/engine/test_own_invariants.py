@@ -292,7 +292,7 @@ def suite(pytester, inner_args):
     return run
 
 
-@pytest.mark.parametrize("workers", [[], ["-n1"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n1"], marks=pytest.mark.slow)])
 def test_one_that_raises_shows_the_users_traceback_and_none_of_ours(suite, pytester, workers):
     result = suite(*workers, "--nnx-report=out.json", body="raise KeyError('gone')")
     result.assert_outcomes(failed=1)
@@ -321,6 +321,7 @@ def test_a_program_to_paste_is_not_written_and_the_message_says_so(suite, pytest
     assert {path.name for path in pytester.path.rglob("*.py")} == {"conftest.py", "test_linear.py"}
 
 
+@pytest.mark.slow
 def test_the_conftest_of_the_documents_finds_what_it_is_written_for(suite):
     page = (Path(__file__).parents[2] / "docs" / "own_invariants.md").read_text()
     conftest = page.partition("```python\n")[2].partition("```")[0]

@@ -235,6 +235,7 @@ def test_a_model_that_is_used_as_models_are_is_not_told(make):
     assert heard(lambda: function(model, *args)) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*HEALTHY, *wild_training.TRAINING} - LEFT_OUT))
 def test_a_healthy_model_is_not_told(monkeypatch, name):
     monkeypatch.setattr(watched, "FLOOR", 1)  # these models are small

@@ -157,6 +157,7 @@ CHANGES_TYPES = {
 ADDS = {"a_cache_taken_away", "cache_at_the_first_call", "cache_made_by_the_call", "sow"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "name",

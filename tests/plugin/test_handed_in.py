@@ -148,6 +148,7 @@ def test_it_is_expected_to_fail_by_marker_and_by_file(hand_in, pytester):
     hand_in(settings=", invariants='mine', expected_failures={'mien': 'x'}").assert_outcomes(errors=1)
 
 
+@pytest.mark.slow
 def test_reports_hold_it_under_xdist_as_without(hand_in, pytester):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())

@@ -321,6 +321,7 @@ def test_a_file_that_could_not_import_the_tests_says_so(watch, pytester, args, r
     )
 
 
+@pytest.mark.slow
 @needs_monitoring
 def test_workers_send_what_is_to_be_written(watch, pytester):
     pytest.importorskip("xdist")

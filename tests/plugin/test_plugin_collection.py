@@ -137,10 +137,15 @@ def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_no_more():
     new = {*done.stdout.split()}
     assert {name.split(".")[1] for name in new if name.startswith("pytest_nnxcheck.")} == {
         "core",
-        "extension",
         "plugin",
     }
-    assert not new & {"unittest", "asyncio", "pytest_nnxcheck.core.outcome", "pytest_nnxcheck.core.evidence"}
+    assert not new & {
+        "unittest",
+        "asyncio",
+        "pytest_nnxcheck.core.outcome",
+        "pytest_nnxcheck.core.evidence",
+        "pytest_nnxcheck.core.nesting",
+    }
 
 
 def test_the_test_above_can_fail():
