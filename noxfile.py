@@ -56,6 +56,13 @@ def quick_start() -> list[str]:
     return [line.removeprefix("$ ") for line in block[1].splitlines() if line.startswith("$ ")]
 
 
+def first_test() -> str:
+    """The first test of the README."""
+    block = re.search(r"^```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert block is not None, "README.md has no block of Python"
+    return block[1]
+
+
 def build_wheel(session: nox.Session, folder: Path) -> Path:
     """Build the wheel into a folder that holds no other."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -165,16 +172,16 @@ def readme(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST, venv_backend="venv")
 def wheel(session: nox.Session) -> None:
-    """The built wheel in a clean environment: examples pass, it loads light, and it can be switched off."""
+    """The built wheel in a clean environment: a test of the README passes with reports, it loads light, and it can be switched off."""
     there = Path(session.create_tmp())
     session.install("--quiet", str(build_wheel(session, there / "dist")))
-    shutil.copytree(HERE / "examples", there / "examples", dirs_exist_ok=True)
+    (there / "test_linear.py").write_text(first_test())
     (there / "test_plain.py").write_text("def test_plain():\n    pass\n")
     (there / "pytest.ini").write_text("[pytest]\n")  # what pytest finds above is not the user's
     session.chdir(there)
     session.run("python", "-c", LIGHT)
     reports = [f"--nnx-report=report.{kind}" for kind in ("html", "json", "md")]
-    session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", *reports, "examples")
+    session.run("python", "-m", "pytest", "-W", "error", "--strict-markers", *reports, "test_linear.py")
     session.run("pytest", "-p", "no:nnxcheck", "test_plain.py")
     session.run("pytest", "-p", "no:nnxcheck", "--nnx-max-depth=2", "test_plain.py", success_codes=[4], silent=True)
 
