@@ -25,6 +25,7 @@ SHOWN = {".py", ".toml", ".yml"}
 """What is shown of a folder."""
 OUTSIDE = re.compile(r"(?<=\]\()\.\./(?P<path>[^)#\s]+)")
 INTO_DOCS = re.compile(r"(?<=\]\()docs/")
+FOLDERS = re.compile(r"(?<=\]\()(?P<path>[\w/.-]+)(?=\))")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -43,8 +44,13 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs passes them by name
     """Lead links out of docs/ to the pages made here, and links of those back into docs/."""
     if page.file.src_uri.startswith(f"{FOLDER}/"):
-        return INTO_DOCS.sub("../", markdown)
+        return FOLDERS.sub(index_of, INTO_DOCS.sub("../", markdown))
     return OUTSIDE.sub(lambda match: page_of(match["path"]), markdown)
+
+
+def index_of(link: re.Match[str]) -> str:
+    """The page of a folder that the changelog, or another file of the project, links; every other link as it is."""
+    return f"{link['path']}/index.md" if (ROOT / link["path"]).is_dir() else link["path"]
 
 
 def page_of(path: str) -> str:
@@ -56,7 +62,7 @@ def page_of(path: str) -> str:
 
 def files_below(path: str) -> list[str]:
     """The files of a folder, and of those in it; none of a file."""
-    return [str(found.relative_to(ROOT)) for found in sorted((ROOT / path).rglob("*")) if found.suffix in SHOWN]
+    return [str(file.relative_to(ROOT)) for file in sorted((ROOT / path).rglob("*")) if file.suffix in SHOWN]
 
 
 def text_of(path: str) -> str:
