@@ -1,15 +1,16 @@
 """The local variables of a test at its return, and the modules that it calls, by `sys.monitoring`: from Python 3.12 on, and at no cost for other functions.
 
 A model that a test builds for itself is gone when its call has ended. Before Python 3.12 only a profiler sees a function return, at a
-cost for every call of every function: local variables are not looked at there.
+cost for every call of every function: local variables are looked at there only where the test raised.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from pytest_nnxcheck.inspection.raw_access import top_package
@@ -61,13 +62,17 @@ class Returns:
 
     @contextlib.contextmanager
     def of(self, functions: tuple[FunctionType, ...], look: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
-        """Call ``look`` with the local variables of one of the functions at each of its returns."""
+        """Call ``look`` with the local variables of one of the functions at each of its returns, and where it raised: those are in the traceback."""
         codes = [function.__code__ for function in functions]
         self._looks = dict.fromkeys(codes, look)
         self._listen(codes, on=True)
         try:
             with self.calls.of_test():
                 yield
+        except BaseException as error:
+            for frame, _line in traceback.walk_tb(error.__traceback__):
+                self._look_into(frame)
+            raise
         finally:
             self._listen(codes, on=False)
             self._looks = {}
@@ -78,8 +83,11 @@ class Returns:
             for code in codes:
                 sys.monitoring.set_local_events(self._tool, code, events.PY_RETURN if on else events.NO_EVENTS)
 
-    def _returned(self, code: CodeType, _offset: int, _value: object) -> None:
-        look, frame = self._looks.get(code), sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
+    def _returned(self, _code: CodeType, _offset: int, _value: object) -> None:
+        self._look_into(sys._getframe(1))  # noqa: SLF001 - documented, and faster than `inspect`
+
+    def _look_into(self, frame: FrameType) -> None:
+        look = self._looks.get(frame.f_code)
         if look is not None and not inside_a_transform(frame):
             variables = {name: value for name, value in frame.f_locals.items() if _may_hold(value)}
             if variables:

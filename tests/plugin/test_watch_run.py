@@ -389,6 +389,24 @@ def test_a_test_that_fails_keeps_its_own_error_and_is_blamed_all_the_same(watch)
     result.assert_outcomes(passed=1, failed=1, xfailed=1, skipped=1)
 
 
+RAISES_WITH_ITS_OWN = (
+    HEAD
+    + """
+def test_raises():
+    own = Net()
+    poison(own)
+    raise ValueError("its own")
+"""
+)
+
+
+def test_local_variables_of_a_test_that_raises_are_in_its_traceback(watch):
+    """On every Python: nothing has to be monitored for them."""
+    result, failed = watch(RAISES_WITH_ITS_OWN)
+    assert failed == ["test_suite.py::test_raises"]
+    result.stdout.fnmatch_lines(["E       ValueError: its own", "test_suite.py::test_raises  tracers in own.box.last"])
+
+
 DONATES = (
     HEAD
     + """
