@@ -114,9 +114,9 @@ def system(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize(("python", "versions"), ROWS)
 def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """What one of each kind stands for in the tests: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
+    """What is slow, and what one of each kind stands for in the tests: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
     session.install(".[test]", *versions)
-    session.run("pytest", "-n", "2", "-m", "full", "tests", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "full or slow", "tests", *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).
     styles = ["--nnx-styles", "argument,functional"] if "flax==0.10" in versions[1] else []
     session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
