@@ -133,6 +133,8 @@ MUTANTS = (
     Mutant("watch/candidates.py", "if bound.get(name, line) != line}", "if False}", "test_mark_candidates.py"),
     # plugin
     Mutant("watch/returns.py", "self._look_into(frame)", "pass", "test_watch_run.py"),
+    Mutant("watch/returns.py", "in functions[-1:]]", "in functions]", "test_watch_returns.py"),
+    Mutant("watch/returns.py", "not _is_inner(frame) and ", "", "test_watch_returns.py"),
     Mutant("plugin/watch.py", "if report.passed and", "if", "test_mark_candidates.py"),
     Mutant("plugin/watch.py", "if self.path.exists():\n            raise", "if False:\n            raise", "test_mark_candidates.py"),
     Mutant("plugin/watch.py", "self.programs.of(fixture=fixturedef.argname)", "self.programs.of()", "test_watch_programs.py"),

@@ -28,6 +28,8 @@ LruCache: type = type(functools.cache(len))
 LIBRARIES = frozenset(
     (
         *"jax jaxlib flax numpy optax orbax chex einops jaxtyping ml_dtypes scipy etils absl typing_extensions".split(),
+        # Of beartype a walk through one decorated method would open 3,000 objects, and hold none of the user's.
+        *"beartype typeguard tqdm pandas matplotlib torch tensorflow".split(),
         *"hypothesis pytest _pytest pluggy xdist execnet pytest_nnxcheck".split(),
         # The standard library has a package named "test", and so have many users.
         *(sys.stdlib_module_names - {"test", "this", "antigravity"}),

@@ -62,8 +62,10 @@ class Returns:
 
     @contextlib.contextmanager
     def of(self, functions: tuple[FunctionType, ...], look: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
-        """Call ``look`` with the local variables of one of the functions at each of its returns, and where it raised: those are in the traceback."""
-        codes = [function.__code__ for function in functions]
+        """Call ``look`` with the local variables of the last of the functions, which the others wrap, at each of its returns, and where it raised:
+        those are in the traceback. Code of a wrapper is shared by all that its decorator was put on, and holds nothing of its own.
+        """
+        codes = [function.__code__ for function in functions[-1:]]
         self._looks = dict.fromkeys(codes, look)
         self._listen(codes, on=True)
         try:
@@ -88,10 +90,20 @@ class Returns:
 
     def _look_into(self, frame: FrameType) -> None:
         look = self._looks.get(frame.f_code)
-        if look is not None and not inside_a_transform(frame):
+        if look is not None and not _is_inner(frame) and not inside_a_transform(frame):
             variables = {name: value for name, value in frame.f_locals.items() if _may_hold(value)}
             if variables:
                 look(variables)
+
+
+def _is_inner(frame: FrameType) -> bool:
+    """Whether the same code runs further out: in a decorator that leaves no ``__wrapped__``, around a helper that the test calls."""
+    outer = frame.f_back
+    while outer is not None:
+        if outer.f_code is frame.f_code:
+            return True
+        outer = outer.f_back
+    return False
 
 
 def _may_hold(value: object) -> bool:

@@ -727,6 +727,23 @@ def test_libraries_are_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert met.objects < 100
 
 
+@pytest.mark.parametrize("package, entered", [("beartype._check.code", False), ("jaxtyping", False), ("house", True)])
+def test_a_decorator_that_checks_types_is_not_entered(package: str, entered: bool) -> None:
+    """The function that it wraps is; so is a decorator of any other package, which may keep what it likes."""
+    namespace: dict[str, Any] = {"__name__": package, "KEPT": [tracer_of(jax.jit)], "functools": functools}
+    source = "def checked(f):\n @functools.wraps(f)\n def call(*a):\n  return f(*a) if KEPT else 0\n return call"
+    exec(source, namespace)
+
+    @namespace["checked"]
+    def call(x: Any) -> Any:
+        return x, OWN
+
+    OWN = [tracer_of(jax.jit)]
+    found = found_in(("call", call))
+    assert ("OWN[0]", "list") in [(path.partition(" ")[0], holder) for path, holder in found]
+    assert (("KEPT[0]", "list") in found) == entered
+
+
 def test_the_marks_that_flax_keeps_are_not_opened() -> None:
     """They hold traces, live ones too."""
     layer, marks = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), ("_object__state", "_pytree__state")
