@@ -16,6 +16,7 @@ DOCUMENT, PLOT, DATA = (ROOT / "docs" / f"speed.{kind}" for kind in ("md", "svg"
 BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
     "before": checks.before,
     "shortcuts": checks.shortcuts,
+    "efforts": checks.efforts,
     "floor": checks.floor,
     "by_hand": checks.by_hand,
     "second_run": suites.second_run,
@@ -29,24 +30,24 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    known = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    options = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = ", ".join(BENCHMARKS)
-    known.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run, all by default: {names}")
-    known.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of each, 3 by default")
-    known.add_argument("--quick", action="store_true", help="one round of the smallest subjects: does it work?")
-    known.add_argument("--subjects", default="", metavar="LIST", help=f"some of {','.join(FIVE)}")
-    known.add_argument("--against", default=BEFORE, metavar="COMMIT", help=f"the earlier commit, {BEFORE} by default")
-    known.add_argument("--write", action="store_true", help="put tables and plot into docs/, beside what is there")
-    return known
+    options.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run, all by default: {names}")
+    options.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of each, 3 by default")
+    options.add_argument("--quick", action="store_true", help="one round of the smallest subjects: does it work?")
+    options.add_argument("--subjects", default="", metavar="LIST", help=f"some of {','.join(FIVE)}")
+    options.add_argument("--against", default=BEFORE, metavar="COMMIT", help=f"the earlier commit, {BEFORE} by default")
+    options.add_argument("--write", action="store_true", help="put tables and plot into docs/, beside what is there")
+    return options
 
 
 def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
     """The plan that a command line asks for. Raises `SystemExit` for names that there are not."""
     subjects = tuple(given.subjects.split(",")) if given.subjects else FIVE[: 2 if given.quick else None]
-    for kind, names, known in (("benchmark", given.names, BENCHMARKS), ("subject", subjects, FIVE)):
+    for kind, names, there_are in (("benchmark", given.names, BENCHMARKS), ("subject", subjects, FIVE)):
         for name in names:
-            if name not in known:
-                raise SystemExit(f"no {kind} {name!r}: there are {', '.join(known)}")
+            if name not in there_are:
+                raise SystemExit(f"no {kind} {name!r}: there are {', '.join(there_are)}")
     if given.rounds < 1:
         raise SystemExit(f"--rounds {given.rounds}: at least 1")
     return Plan(folder, 1 if given.quick else given.rounds, given.quick, subjects, given.against, bool(given.subjects))
@@ -55,17 +56,17 @@ def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
 def run(names: Sequence[str], plan: Plan, *, write: bool) -> None:
     """Run benchmarks one after the other. Each is printed, and written, when it is done: an interrupted run loses one."""
     for name in names or BENCHMARKS:
-        found = BENCHMARKS[name](plan)
-        print(table.markdown([found]), flush=True)
+        outcome = BENCHMARKS[name](plan)
+        print(table.markdown([outcome]), flush=True)
         if write:
-            keep(found, partial=plan.partial)
+            keep(outcome, partial=plan.partial)
 
 
-def keep(found: Result, *, partial: bool) -> None:
+def keep(new: Result, *, partial: bool) -> None:
     """Put a result into the documents, in the order of the benchmarks."""
     from benchmarks import plot
 
-    results = {result.benchmark: result for result in figures.merge(figures.load(DATA), found, partial=partial)}
+    results = {result.benchmark: result for result in figures.merge(figures.load(DATA), new, partial=partial)}
     ordered = [results[name] for name in BENCHMARKS if name in results]
     figures.save(ordered, DATA)
     DOCUMENT.write_text(table.put_between(DOCUMENT.read_text(), table.markdown(ordered)))

@@ -1,4 +1,4 @@
-"""The benchmarks of a single check: against an earlier commit, its own shortcuts, the floor, the loop by hand, and its size."""
+"""The benchmarks of a single check: against an earlier commit, its own shortcuts and efforts, the floor, the loop by hand, and its size."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ def shortcuts(plan: Plan) -> Result:
             ratios.append(ratio(subject, samples, "shortcuts on", "shortcuts off"))
             notes += [*refusals(samples), *disagreements(subject, samples, "verdict")]
     return result("shortcuts", ratios, notes=notes)
+
+
+def efforts(plan: Plan) -> Result:
+    """What effort quick saves and effort thorough costs, against the default."""
+    ratios: list[Ratio | None] = []
+    notes: list[str] = []
+    for subject in plan.subjects:
+        sides = [checking(plan, effort, subject, effort=effort) for effort in (DEFAULT, "quick", "thorough")]
+        samples = plan.measure(*sides, times=SHORT.get(subject, 1))
+        ratios += [ratio(subject, samples, effort, DEFAULT) for effort in ("quick", "thorough")]
+        notes += [*refusals(samples), *disagreements(subject, samples, "verdict")]
+    return result("efforts", ratios, notes=notes)
 
 
 def floor(plan: Plan) -> Result:

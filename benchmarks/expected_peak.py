@@ -72,7 +72,7 @@ def ratios(
     """Peak over expected peak of each nesting of one model."""
     example = Example()
     settings = merge(parse_given({"memory_budget": "1000x"}, str))
-    found = []
+    shares = []
     for nesting in nestings(draws, transforms):
         module, x = make(nnx.Rngs(0))
         outcome = check_call(module, (x,), {}, nesting=nesting, settings=settings, example=example).outcome
@@ -80,14 +80,14 @@ def ratios(
             continue
         if outcome.verdict != "held" or outcome.peak is None or outcome.budget is None:
             raise SystemExit(f"{type(module).__name__} under {nesting}: {outcome}")
-        found.append((1000 * outcome.peak / outcome.budget, str(nesting)))
-    return found
+        shares.append((1000 * outcome.peak / outcome.budget, str(nesting)))
+    return shares
 
 
-def row(name: str, found: list[tuple[float, str]]) -> str:
+def row(name: str, shares: list[tuple[float, str]]) -> str:
     """One row of the table."""
-    values = sorted(value for value, _ in found)
-    worst, nesting = max(found)
+    values = sorted(value for value, _ in shares)
+    worst, nesting = max(shares)
     p90 = values[int(0.9 * (len(values) - 1))]
     return f"| {name} | {len(values)} | {statistics.median(values):.2f} | {p90:.2f} | {worst:.2f} | `{nesting}` |"
 
@@ -101,9 +101,9 @@ def main() -> int:
     print("|---|---|---|---|---|---|")
     every: list[tuple[float, str]] = []
     for name, make in MODELS.items():
-        found = ratios(make, draws, transforms)
-        every += found
-        print(row(name, found), flush=True)
+        shares = ratios(make, draws, transforms)
+        every += shares
+        print(row(name, shares), flush=True)
     print(row("all", every))
     return int(max(every)[0] > LIMIT)
 

@@ -103,8 +103,8 @@ def merge(old: Sequence[Result], new: Result, *, partial: bool = False) -> tuple
 
 def combined(old: Result, new: Result) -> Result:
     """The rows of both, where a row of the new one wins over the same of the old one."""
-    ratios = {(each.case, each.over, each.under): each for each in (*old.ratios, *new.ratios)}
-    series = {(each.name, each.axis): each for each in (*old.series, *new.series)}
+    ratios = {(ratio.case, ratio.over, ratio.under): ratio for ratio in (*old.ratios, *new.ratios)}
+    series = {(line.name, line.axis): line for line in (*old.series, *new.series)}
     notes = tuple(dict.fromkeys((*old.notes, *new.notes)))
     return Result(new.benchmark, new.environment, tuple(ratios.values()), tuple(series.values()), notes)
 
@@ -122,8 +122,8 @@ def load(path: Path) -> tuple[Result, ...]:
         Result(
             row["benchmark"],
             row["environment"],
-            tuple(Ratio(**_tuples(each)) for each in row["ratios"]),
-            tuple(Series(**_tuples(each)) for each in row["series"]),
+            tuple(Ratio(**_tuples(cells)) for cells in row["ratios"]),
+            tuple(Series(**_tuples(cells)) for cells in row["series"]),
             tuple(row["notes"]),
         )
         for row in json.loads(path.read_text())

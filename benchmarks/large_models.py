@@ -101,11 +101,11 @@ def measure(name: str, config: Config) -> Row:
     started = time.perf_counter()
     subject = bind(function, args, {})
     facts = profile(subject)
-    found = observe(subject, facts, Nesting.parse(nesting), "state")
+    observation = observe(subject, facts, Nesting.parse(nesting), "state")
     seconds = time.perf_counter() - started
-    if found.memory is None:
-        raise RuntimeError(f"{name}, {config.form}: {found.error}")
-    return Row(name, config.form, facts.state_bytes, found.memory, seconds)
+    if observation.memory is None:
+        raise RuntimeError(f"{name}, {config.form}: {observation.error}")
+    return Row(name, config.form, facts.state_bytes, observation.memory, seconds)
 
 
 def rows(config: Config) -> Iterator[Row]:

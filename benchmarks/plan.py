@@ -45,15 +45,15 @@ def result(
     benchmark: str, ratios: Sequence[Ratio | None] = (), series: Sequence[Series] = (), notes: Sequence[str] = ()
 ) -> Result:
     """What a benchmark found, on this machine; what could not be measured is left out of the table."""
-    measured = tuple(each for each in ratios if each is not None)
+    measured = tuple(ratio for ratio in ratios if ratio is not None)
     return Result(benchmark, figures.environment(), measured, tuple(series), tuple(dict.fromkeys(notes)))
 
 
 def disagreements(case: str, samples: Mapping[str, Sequence[Sample]], fact: str) -> tuple[str, ...]:
     """A note where the sides did not come to the same: a ratio of two different things is none."""
     values = {
-        label: {str(each.facts.get(fact)) for each in side if not each.refused} for label, side in samples.items()
+        label: {str(sample.facts.get(fact)) for sample in side if not sample.refused} for label, side in samples.items()
     }
     if len(set().union(*values.values())) <= 1:
         return ()
-    return (f"{case}: {fact} differs, " + "; ".join(f"{label} {sorted(each)}" for label, each in values.items()),)
+    return (f"{case}: {fact} differs, " + "; ".join(f"{label} {sorted(seen)}" for label, seen in values.items()),)

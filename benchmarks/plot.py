@@ -29,9 +29,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "speed", "svg.fonttype": "none", "axes.spines.top": False, "font.size": 9})
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     draw_bars(left, bars(results))
-    series = [each for result in results for each in result.series]
-    draw_lines(middle, [each for each in series if each.axis == "layers"], "layers")
-    draw_lines(right, [each for each in series if each.axis == "max_depth"], "max_depth")
+    series = [line for result in results for line in result.series]
+    draw_lines(middle, [line for line in series if line.axis == "layers"], "layers")
+    draw_lines(right, [line for line in series if line.axis == "max_depth"], "max_depth")
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
@@ -40,20 +40,23 @@ def bars(results: Sequence[Result]) -> dict[str, list[Ratio]]:
     """The ratios of checks by what they are held against."""
     ratios: dict[str, list[Ratio]] = {}
     for result in results:
-        for each in result.ratios if result.benchmark in AGAINST else ():
-            ratios.setdefault(f"{each.over} / {each.under.replace('_', ' ')}", []).append(each)
+        for ratio in result.ratios if result.benchmark in AGAINST else ():
+            ratios.setdefault(f"{ratio.over} / {ratio.under.replace('_', ' ')}", []).append(ratio)
     return ratios
 
 
 def draw_bars(axes: Any, ratios: dict[str, list[Ratio]]) -> None:
     """A group for each subject, a bar for each alternative with its spread."""
-    cases = list(dict.fromkeys(each.case for those in ratios.values() for each in those))
+    cases = list(dict.fromkeys(ratio.case for those in ratios.values() for ratio in those))
     wide = 0.8 / max(len(ratios), 1)
     for number, (label, those) in enumerate(ratios.items()):
-        places = [cases.index(each.case) + number * wide for each in those]
-        spread = [[each.median - each.spread[0] for each in those], [each.spread[1] - each.median for each in those]]
+        places = [cases.index(ratio.case) + number * wide for ratio in those]
+        spread = [
+            [ratio.median - ratio.spread[0] for ratio in those],
+            [ratio.spread[1] - ratio.median for ratio in those],
+        ]
         colour = COLOURS[number % len(COLOURS)]
-        axes.bar(places, [each.median for each in those], wide, label=label, yerr=spread, color=colour)
+        axes.bar(places, [ratio.median for ratio in those], wide, label=label, yerr=spread, color=colour)
     axes.set_xticks([place + 0.4 - wide / 2 for place in range(len(cases))], cases)
     axes.set_ylabel("ratio of CPU time")
     axes.axhline(1, color="black", linewidth=0.6)
@@ -63,11 +66,11 @@ def draw_bars(axes: Any, ratios: dict[str, list[Ratio]]) -> None:
 
 def draw_lines(axes: Any, series: Sequence[Series], label: str) -> None:
     """CPU seconds against a size."""
-    for number, each in enumerate(series):
-        axes.plot(each.sizes, each.medians, "o-", label=each.name, color=COLOURS[number])
+    for number, line in enumerate(series):
+        axes.plot(line.sizes, line.medians, "o-", label=line.name, color=COLOURS[number])
     axes.set_xlabel(label)
     axes.set_ylabel("CPU seconds of a check")
     axes.set_ylim(bottom=0)
     if series:
-        axes.set_xticks(sorted({size for each in series for size in each.sizes}))
+        axes.set_xticks(sorted({size for line in series for size in line.sizes}))
         axes.legend(frameon=False)
