@@ -127,6 +127,8 @@ MUTANTS = (
     Mutant("compat/compiles.py", "unregister(listener)", "pass", "test_programs.py"),
     Mutant("watch/calls.py", "and not inside_a_transform(frame)", "", "test_mark_candidates.py"),
     Mutant("watch/calls.py", "any(base is nnx.Module for base in", "any(base is nnx.Object for base in", "test_mark_candidates.py"),
+    Mutant("watch/calls.py", "caller = _outermost(frame, type(called)).f_back", "caller = frame.f_back", "test_mark_candidates.py"),
+    Mutant("watch/candidates.py", "inside = clashes | hidden", "inside = clashes", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", "if call.code is not code:", "if False:", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", "if not isinstance(statement, _SIMPLE + _DEFINITIONS):", "if False:", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", 'node.id == "self") or', 'node.id == "") or', "test_mark_candidates.py"),

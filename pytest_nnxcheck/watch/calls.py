@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from pytest_nnxcheck.inspection.raw_access import class_name, mro
+from pytest_nnxcheck.inspection.raw_access import class_dict, class_name, mro
 
 _TRANSFORMS = ("jax", "flax", "equinox")
 
@@ -52,14 +52,27 @@ class Calls:
         if self._listening and self.first is None:
             frame = sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
             called = frame.f_locals.get(code.co_varnames[0])
-            if frame.f_back is not None and _is_module(called) and not inside_a_transform(frame):
-                self.first = Call(class_name(type(called)), frame.f_back.f_code, _span(frame.f_back))
+            if _is_module(called) and not inside_a_transform(frame):
+                caller = _outermost(frame, type(called)).f_back
+                self.first = Call(class_name(type(called)), caller.f_code, _span(caller)) if caller else None
         return None
 
 
 def _is_module(value: Any) -> bool:
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and any(base is nnx.Module for base in mro(type(value)))
+
+
+def _outermost(frame: FrameType, cls: type) -> FrameType:
+    """The frame of what the class has as its ``__call__``: that of a decorator, around the function that was written."""
+    attribute = next((class_dict(base)["__call__"] for base in mro(cls) if "__call__" in class_dict(base)), None)
+    code = getattr(attribute, "__code__", None)
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code is not code:
+        outer = outer.f_back
+    while outer is not None and outer.f_back is not None and outer.f_back.f_code is code:  # the same decorator twice
+        outer = outer.f_back
+    return outer or frame
 
 
 def _span(frame: FrameType) -> Span:

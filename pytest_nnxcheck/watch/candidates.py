@@ -8,6 +8,7 @@ import copy
 import functools
 import itertools
 import symtable
+import unittest
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +50,8 @@ class Draft:
     imports: tuple[tuple[str, str], ...] = ()
     fixed: tuple[str, ...] = ()
     """Those of the imported names that decorators and pytest need at the top of the file."""
+    collected: tuple[str, ...] = ()
+    """Those that pytest would take for tests of the new file: a class of tests that has a helper in it, say."""
     source: str = ""
     gap: str = ""
 
@@ -106,6 +109,7 @@ def _copied(candidate: Candidate, call: Call, empty: Draft) -> Draft:
         empty.call,
         tuple((name, line) for name, line in imports if line),
         tuple(fixed),
+        tuple(name for name, _ in imports if _is_collected(name, candidate.function.__globals__.get(name))),
         "".join(f"@{mark}\n" for mark in marks) + body,
     )
 
@@ -201,6 +205,10 @@ def _globals(source: str) -> set[str]:
     return names
 
 
+def _is_collected(name: str, value: object) -> bool:
+    return name.lower().startswith("test") or (isinstance(value, type) and issubclass(value, unittest.TestCase))
+
+
 def _import(tree: ast.Module, name: str, candidate: Candidate) -> str:
     """The lines that bind a name as the file of the test does; none for a builtin."""
     lines = []
@@ -227,17 +235,19 @@ _HOW = "write here how the model is built, and call it: nnx_wrap(model)(x)"
 
 
 def file_text(drafts: Collection[Draft]) -> str:
-    """The new file. One test for each function, and of two names that mean different things the second is imported inside of it."""
+    """The new file. One test for each function; of two names that mean different things the second is imported inside of it, as is what pytest would collect."""
     bound, texts, names = {"pytest": "import pytest"}, [], set()
     for draft in {(draft.nodeid.rpartition("::")[0], draft.name): draft for draft in drafts}.values():
         clashes = {name: line for name, line in draft.imports if bound.get(name, line) != line}
         if {*clashes} & {*draft.fixed}:
             draft = replace(draft, gap=f"{some(clashes)} means something else in another test of this file")  # noqa: PLW2901
+        hidden = {name: line for name, line in draft.imports if name in draft.collected and name not in draft.fixed}
+        inside = clashes | hidden
         if not draft.gap:
-            bound |= {name: line for name, line in draft.imports if name not in clashes}
+            bound |= {name: line for name, line in draft.imports if name not in inside}
         name = next(name for name in _numbered(draft.name) if name not in names)
         names.add(name)
-        texts.append(_test(draft, name, clashes))
+        texts.append(_test(draft, name, inside))
     return "\n\n".join([_HEAD + "\n\n" + "\n".join(_import_lines(bound.values())), *texts]) + "\n"
 
 
@@ -255,13 +265,13 @@ def _numbered(name: str) -> Iterator[str]:
     yield from (f"{name}_{number}" for number in itertools.count(2))
 
 
-def _test(draft: Draft, name: str, clashes: Mapping[str, str]) -> str:
+def _test(draft: Draft, name: str, imports: Mapping[str, str]) -> str:
     comment = f"# {draft.nodeid.partition('[')[0]} calls {draft.call}"
     if draft.gap:
         body = f"def {name}({WRAP}):\n    raise NotImplementedError({_HOW!r})"
         return f"\n{comment}; {draft.gap}\n@pytest.mark.{MARKER}\n{body}"
     *marks, head, body = _parts(draft.source)
-    inside = "".join(f"    {line}\n" for lines in clashes.values() for line in lines.splitlines())
+    inside = "".join(f"    {line}\n" for lines in imports.values() for line in lines.splitlines())
     return "\n".join(["", comment, f"@pytest.mark.{MARKER}", *marks, head.replace(draft.name, name, 1), inside + body])
 
 

@@ -208,6 +208,50 @@ def test_a_marked_test_for_each_is_written_and_passes(watch, marked, pytester):
     marked("test_marked.py").assert_outcomes(passed=6)
 
 
+DECORATED = """
+import functools
+import unittest
+
+def checked(method):
+    @functools.wraps(method)
+    def call(*args):
+        return method(*args)
+    return call
+
+class Checked(Net):
+    @checked
+    @checked
+    def __call__(self, x):
+        return self.linear(x)
+
+class NetTest(unittest.TestCase):
+    ROWS = 2
+
+    def test_checked(self):
+        assert Checked(nnx.Rngs(0))(jnp.ones((NetTest.ROWS, 4))) is not None
+"""
+
+
+@needs_monitoring
+def test_a_call_through_decorators_is_the_tests_own_and_no_test_is_imported(watch, marked, pytester):
+    """Checkers of types put decorators around every ``__call__``; a class of tests at the top would be collected once more."""
+    watch(DECORATED, "--nnx-mark-candidates=test_marked.py")
+    assert (pytester.path / "test_marked.py").read_text().splitlines()[2:] == [
+        "import jax.numpy as jnp",
+        "import pytest",
+        "from flax import nnx",
+        "from test_suite import Checked",
+        "",
+        "",
+        "# test_suite.py::NetTest::test_checked calls Checked in line 39 of test_suite.py",
+        "@pytest.mark.nnx_invariants",
+        "def test_checked(nnx_wrap):",
+        "    from test_suite import NetTest",
+        "    assert nnx_wrap(Checked(nnx.Rngs(0)))(jnp.ones((NetTest.ROWS, 4))) is not None",
+    ]
+    marked("test_marked.py").assert_outcomes(passed=1)
+
+
 @needs_monitoring
 def test_the_page_shows_what_is_written_for_its_suite(pytester, inner_args):
     page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
