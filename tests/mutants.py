@@ -70,6 +70,8 @@ MUTANTS = (
     Mutant("engine/check_call.py", "if judgement.violations and observation.shared:", "if False:", "test_findings.py"),
     Mutant("engine/memo.py", "if key not in table:", "if True:", "test_check_call.py"),
     Mutant("engine/example.py", "lost = self.places.pop().restore()", "lost = (self.places.pop(), ())[1]", "test_check_call.py"),
+    Mutant("engine/observe.py", "NUMPY_OR_NUMBER = (*NUMBERS, np.ndarray, np.generic)", "NUMPY_OR_NUMBER = ()", "test_parity.py"),
+    Mutant("invariants/parity.py", "or wanted[path] != got[path]:", "or True:", "test_parity.py"),
     Mutant("engine/observe.py", "keep_unused=True,", "keep_unused=False,", "test_findings.py"),
     Mutant("engine/traced.py", "or facts.calls_back", "", "test_values.py"),
     Mutant("engine/observe.py", "same = (path for path in profile.changed if", "same = (path for path in () if", "test_writes.py"),

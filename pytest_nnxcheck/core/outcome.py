@@ -161,7 +161,7 @@ class ValueDiffers(Finding):
     1 for what is no float, and ``allowed`` what it may be. ``cause`` is what dropped an update, ``variable`` how one writes its type.
     """
 
-    label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs", "structure"]
+    label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs"]
     of: str = ""
     type: str = ""
     want: str | complex = ""

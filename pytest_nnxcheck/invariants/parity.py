@@ -8,7 +8,7 @@ that started a few roundings away tells how far the value may lie.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -95,7 +95,7 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDif
 
 def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None, *, inside: bool) -> Iterator[ValueDiffers]:
     if wanted.structure.others != got.structure.others:
-        yield ValueDiffers("output", label="structure")
+        yield from of_plain_leaves(wanted.structure.others, got.structure.others)
         return
     structures: list[Any] = [jax.tree.structure(effect.returned) for effect in (wanted, got)]
     runs = [by_name(effect, whole=structures[0] == structures[1]) for effect in (wanted, got, nudged) if effect]
@@ -111,6 +111,14 @@ def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None, *, inside: bo
         for a, b, spread in zip(want, have, spreads, strict=True):
             if difference := compare(name, a, b, None, spread, ""):
                 yield difference
+
+
+def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[ValueDiffers]:
+    """Leaves of an output that are no arrays: by path, with what stands there."""
+    for path in dict.fromkeys([*wanted, *got]):
+        if path not in wanted or path not in got or wanted[path] != got[path]:
+            want, have = (show(leaves[path]) if path in leaves else "none that is no array" for leaves in (wanted, got))
+            yield ValueDiffers(path, label="differs", want=want, have=have)
 
 
 def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:

@@ -215,10 +215,7 @@ def parity(findings: Findings) -> Text:
         how = HOW[first.cause]
         summary = f"{first.path} is updated in the body of {first.where}, {how}: the update is dropped"
         return summary, rows, hints.dropped_inside(first)
-    rows = [
-        (LABELS.get(finding.label, finding.label), f"{finding.path}   {difference(finding)}")
-        for finding in findings[:SHOWN]
-    ]
+    rows = [(finding.label, f"{finding.path}   {difference(finding)}") for finding in findings[:SHOWN]]
     return differs(first), [*rows, *rest(findings)], hints.value(first)
 
 
@@ -228,8 +225,6 @@ HOW = {
     "copy": "which hands its body a copy",
 }
 """By what a transform drops an update."""
-
-LABELS = {"structure": "differs"}
 
 
 def differs(first: ValueDiffers) -> str:
@@ -257,8 +252,6 @@ def difference(finding: ValueDiffers) -> str:
             return f"{finding.of} that the call does not add"
         case "deleted":
             return f"{finding.of} {finding.type} was donated, and no new value took its place"
-        case "structure":
-            return "has another structure than that of the un-nested call"
     if not finding.elements:
         return f"{finding.want} expected, {finding.have} after"
     heading, wrong = f"{finding.of} {finding.type}".strip(), f"{finding.wrong} of {finding.elements} elements"

@@ -27,6 +27,9 @@ from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
+NUMBERS = (bool, int, float, complex)
+
+
 class Nodes(nnx.Module):
     """The graph nodes of a subject that has several, or none, as one node; shared Variables stay shared."""
 
@@ -166,7 +169,7 @@ def function_name(function: Any) -> str:
 def is_plain(output: Any) -> bool:
     """Whether an output is made of arrays and numbers, in containers that jax knows."""
     leaves = jax.tree.leaves(output, is_leaf=compat.is_graph_node)
-    return all(is_array(leaf) or isinstance(leaf, bool | int | float | complex) for leaf in leaves)
+    return all(is_array(leaf) or isinstance(leaf, NUMBERS) for leaf in leaves)
 
 
 def flatten_output(
@@ -206,6 +209,13 @@ def flatten_output(
     return tuple(arrays), rebuild_all, tuple(names)
 
 
+def as_array(leaf: Any) -> jax.Array:
+    """A number or NumPy array as an array, of the type that it says. `jax.checkpoint` of jax 0.11 hands constants out as numbers with a dtype."""
+    if isinstance(leaf, jax.Array) or not hasattr(leaf, "dtype"):
+        return jnp.asarray(leaf)
+    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
 def paths_of_nodes(state: Any) -> dict[int, Path]:
     """Every graph node of the state by its identity."""
     paths: dict[int, Path] = {}
@@ -232,8 +242,8 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
             return holder.node
 
         return tuple(values), rebuild
-    if is_array(leaf) or isinstance(leaf, bool | int | float | complex):
-        return (jnp.asarray(leaf),), lambda arrays: arrays[0]
+    if isinstance(leaf, NUMBERS) or is_array(leaf):
+        return (as_array(leaf),), lambda arrays: arrays[0]
     if walk([("", leaf)]).tracers:
         raise Unfit(
             f"the call returns a {type(leaf).__name__} that holds arrays, which no transform hands out: "

@@ -54,6 +54,35 @@ class Counts(nnx.Module):
         return self.linear(x)
 
 
+class Loss(nnx.Module):
+    """Returns constants beside a value, as a layer without a loss of its own does."""
+
+    def __call__(self, x):
+        return x + 1, jnp.zeros(()), jnp.array(0, jnp.int8), jnp.array(True), 1.5
+
+
+@pytest.mark.parametrize("nesting", ["remat", "remat[functional]", "jit > remat", "remat > scan", "un-nested"])
+def test_constants_are_arrays_under_every_nesting(nesting):
+    """`jax.checkpoint` of jax 0.11 hands them out as numbers of its own."""
+    checked = parity(Loss(), X, nesting=nesting)
+    assert checked.outcome.verdict == "held"
+    types = [(type(leaf), str(leaf.dtype)) for leaf in checked.output]
+    assert types == [(type(X), kind) for kind in ("float32", "float32", "int8", "bool", "float32")]
+
+
+class Names(nnx.Module):
+    """Returns a name that says whether the call is traced."""
+
+    def __call__(self, x):
+        return x, "traced" if isinstance(x, jax.core.Tracer) else "eager"
+
+
+def test_a_leaf_that_is_no_array_is_named():
+    told = text(parity(Names(), X, nesting="jit"))
+    assert "output[1] differs from that of the un-nested call" in told
+    assert "output[1]   'eager' expected, 'traced' after" in told
+
+
 # --- layers around the user's module
 
 

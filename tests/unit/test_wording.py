@@ -229,9 +229,9 @@ VALUE = ValueDiffers("model.w", label="differs", of="Param", type="int32[2]", wa
             ("deleted", "model.w   Param int32[2] was donated, and no new value took its place"),
         ),
         (
-            ValueDiffers("output", label="structure"),
-            "output differs from that of the un-nested call",
-            ("differs", "output   has another structure than that of the un-nested call"),
+            ValueDiffers("output[0]", label="differs", want="'mean'", have="'sum'"),
+            "output[0] differs from that of the un-nested call",
+            ("differs", "output[0]   'mean' expected, 'sum' after"),
         ),
         (
             ValueDiffers("model.n", label="attribute", of="attribute", type="int", want="1", have="missing"),
