@@ -119,6 +119,8 @@ MUTANTS = (
     # watch
     Mutant("watch/leftovers.py", "if self._references.get(id(value), _nothing)() is not value:", "if True:", "test_watch_run.py"),
     Mutant("watch/leftovers.py", "not compat.is_tracer(compat.variable_value(node)) and compat.is_pinned(node)", "False", "test_leftovers.py"),
+    Mutant("watch/leftovers.py", "(*seen.nodes, *seen.node_classes)", "seen.nodes", "test_watch_run.py"),
+    Mutant("watch/frames.py", ' if not root[0].startswith("@")', "", "test_watch_run.py"),
     Mutant("watch/donation.py", "if type_ == kind)", "if type_ != kind)", "test_watch_run.py"),
     Mutant("watch/programs.py", "and memory.peak > self.budget", "and memory.arguments > self.budget", "test_programs.py"),
     Mutant("watch/programs.py", "if key in paths\n    )", ")", "test_programs.py"),

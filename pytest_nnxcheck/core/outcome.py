@@ -224,7 +224,14 @@ class FedBack:
     line: str
 
 
-Explanation = Leak | CapturedBy | FedBack | str
+@dataclass(frozen=True, slots=True)
+class RaisedUnNested:
+    """What the call raises without a nesting, in one line."""
+
+    text: str
+
+
+Explanation = Leak | CapturedBy | FedBack | RaisedUnNested | str
 """What has to do with a failure; text is told as it is: the exception that a call raised as well."""
 
 

@@ -129,8 +129,8 @@ def _choose(name: str, value: object, valid: tuple[str, ...]) -> str:
 
 
 def switch(name: str, value: object) -> str:
-    """Read ``on`` or ``off``, as a marker also writes it: `True` or `False`."""
-    word = ("on" if value else "off") if isinstance(value, bool) else value
+    """Read ``on`` or ``off``, as a marker also writes it: `True` or `False`; of a ``true`` in a TOML file pytest makes the text ``True``."""
+    word = {"true": "on", "false": "off"}.get(str(value).strip().lower(), value)
     return _choose(name, word, ("on", "off"))
 
 

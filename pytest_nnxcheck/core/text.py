@@ -49,11 +49,15 @@ _LINK = re.compile(r"\s*\(https?://[^\s()]+\)")
 """What flax puts at the end of its messages, longer than they are."""
 
 
+_LONGEST_LINE = 160
+
+
 def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table."""
     text = _LINK.sub("", str(error).strip().partition("\n")[0])
     name = type(error).__name__
-    return f"{name}: {text[:160]}" if text else name
+    short = text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE].rpartition(" ")[0] + " ..."
+    return f"{name}: {short}" if text else name
 
 
 def one_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
+from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, RaisedUnNested, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, traced
@@ -287,6 +287,9 @@ def fails_un_nested(call: Call, observation: Observation, error: Exception) -> C
     """
     if JIT in call.settings.transforms:
         under_jit = fails_when_traced(replace(call, nesting=replace(call.nesting, layers=(Layer(JIT),))), error)
-        if under_jit.outcome.verdict == "violated":
-            return under_jit
+        outcome = under_jit.outcome
+        if outcome.verdict == "violated":
+            un_nested = (RaisedUnNested(first_line(error)),)
+            violations = tuple(replace(violation, explained=un_nested) for violation in outcome.violations)
+            return replace(under_jit, outcome=replace(outcome, violations=violations))
     return failed(call, error, observation)

@@ -23,6 +23,7 @@ from types import (
 )
 from typing import Any
 
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.inspection.open_data import Table, open_attributes, put_items
 from pytest_nnxcheck.inspection.raw_access import (
     LIBRARIES,
@@ -143,6 +144,8 @@ def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # 
     if top_package(cls) in LIBRARIES:
         return
     own = class_name(cls)
+    if compat.kind_of(cls) == "node":
+        visit.node_classes.append((own, cls))
     visit.places.keep_class(own, cls)
     for key, value in class_dict(cls).items():
         if id(type(value)) not in ATOMS and key not in _NOT_STATE:

@@ -6,6 +6,8 @@ PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import asdict
@@ -183,12 +185,17 @@ class WatchHooks:
         results = self.results.values()
         kinds = [kind for result in results for kind in result["kinds"]]
         terminalreporter.section(TITLE, red=bool(kinds and self.fails), yellow=bool(kinds and not self.fails))
-        for nodeid in sorted(self.results):
-            if self.results[nodeid]["kinds"]:
-                terminalreporter.write_line(f"{nodeid}  {self.results[nodeid]['headline']}")
+        lines = [
+            f"{nodeid}  {result['headline']}" for nodeid, result in sorted(self.results.items()) if result["kinds"]
+        ]
+        for line in lines:
+            terminalreporter.write_line(line)
         partly = sum(not result["complete"] for result in results)
         missing = [self.returns.missing, *sorted({result["unread"] for result in results}), self._no_bytes()]
-        terminalreporter.write_line(message.summary(len(results), partly, kinds, missing))
+        count = message.summary(len(results), partly, kinds, missing)
+        terminalreporter.write_line(count)
+        if lines and not worker_data.is_worker(terminalreporter.config):
+            _summarize_step(count, lines)
         verbose = terminalreporter.config.get_verbosity() > 0
         for line in message.candidates(sorted(self.candidates), all_=verbose):
             terminalreporter.write_line(line)
@@ -200,6 +207,16 @@ class WatchHooks:
         if self.budget is None or self.budget.bytes is not None:
             return ""
         return f"memory_budget {self.budget} is a multiple, which a test has that is marked: write bytes to hold all programs to it"
+
+
+def _summarize_step(count: str, lines: list[str]) -> None:
+    """Tell a step of GitHub Actions too: its summary may say of the marked tests that all is well."""
+    from pytest_nnxcheck.reporting import markdown
+
+    summary = markdown.step_summary(os.environ)
+    if summary is not None:
+        with contextlib.suppress(OSError):  # the terminal has it
+            markdown.append_watch(summary, count, lines)
 
 
 class NewTests:

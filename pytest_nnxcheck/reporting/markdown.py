@@ -41,7 +41,7 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
     detailed = space.fill("", map(_details, bad))
     left = len(bad) - min(rows, detailed)
     if good:
-        label = f"{len(good)} test{'s' * (len(good) != 1)} passed or skipped"
+        label = f"{_counted(len(good), 'test')} passed or skipped"
         left += len(good) - space.fill(_open(label) + _PASSED, map(_passing_row, good), "\n</details>\n")
     if measured := [record for record in tests if record["test"]["un_nested_peak"]]:
         pieces = sum(len(record["test"]["advice"]) for record in measured)
@@ -70,6 +70,16 @@ def append(summary: Path, document: Mapping[str, Any]) -> None:
     if there + len(body.encode()) < STEP - 2:
         with summary.open("a", encoding="utf-8", newline="\n") as file:
             file.write(f"\n{body}\n" if there else f"{body}\n")
+
+
+def append_watch(summary: Path, count: str, lines: Iterable[str]) -> None:
+    """Add the tests that left something behind. Raises `OSError`."""
+    there = summary.stat().st_size if summary.exists() else 0
+    space = _Space(STEP - there - 2)
+    if space.take(f"## ✗ nnx watch\n\n{text(count)}\n\n"):
+        space.fill("", (f"* {text(line)}\n" for line in lines))
+        with summary.open("a", encoding="utf-8", newline="\n") as file:
+            file.write("\n" * bool(there) + space.text())
 
 
 class _Space:
@@ -107,6 +117,10 @@ class _Space:
         return "".join(self.parts)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records]) -> str:
     packages = document["run"].get("packages", {})
     versions = ", ".join(f"{text(name)} {text(packages[name])}" for name in ("jax", "flax") if name in packages)
@@ -119,7 +133,7 @@ def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records])
     nestings = len(document["nestings"])
     left = sum(record["test"]["not_run"] for record in tests)
     verdicts = (counts(total) or "none") + (f", {left} not run" if left else "")
-    return f"## {verdict}\n\n{nestings} nestings of {len(tests)} tests: {verdicts}  \n{versions}\n\n"
+    return f"## {verdict}\n\n{_counted(nestings, 'nesting')} of {_counted(len(tests), 'test')}: {verdicts}  \n{versions}\n\n"
 
 
 def _failing_row(record: Records) -> str:

@@ -21,6 +21,7 @@ from pytest_nnxcheck.core.outcome import (
     MemoryWasted,
     Outcome,
     PeakOverBudget,
+    RaisedUnNested,
     SharedBuffer,
     StateCopied,
     TracerLeft,
@@ -56,7 +57,7 @@ def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
         summary, more, hint = TEXTS.get(violation.invariant, own)(violation.findings)
         rows = (*rows, *more)
     for cause in violation.explained:
-        label = "raises" if isinstance(cause, str) else "cause"
+        label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
         rows = (*rows, *((label, text) for text in explanation(cause)))
     if violation.invariant == "memory" and evidence is not None:
         rows = (*rows, *memory_breakdown.rows(evidence))
@@ -328,5 +329,7 @@ def explanation(cause: Explanation) -> tuple[str, ...]:
                 f"{cause.layer} feeds the output back: {types}",
                 hints.hint("dtype", dtype=cause.type.dtype, line=line),
             )
+        case RaisedUnNested():
+            return (f"un-nested already: {cause.text}",)
         case str():
             return (cause,)

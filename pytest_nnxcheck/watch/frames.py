@@ -28,5 +28,5 @@ def line(users: list[FrameType]) -> str:
 
 
 def local_variables(users: Iterable[FrameType]) -> list[Root]:
-    """Where a walk may start."""
-    return [root for frame in users for root in frame.f_locals.items()]
+    """Where a walk may start; pytest keeps parts of an assertion under names that start with ``@``."""
+    return [root for frame in users for root in frame.f_locals.items() if not root[0].startswith("@")]

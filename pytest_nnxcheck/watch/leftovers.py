@@ -69,8 +69,8 @@ def can_be_there() -> bool:
 def look(roots: Iterable[Root], left_out: tuple[object, ...] = ()) -> Look:
     """Walk from the roots, while no trace is under way: every tracer in a graph node is then one of a trace that has ended.
 
-    A suite without flax has no graph nodes: nothing is imported for it. A tracer that only the test itself keeps, in a list beside the
-    model, is the test's own business.
+    A suite without flax has no graph nodes: nothing is imported for it. Of a model that is gone the class is there still, with what its code
+    keeps. A tracer that only the test itself keeps, in a list beside the model, is the test's own business.
     """
     if not can_be_there():
         return Look()
@@ -79,7 +79,7 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = ()) -> Look:
 
     seen = walk(roots, MOST_OBJECTS, left_out)
     variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
-    tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
+    tracers = _tracers((*seen.nodes, *seen.node_classes), left_out) if seen.tracers else []
     pinned = [
         (node, Leftover(path, compat.variable_kind(node), _type_of(compat.variable_value(node))))
         for path, node in variables

@@ -98,7 +98,7 @@ def message(nodeid: str, finding: Finding) -> str:
 def _rows(finding: Finding) -> Iterator[Row]:
     yield from _leftover_rows(finding.after)
     if finding.before:
-        yield "", "there before the call of the test: a fixture, a teardown or an import left it"
+        yield "", "there before the call of the test: a fixture, a teardown, an import or an earlier test left it"
         yield from _leftover_rows(finding.before)
     for advice in dict.fromkeys(filter(None, map(_hint, (*finding.after, *finding.before)))):
         yield "hint", advice

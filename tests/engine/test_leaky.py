@@ -56,7 +56,7 @@ def test_a_call_that_flax_refuses_eagerly_and_that_leaks_under_jit():
     assert broken(found) == ["tracers"]
     assert str(found.outcome.nesting) == "jit"
     assert "model.last" in text(found)
-    assert "raises ValueError: Cannot assign data value" in text(found)
+    assert "raises un-nested already: ValueError: Cannot assign data value" in text(found)
 
 
 def test_the_layer_that_leaked_is_blamed_not_the_outermost():

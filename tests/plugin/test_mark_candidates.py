@@ -387,8 +387,10 @@ def test_a_file_that_cannot_be_written_stops_the_run_before_it_starts(watch, pyt
     assert (pytester.path / "test_suite.py").read_text().strip() == (HEAD + SURE).strip()
 
 
-def test_the_option_asks_for_watch_mode(watch):
-    result = watch(SURE, "--nnx-watch=off", "--nnx-mark-candidates=test_marked.py")
+@pytest.mark.parametrize("args", [[], ["--nnx-watch=off"]])
+def test_the_option_asks_for_watch_mode(pytester, inner_args, args):
+    pytester.makepyfile(test_suite=HEAD + SURE)
+    result = pytester.runpytest_inprocess(*inner_args, *args, "--nnx-mark-candidates=test_marked.py")
     result.stderr.fnmatch_lines(["*option --nnx-mark-candidates: no test is watched, add --nnx-watch"])
 
 

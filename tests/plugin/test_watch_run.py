@@ -308,6 +308,84 @@ def test_ids_that_other_tools_hold_are_left_to_them(watch):
     )
 
 
+GONE = (
+    HEAD
+    + """
+import functools
+
+MASKS = {}
+
+@functools.cache
+def cached(x):
+    return jnp.ones(x)
+
+def mask(n):
+    if n not in MASKS:
+        MASKS[n] = jnp.ones((n, n))
+    return MASKS[n]
+
+class Masked(nnx.Module):
+    def __call__(self, x):
+        return x @ mask(x.shape[-1])
+
+class Cached(nnx.Module):
+    def __call__(self, x):
+        return x + cached(x.shape)
+
+class Kept(nnx.Module):
+    last = None
+
+    def __call__(self, x):
+        Kept.last = x * 2
+        return x
+
+class Healthy(nnx.Module):
+    def __call__(self, x):
+        return x @ jnp.ones((2, 2))
+
+def jitted(module):
+    return nnx.jit(lambda module, x: module(x))(module, X)
+
+def build():
+    return Masked()
+
+def test_masked():
+    assert jitted(build()).shape == (1, 2)
+
+def test_masked_held():
+    module = Masked()
+    assert module
+
+@pytest.mark.parametrize("kind", [Cached, Kept, Healthy])
+def test_class(kind):
+    jitted(kind())
+
+def test_class_held():
+    module = Kept()
+    assert module
+"""
+)
+
+
+@pytest.mark.parametrize("order", ["as written", "reversed"])
+def test_what_the_code_of_a_model_keeps_is_found_when_the_model_is_gone(watch, pytester, order):
+    """The test that left it is blamed, whatever comes before and after."""
+    if order == "reversed":
+        pytester.makeconftest("def pytest_collection_modifyitems(items): items.reverse()")
+    result, failed = watch(GONE)
+    assert failed == [f"test_suite.py::{name}" for name in ("test_class[Cached]", "test_class[Kept]", "test_masked")]
+    result.stdout.fnmatch_lines(["*leaked *MASKS?2? * float32?2,2? *"])
+
+
+def test_the_summary_of_a_step_has_it_too(watch, pytester, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "summary.md"))
+    watch(THIRTY)
+    summary = (pytester.path / "summary.md").read_text()
+    assert "## ✗ nnx watch\n\n30 tests watched: 1 left tracers behind\n\n" in summary
+    assert "\n* test_suite.py::test_model&#91;17&#93; tracers in model.box.last\n" in summary
+
+
 BEFORE = (
     HEAD
     + """
@@ -342,7 +420,9 @@ def test_third():
 def test_what_a_fixture_left_is_told_with_the_test_and_not_as_its_doing(watch):
     result, failed = watch(BEFORE)
     assert failed == ["test_suite.py::test_innocent", "test_suite.py::test_second"]
-    result.stdout.fnmatch_lines(["*there before the call of the test: a fixture, a teardown or an import left it"])
+    result.stdout.fnmatch_lines(
+        ["*there before the call of the test: a fixture, a teardown, an import or an earlier test left it"]
+    )
 
 
 RAISES = (
@@ -448,6 +528,20 @@ def test_donated_leaves_that_jax_could_not_use_fail_the_test(watch):
             "4 tests watched: 1 donated for nothing*",
         ]
     )
+
+
+ASSERTED = (
+    HEAD
+    + """
+def test_temporary():
+    assert jax.jit(lambda x: x[:1], donate_argnums=0)(jnp.ones((5, 5))).shape == (1, 5)
+"""
+)
+
+
+def test_what_pytest_keeps_of_an_assertion_is_no_name_of_the_users(watch):
+    result, _ = watch(ASSERTED, "-Wdefault")
+    result.stdout.fnmatch_lines(["  donated    float32?5,5?   which no local variable holds"])
 
 
 MARKED = """

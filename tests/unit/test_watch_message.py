@@ -31,7 +31,7 @@ def test_the_message_says_what_where_and_what_to_write():
 def test_what_was_there_before_the_call_is_not_called_the_tests_own():
     rows = message("a", Finding(before=(TRACER,))).splitlines()
     assert rows[2:4] == [
-        "             there before the call of the test: a fixture, a teardown or an import left it",
+        "             there before the call of the test: a fixture, a teardown, an import or an earlier test left it",
         "  leaked     model.last   Param float32[3]   <- DynamicJaxprTracer",
     ]
 
