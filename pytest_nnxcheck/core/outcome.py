@@ -186,12 +186,16 @@ class NotFinite(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeMoved(Finding):
-    """What a call compiles for, and leaves as another: an attribute of this Python ``type``, or the type of a leaf; nothing where it cannot be named."""
+    """What a call compiles for, and leaves as another: an attribute of this Python ``type``, or the type of a leaf; nothing where it cannot be named.
+
+    ``hardened`` says that a leaf was made of a Python number, and is not any more.
+    """
 
     label: Literal["attribute", "leaf", ""] = ""
     type: str = ""
     before: str = ""
     after: str = ""
+    hardened: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.invariants.case import Case, Judgement
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import NUMBERS, Subject
 
 MISSING = "missing"
 ADDED = "recompilation not asserted: the call adds state, or takes some away, so that the next one is another"
@@ -44,13 +44,18 @@ def types_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved
     for path in dict.fromkeys([*old, *new]):
         texts = [typed(leaves[path]) if path in leaves else MISSING for leaves in (old, new)]
         if texts[0] != texts[1]:
-            yield TypeMoved(subject.path(path), label="leaf", before=texts[0], after=texts[1])
+            hardened = path in old and path in new and weak(old[path]) and not weak(new[path])
+            yield TypeMoved(subject.path(path), label="leaf", before=texts[0], after=texts[1], hardened=hardened)
 
 
 def typed(leaf: Any) -> str:
-    """The type of a leaf as jax tells it from another: a number of Python's, and what is made of one, is weakly typed."""
-    weak = isinstance(leaf, bool | int | float | complex) or getattr(leaf, "weak_type", False)
-    return f"{describe(leaf)}{', weakly typed' if weak else ''}"
+    """The type of a leaf as jax tells it from another."""
+    return f"{describe(leaf)}{', weakly typed' if weak(leaf) else ''}"
+
+
+def weak(leaf: Any) -> bool:
+    """Whether a leaf is a number of Python's, or was made of one."""
+    return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
 
 
 def same(one: Any, other: Any) -> bool:

@@ -159,7 +159,7 @@ def moved(finding: TypeMoved) -> str:
     old, new = (text.partition("[")[0] for text in (finding.before, finding.after))
     if finding.label == "attribute":
         return hint("attribute counted", path=finding.path) if finding.type in ("int", "float") else ""
-    if finding.before.partition(", ")[0] == finding.after:
+    if finding.hardened:
         return hint("weak type", path=finding.path, dtype=new)
     return hint("dtype", dtype=old, line="") if old != new else ""
 

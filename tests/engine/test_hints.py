@@ -446,7 +446,12 @@ ELSEWHERE = {
 @follows("attribute counted", "weak type", "dtype")
 @pytest.mark.parametrize(
     "broken, cured, cause",
-    [("counter", "variable", "attribute counted"), ("weak", "strong", "weak type"), ("promoted", "strong", "dtype")],
+    [
+        ("counter", "variable", "attribute counted"),
+        ("weak", "strong", "weak type"),
+        ("number", "strong", "weak type"),
+        ("promoted", "strong", "dtype"),
+    ],
 )
 def test_what_is_traced_again_is_mended_as_the_hint_says(broken, cured, cause):
     made = test_recompilation.MODELS

@@ -77,6 +77,7 @@ MODELS = {
     "counter": (lambda: Counts(plain=True), "model.calls   0 before the call, 1 after it"),
     "variable": (lambda: Counts(plain=False), ""),
     "weak": (lambda: Weighs(WEAK), "model.mean   float32[], weakly typed before the call, float32[] after it"),
+    "number": (lambda: Weighs(1.0), "model.mean   float, weakly typed before the call, float32[] after it"),
     "strong": (lambda: Weighs(STRONG), ""),
     "promoted": (lambda: Weighs(HALF), "model.mean   bfloat16[] before the call, float32[] after it"),
     "function": (Remembers, "model.last   a builtin_function_or_method before the call, a function after it"),

@@ -268,7 +268,10 @@ def test_an_effort_stands_over_weaker_sources_and_under_its_own(data):
 def test_switches():
     for name in ("shortcuts", "all"):
         assert [parse(name, value) for value in ("on", "off", True, False)] == ["on", "off", "on", "off"]
-        assert [parse(name, value) for value in ("True", "false")] == ["on", "off"]  # of a TOML file, as pytest hands it on
+        assert [parse(name, value) for value in ("True", "false")] == [
+            "on",
+            "off",
+        ]  # of a TOML file, as pytest hands it on
         assert f"{name}=1 is not a word, write one of on, off" in text_of(name, 1)
 
 
