@@ -382,7 +382,7 @@ def test_the_summary_of_a_step_has_it_too(watch, pytester, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "summary.md"))
     watch(THIRTY)
     summary = (pytester.path / "summary.md").read_text()
-    assert "## ✗ nnx watch\n\n30 tests watched: 1 left tracers behind\n\n" in summary
+    assert "## ✗ nnx watch\n\n30 tests watched: 1 left tracers behind" in summary
     assert "\n* test_suite.py::test_model&#91;17&#93; tracers in model.box.last\n" in summary
 
 
