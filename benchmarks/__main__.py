@@ -44,10 +44,10 @@ def parser() -> argparse.ArgumentParser:
 def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
     """The plan that a command line asks for. Raises `SystemExit` for names that there are not."""
     subjects = tuple(given.subjects.split(",")) if given.subjects else FIVE[: 2 if given.quick else None]
-    for kind, names, there_are in (("benchmark", given.names, BENCHMARKS), ("subject", subjects, FIVE)):
+    for kind, names, valid in (("benchmark", given.names, BENCHMARKS), ("subject", subjects, FIVE)):
         for name in names:
-            if name not in there_are:
-                raise SystemExit(f"no {kind} {name!r}: there are {', '.join(there_are)}")
+            if name not in valid:
+                raise SystemExit(f"no {kind} {name!r}: there are {', '.join(valid)}")
     if given.rounds < 1:
         raise SystemExit(f"--rounds {given.rounds}: at least 1")
     return Plan(folder, 1 if given.quick else given.rounds, given.quick, subjects, given.against, bool(given.subjects))
@@ -56,10 +56,10 @@ def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
 def run(names: Sequence[str], plan: Plan, *, write: bool) -> None:
     """Run benchmarks one after the other. Each is printed, and written, when it is done: an interrupted run loses one."""
     for name in names or BENCHMARKS:
-        outcome = BENCHMARKS[name](plan)
-        print(table.markdown([outcome]), flush=True)
+        measured = BENCHMARKS[name](plan)
+        print(table.markdown([measured]), flush=True)
         if write:
-            keep(outcome, partial=plan.partial)
+            keep(measured, partial=plan.partial)
 
 
 def keep(new: Result, *, partial: bool) -> None:

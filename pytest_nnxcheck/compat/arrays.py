@@ -11,6 +11,9 @@ from pytest_nnxcheck.core.observation import ArrayType
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
+NUMBERS = (bool, int, float, complex)
+
+
 @functools.cache
 def _copies_by_transfer() -> bool:
     """Whether `jax.device_put` with ``may_alias=False`` gives a buffer of its own.
@@ -106,6 +109,20 @@ def array_type(array: Any) -> ArrayType:
 def describe(array: Any) -> str:
     """The same as text: ``float32[8,64]``."""
     return str(array_type(array))
+
+
+def as_array(leaf: Any) -> Any:
+    """A number, or an array of NumPy's, as one of jax, of the type that it says; anything else as it is.
+
+    `jax.checkpoint` of jax 0.11 and 0.12 hands constants out as numbers and arrays of NumPy's with a dtype of their own. All versions.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    if not isinstance(leaf, (*NUMBERS, np.ndarray, np.generic)):
+        return leaf
+    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype) if hasattr(leaf, "dtype") else None)
 
 
 def is_array(value: Any) -> bool:

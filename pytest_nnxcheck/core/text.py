@@ -56,8 +56,10 @@ def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table."""
     text = _LINK.sub("", str(error).strip().partition("\n")[0])
     name = type(error).__name__
-    short = text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE].rpartition(" ")[0] + " ..."
-    return f"{name}: {short}" if text else name
+    if len(text) > _LONGEST_LINE:
+        start = text[:_LONGEST_LINE]
+        text = f"{start.rpartition(' ')[0] or start} ..."
+    return f"{name}: {text}" if text else name
 
 
 def one_line(error: BaseException) -> str:

@@ -226,8 +226,8 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
     )
 
 
-def fails_when_traced(call: Call, error: Exception) -> Checked:
-    """A call that raises under any trace: the user's exception, unless it left tracers as well."""
+def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) -> Checked:
+    """A call that raises under any trace, or ``un_nested`` already: the user's exception, unless it left tracers as well."""
     call.announce(UNKNOWN)
     call.example.values.require(call.subject)
     observation = observe(call.subject, UNKNOWN, call.nesting, "none")
@@ -235,8 +235,9 @@ def fails_when_traced(call: Call, error: Exception) -> Checked:
     judgement = invariants.judge(Case(observation, only_tracers)) if observation.leaks else Judgement()
     if not judgement.violations:
         return failed(call, error, observation)
-    own = (first_line(error),)
-    violations = tuple(replace(violation, explained=own) for violation in judgement.violations)
+    line = first_line(error)
+    own = RaisedUnNested(line) if un_nested else line
+    violations = tuple(replace(violation, explained=(own,)) for violation in judgement.violations)
     return Checked(None, Outcome(call.nesting, "violated", violations, evidence=left(observation)), error)
 
 
@@ -286,10 +287,8 @@ def fails_un_nested(call: Call, observation: Observation, error: Exception) -> C
     Flax 0.12 refuses ``self.last = y`` on a field that was `None` when it is called eagerly, and lets the tracer in under a jit.
     """
     if JIT in call.settings.transforms:
-        under_jit = fails_when_traced(replace(call, nesting=replace(call.nesting, layers=(Layer(JIT),))), error)
-        outcome = under_jit.outcome
-        if outcome.verdict == "violated":
-            un_nested = (RaisedUnNested(first_line(error)),)
-            violations = tuple(replace(violation, explained=un_nested) for violation in outcome.violations)
-            return replace(under_jit, outcome=replace(outcome, violations=violations))
+        nesting = replace(call.nesting, layers=(Layer(JIT),))
+        under_jit = fails_when_traced(replace(call, nesting=nesting), error, un_nested=True)
+        if under_jit.outcome.verdict == "violated":
+            return under_jit
     return failed(call, error, observation)

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import Compiled, SharedPrograms
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import as_array, describe
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Leaf, Leak, Memory, Move, Observation, Path
@@ -27,7 +26,7 @@ from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.subject import NUMBERS, Subject, as_array
+from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import (
     Guards,
     compose,
@@ -43,7 +42,6 @@ from pytest_nnxcheck.transforms.mapping import on_mesh
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-NUMPY_OR_NUMBER = (*NUMBERS, np.ndarray, np.generic)
 UNUSABLE = "Some donated buffers were not usable"
 
 
@@ -169,10 +167,7 @@ def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tup
     try:
         with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks(), compat.cached_compiles():
             warnings.filterwarnings("ignore", message=UNUSABLE)
-            output = jax.block_until_ready(program(state, *inputs))
-            return jax.tree.map(
-                lambda leaf: as_array(leaf) if isinstance(leaf, NUMPY_OR_NUMBER) else leaf, output
-            ), None
+            return jax.tree.map(as_array, jax.block_until_ready(program(state, *inputs))), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return None, error
 

@@ -145,7 +145,7 @@ def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # 
         return
     own = class_name(cls)
     if compat.kind_of(cls) == "node":
-        visit.node_classes.append((own, cls))
+        visit.nodes.append((own, cls))
     visit.places.keep_class(own, cls)
     for key, value in class_dict(cls).items():
         if id(type(value)) not in ATOMS and key not in _NOT_STATE:

@@ -95,7 +95,6 @@ class Visit:
         self.tracers: list[Found] = []
         self.arrays: list[tuple[str, Any]] = []
         self.nodes: list[tuple[str, Any]] = []
-        self.node_classes: list[tuple[str, Any]] = []
         # Objects are kept, not only their ids, so that no id is used again while the walk runs.
         self.seen: dict[int, Any] = {id(MISSING): MISSING}
         self.complete = True

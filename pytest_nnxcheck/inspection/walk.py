@@ -21,7 +21,7 @@ from pytest_nnxcheck.inspection.visit import Found, Name, Visit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """What a walk met: tracers, nearest first and each once; jax and NumPy arrays, graph nodes, and the user's classes of such, with
+    """What a walk met: tracers, nearest first and each once; jax and NumPy arrays, graph nodes and the user's classes of such, with
     their paths; the mutable places.
 
     ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at.
@@ -30,7 +30,6 @@ class Walk:
     tracers: tuple[Found, ...]
     arrays: tuple[tuple[str, Any], ...]
     nodes: tuple[tuple[str, Any], ...]
-    node_classes: tuple[tuple[str, Any], ...]
     places: Places
     objects: int
     complete: bool = True
@@ -49,9 +48,8 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     visit.run([root for root, error in zip(named, errors, strict=True) if not error])
     visit.passing = True
     visit.run([root for root, error in zip(named, errors, strict=True) if error])
-    nodes, classes = tuple(visit.nodes), tuple(visit.node_classes)
-    objects = len(visit.seen) - 1
-    return Walk(tuple(visit.tracers), tuple(visit.arrays), nodes, classes, visit.places, objects, visit.complete)
+    arrays, nodes = tuple(visit.arrays), tuple(visit.nodes)
+    return Walk(tuple(visit.tracers), arrays, nodes, visit.places, len(visit.seen) - 1, visit.complete)
 
 
 def holds_beside(node: object, leaves: Iterable[object]) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import NUMBERS, describe
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.invariants.case import Case, Judgement
-from pytest_nnxcheck.subject.subject import NUMBERS, Subject
+from pytest_nnxcheck.subject.subject import Subject
 
 MISSING = "missing"
 ADDED = "recompilation not asserted: the call adds state, or takes some away, so that the next one is another"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +65,27 @@ def step_summary(environ: Mapping[str, str]) -> Path | None:
 
 def append(summary: Path, document: Mapping[str, Any]) -> None:
     """Add the run to the summary of the step, as much of it as fits. Raises `OSError`."""
-    there = summary.stat().st_size if summary.exists() else 0
-    body = render(document, STEP - there - 2)
-    if there + len(body.encode()) < STEP - 2:
-        with summary.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(f"\n{body}\n" if there else f"{body}\n")
+    _append(summary, lambda limit: render(document, limit))
 
 
 def append_watch(summary: Path, count: str, lines: Iterable[str]) -> None:
-    """Add the tests that left something behind. Raises `OSError`."""
-    there = summary.stat().st_size if summary.exists() else 0
-    space = _Space(STEP - there - 2)
-    if space.take(f"## ✗ nnx watch\n\n{text(count)}\n\n"):
+    """Add the tests that left something behind, as many as fit. Raises `OSError`."""
+
+    def render_watch(limit: int) -> str:
+        space = _Space(limit)
+        space.take(f"## ✗ nnx watch\n\n{text(count)}\n\n", force=True)
         space.fill("", (f"* {text(line)}\n" for line in lines))
+        return space.text()
+
+    _append(summary, render_watch)
+
+
+def _append(summary: Path, render_within: Callable[[int], str]) -> None:
+    there = summary.stat().st_size if summary.exists() else 0
+    body = render_within(STEP - there - 2)
+    if there + len(body.encode()) < STEP - 2:
         with summary.open("a", encoding="utf-8", newline="\n") as file:
-            file.write("\n" * bool(there) + space.text())
+            file.write(f"\n{body}\n" if there else f"{body}\n")
 
 
 class _Space:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import is_array
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.inspection.walk import walk
@@ -25,9 +24,6 @@ from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-
-NUMBERS = (bool, int, float, complex)
 
 
 class Nodes(nnx.Module):
@@ -209,13 +205,6 @@ def flatten_output(
     return tuple(arrays), rebuild_all, tuple(names)
 
 
-def as_array(leaf: Any) -> jax.Array:
-    """A number or NumPy array as an array, of the type that it says. `jax.checkpoint` of jax 0.11 hands constants out as numbers with a dtype."""
-    if isinstance(leaf, jax.Array) or not hasattr(leaf, "dtype"):
-        return jnp.asarray(leaf)
-    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
-
-
 def paths_of_nodes(state: Any) -> dict[int, Path]:
     """Every graph node of the state by its identity."""
     paths: dict[int, Path] = {}
@@ -242,7 +231,7 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
             return holder.node
 
         return tuple(values), rebuild
-    if isinstance(leaf, NUMBERS) or is_array(leaf):
+    if is_array(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
     if walk([("", leaf)]).tracers:
         raise Unfit(

@@ -6,6 +6,7 @@ Every function tells of its start once; only those that are named ``__call__`` t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from pytest_nnxcheck.inspection.raw_access import class_dict, class_name, mro
+from pytest_nnxcheck.watch import frames
 
 _TRANSFORMS = ("jax", "flax", "equinox")
 
@@ -67,21 +69,16 @@ def _outermost(frame: FrameType, cls: type) -> FrameType:
     """The frame of what the class has as its ``__call__``: that of a decorator, around the function that was written."""
     attribute = next((class_dict(base)["__call__"] for base in mro(cls) if "__call__" in class_dict(base)), None)
     code = getattr(attribute, "__code__", None)
-    outer: FrameType | None = frame
-    while outer is not None and outer.f_code is not code:
-        outer = outer.f_back
-    while outer is not None and outer.f_back is not None and outer.f_back.f_code is code:  # the same decorator twice
-        outer = outer.f_back
-    return outer or frame
+    outer = itertools.dropwhile(lambda at: at.f_code is not code, [frame, *frames.callers(frame)])
+    # more than one where the same decorator is there twice
+    return [frame, *itertools.takewhile(lambda at: at.f_code is code, outer)][-1]
 
 
 def _span(frame: FrameType) -> Span:
     return list(frame.f_code.co_positions())[frame.f_lasti // 2]
 
 
-def inside_a_transform(frame: FrameType | None) -> bool:
+def inside_a_transform(frame: FrameType) -> bool:
     """Whether a library that traces has called the function of a frame: its tracers are alive then."""
-    while (frame := frame.f_back if frame is not None else None) is not None:
-        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRANSFORMS:
-            return True
-    return False
+    packages = (str(outer.f_globals.get("__name__")).partition(".")[0] for outer in frames.callers(frame))
+    return any(package in _TRANSFORMS for package in packages)

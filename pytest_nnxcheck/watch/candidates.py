@@ -109,7 +109,7 @@ def _copied(candidate: Candidate, call: Call, empty: Draft) -> Draft:
         empty.call,
         tuple((name, line) for name, line in imports if line),
         tuple(fixed),
-        tuple(name for name, _ in imports if _is_collected(name, candidate.function.__globals__.get(name))),
+        tuple(name for name, _ in imports if name not in fixed and _is_collected(name, candidate.function)),
         "".join(f"@{mark}\n" for mark in marks) + body,
     )
 
@@ -205,7 +205,8 @@ def _globals(source: str) -> set[str]:
     return names
 
 
-def _is_collected(name: str, value: object) -> bool:
+def _is_collected(name: str, function: FunctionType) -> bool:
+    value = function.__globals__.get(name)
     return name.lower().startswith("test") or (isinstance(value, type) and issubclass(value, unittest.TestCase))
 
 
@@ -238,11 +239,10 @@ def file_text(drafts: Collection[Draft]) -> str:
     """The new file. One test for each function; of two names that mean different things the second is imported inside of it, as is what pytest would collect."""
     bound, texts, names = {"pytest": "import pytest"}, [], set()
     for draft in {(draft.nodeid.rpartition("::")[0], draft.name): draft for draft in drafts}.values():
-        clashes = {name: line for name, line in draft.imports if bound.get(name, line) != line}
+        clashes = [name for name, line in draft.imports if bound.get(name, line) != line]
         if {*clashes} & {*draft.fixed}:
             draft = replace(draft, gap=f"{some(clashes)} means something else in another test of this file")  # noqa: PLW2901
-        hidden = {name: line for name, line in draft.imports if name in draft.collected and name not in draft.fixed}
-        inside = clashes | hidden
+        inside = {name: line for name, line in draft.imports if name in {*clashes, *draft.collected}}
         if not draft.gap:
             bound |= {name: line for name, line in draft.imports if name not in inside}
         name = next(name for name in _numbered(draft.name) if name not in names)

@@ -12,6 +12,14 @@ _MOST = 8
 _CALLERS = ("pytest_pyfunc_call", "pytest_fixture_setup")
 
 
+def callers(frame: FrameType) -> Iterator[FrameType]:
+    """The frames that a frame was called from, the nearest first."""
+    outer = frame.f_back
+    while outer is not None:
+        yield outer
+        outer = outer.f_back
+
+
 def of_user(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames that are the user's, the innermost first, up to where pytest called."""
     count = 0

@@ -79,7 +79,7 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = ()) -> Look:
 
     seen = walk(roots, MOST_OBJECTS, left_out)
     variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
-    tracers = _tracers((*seen.nodes, *seen.node_classes), left_out) if seen.tracers else []
+    tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
     pinned = [
         (node, Leftover(path, compat.variable_kind(node), _type_of(compat.variable_value(node))))
         for path, node in variables

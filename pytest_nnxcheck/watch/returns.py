@@ -14,6 +14,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from pytest_nnxcheck.inspection.raw_access import top_package
+from pytest_nnxcheck.watch import frames
 from pytest_nnxcheck.watch.calls import Calls, inside_a_transform
 
 NAME = "pytest-nnxcheck"
@@ -98,12 +99,7 @@ class Returns:
 
 def _is_inner(frame: FrameType) -> bool:
     """Whether the same code runs further out: in a decorator that leaves no ``__wrapped__``, around a helper that the test calls."""
-    outer = frame.f_back
-    while outer is not None:
-        if outer.f_code is frame.f_code:
-            return True
-        outer = outer.f_back
-    return False
+    return any(outer.f_code is frame.f_code for outer in frames.callers(frame))
 
 
 def _may_hold(value: object) -> bool:

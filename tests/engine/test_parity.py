@@ -78,10 +78,10 @@ class Names(nnx.Module):
 
 
 def test_a_leaf_that_is_no_array_is_named():
-    told = text(parity(Names(), X, nesting="jit"))
-    assert "output[1] differs from that of the un-nested call" in told
-    assert "output[1]   'eager' expected, 'traced' after" in told
-    assert "output[2]" not in told
+    message = text(parity(Names(), X, nesting="jit"))
+    assert "output[1] differs from that of the un-nested call" in message
+    assert "output[1]   'eager' expected, 'traced' after" in message
+    assert "output[2]" not in message
 
 
 # --- layers around the user's module
