@@ -18,7 +18,7 @@ if sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = BYTECODE
     sys.dont_write_bytecode = False
-# Models are built, and called for comparison, again and again: jax compiles these programs quickly, and each once for all workers.
+# Models are built, and called for comparison, again and again: jax compiles these programs quickly, and each once in a worker.
 # What the plugin judges is compiled anew all the same: see `judged_compiles` of compat/compile_cache.py.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # On jax 0.5.3 a program out of the folder computed other numbers: a remat in a while_loop that was compiled before.
@@ -30,6 +30,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ and not version("jax").startswi
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+# jax writes a program in place: a worker that reads it meanwhile would get half of it, and a warning, which fails a test.
+elif "JAX_COMPILATION_CACHE_DIR" in os.environ and "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] += f"/{os.environ['PYTEST_XDIST_WORKER']}"
 
 import flax.nnx  # noqa: F401
 import hypothesis.strategies
