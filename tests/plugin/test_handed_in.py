@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -170,37 +168,3 @@ def test_reports_hold_it_under_xdist_as_without(hand_in, pytester):
         assert document["tests"][0]["settings"]["invariants"] == "tracers,memory,donation,mine"
         assert all("mine" in (pytester.path / name).read_text() for name in ("out.html", "out.md"))
     assert seen[0] == seen[1] == [("scan", "mine")]
-
-
-def test_a_conftest_that_hands_in_is_typed(tmp_path):
-    pytest.importorskip("mypy")
-    typed = """
-from collections.abc import Iterator
-
-import pytest
-
-from pytest_nnxcheck import Breach, Invariant, NestedCall, register_invariant
-
-
-def keeps_types(call: NestedCall) -> Iterator[Breach]:
-    for path, leaf in call.after.items():
-        if leaf.dtype != call.before[path].dtype:
-            yield Breach(path, summary=f"{path} became {leaf.dtype}")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_nnx_invariants(config: pytest.Config) -> list[Invariant]:
-    return [Invariant("keeps_types", keeps_types, default=True)]
-
-
-register_invariant(Invariant("also", keeps_types))
-"""
-    (tmp_path / "conftest.py").write_text(typed)
-    (tmp_path / "wrong.py").write_text("from pytest_nnxcheck import Invariant\nInvariant('x', lambda call: [3])\n")
-    said = {}
-    for name in ("conftest.py", "wrong.py"):
-        command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(tmp_path / name)]
-        root = Path(__file__).parents[2]
-        said[name] = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root).stdout
-    assert "Success" in said["conftest.py"], said
-    assert 'List item 0 has incompatible type "int"; expected "Breach"' in said["wrong.py"], said

@@ -2,7 +2,7 @@
 
 # pyright: strict
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, assert_type
 
 import jax
@@ -11,8 +11,11 @@ import pytest
 from flax import nnx
 
 from pytest_nnxcheck import (
+    Breach,
+    Invariant,
     InvariantViolation,
     Layer,
+    NestedCall,
     Nesting,
     Outcome,
     Report,
@@ -21,6 +24,7 @@ from pytest_nnxcheck import (
     Wrapped,
     assert_invariants,
     check,
+    register_invariant,
     register_transform,
 )
 
@@ -87,3 +91,18 @@ def test_in_a_script() -> None:
         assert_invariants(train_step, Scale(2.0), vector())
     assert_type(caught.value.outcome, Outcome)
     assert Nesting.parse("jit > scan") == Nesting((Layer("jit"), Layer("scan")))
+
+
+def keeps_types(call: NestedCall) -> Iterator[Breach]:
+    for path, leaf in call.after.items():
+        if leaf.dtype != call.before[path].dtype:
+            yield Breach(path, summary=f"{path} became {leaf.dtype}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_nnx_invariants(config: pytest.Config) -> list[Invariant]:
+    return [Invariant("keeps_types", keeps_types, default=True)]
+
+
+register_invariant(Invariant("also", keeps_types))
+Invariant("x", lambda call: [3])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
