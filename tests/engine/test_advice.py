@@ -247,10 +247,10 @@ def test_layers(nnx_wrap):
 
 
 @pytest.fixture
-def inner(pytester, monkeypatch):
+def inner(pytester, inner_args, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     pytester.makepyfile(SOURCE + inspect.getsource(Layers))
-    return lambda *options: pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+    return lambda *options: pytester.runpytest_inprocess(*inner_args, "-p", "no:cacheprovider", *options)
 
 
 def test_the_summary_tells_it_with_v_and_the_reports_always(inner, pytester):

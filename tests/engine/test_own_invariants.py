@@ -287,7 +287,8 @@ def suite(pytester, inner_args):
     def run(*args, body="return []", conftest=CONFTEST, test=TEST):
         pytester.makeconftest(conftest.replace("{body}", body))
         pytester.makepyfile(test_linear=test)
-        return pytester.runpytest_subprocess(*inner_args, *args)
+        start = pytester.runpytest_subprocess if "-n1" in args else pytester.runpytest_inprocess
+        return start(*inner_args, *args)
 
     return run
 
