@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.text import one_of
+from pytest_nnxcheck.core.text import Unreadable, one_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -139,7 +139,13 @@ def donated(name: str, value: object) -> str:
     parts = [value] if isinstance(value, str) else value
     names = _split(",".join(map(str, parts))) if isinstance(parts, Iterable) else []
     if len(names) < 2:
-        return _choose(name, names[0] if names else value, ("state", "all", "none"))
+        try:
+            return _choose(name, names[0] if names else value, ("state", "all", "none"))
+        except Unreadable as error:
+            if not names or not names[0].isidentifier():
+                raise
+            listed = str(error) if str(error).endswith("?") else f"{error}."
+            raise SettingError(f"{listed} An argument of that name is donated with 'state,{names[0]}'") from None
     if "state" not in names or not all(map(str.isidentifier, names)) or {"all", "none"} & {*names}:
         raise SettingError(
             f"{name}={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"

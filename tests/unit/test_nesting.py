@@ -45,6 +45,8 @@ def test_spellings(text, canonical):
         ("scan[closure", "is not a layer"),
         ("scan]closure[", "is not a layer"),
         ("scna", "unknown transform 'scna', did you mean 'scan'?"),
+        ("un-nestd", "unknown transform 'un-nestd', did you mean 'un-nested'?"),
+        ("tree: unnested", "unknown transform 'unnested', did you mean 'un-nested'?"),
         ("zzz", "unknown transform 'zzz', write one of jit, remat,"),
         ("jit > scan[closur]", "unknown style 'closur', did you mean 'closure'?"),
         ("scan[]", "unknown style ''"),
