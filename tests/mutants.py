@@ -112,6 +112,7 @@ MUTANTS = (
     Mutant("reproducer/form.py", "asked.donates and not asked.viewed and", "asked.donates and", "test_reproducer.py"),
     # runner
     Mutant("runner/exclusions.py", "exclusions = replace(exclusions, refused=exclusions.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
+    Mutant("runner/chains.py", "inner.row.idle or busy < most", "True", "test_chains.py test_shared_programs.py"),
     Mutant("runner/sweep.py", 'if is_named and case.settings.all == "off":', "if False:", "test_sweep.py"),
     Mutant("runner/run.py", "self.facts += executed.facts\n        for outcome", "for outcome", "test_api.py test_notes.py"),
     Mutant("runner/run.py", "whole, repeats = not drawn or self.remembers,", "whole, repeats = True,", "test_api.py"),

@@ -33,6 +33,7 @@ class Transform(NamedTuple):
     ``adds_state``: as an argument layer it takes a call that adds state; no loop and no branch does.
     ``excludes_itself``: why it is not put inside itself.
     ``compiles``: outermost, its program is judged for memory and donation. ``runs_nothing``: it only traces.
+    ``idle``: where nothing is differentiated, what is compiled with it is what is compiled without.
     ``on_mesh``: state and inputs lie on all devices.
     """
 
@@ -50,6 +51,7 @@ class Transform(NamedTuple):
     excludes_itself: str = ""
     compiles: bool = False
     runs_nothing: bool = False
+    idle: bool = False
     on_mesh: bool = False
 
     @property
@@ -72,11 +74,11 @@ JIT, REMAT, GRAD, CALL_FIRST = "jit", "remat", "grad", "call_first"
 
 ROWS = (
     Transform(JIT, default=True, compiles=True),
-    Transform(REMAT, default=True),
+    Transform(REMAT, default=True, idle=True),
     Transform("scan", default=True, means="carry", axis="steps", loop="counted"),
     Transform("vmap", default=True, means="map", axis="elements", adds_state=False),
     Transform("while_loop", default=True, means="repeat", loop="uncounted", starts_empty=True),
-    Transform("eval_shape", default=True, runs_nothing=True),
+    Transform("eval_shape", default=True, runs_nothing=True, idle=True),
     # It calls the subject once before the inner program, in the same trace; how it gets the module is no question.
     Transform(CALL_FIRST, styles=STYLES[:1], means="call first", axis="calls", pair="first call"),
     Transform("fori_loop", means="repeat", loop="counted", starts_empty=True),

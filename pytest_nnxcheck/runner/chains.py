@@ -19,26 +19,41 @@ def pairs(layers: Sequence[Layer]) -> Iterator[Pair]:
 def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     """Chains of at most ``longest`` layers, two or more, in which every pair of `pairs` stands side by side once.
 
-    An Eulerian walk over the pairs, cut where a chain is full and where jax cannot run it: each chain goes on where the one before
-    ended, and always to the layer that has most pairs left, so that none is left over. The same layers give the same chains.
+    First the pairs without an idle layer (`Transform.idle`). A chain with one has at most one layer that is not: most of these then
+    lower to the program of that layer alone, which is compiled once. The same layers give the same chains.
     """
-    unused = dict.fromkeys(pairs(layers))
+    idle = {pair: any(layer.row.idle for layer in pair) for pair in pairs(layers)}
+    for with_idle in (False, True):
+        yield from _walk(
+            [pair for pair in idle if idle[pair] == with_idle], layers, longest, 1 if with_idle else longest
+        )
+
+
+def _walk(unwalked: Sequence[Pair], layers: Sequence[Layer], longest: int, most: int) -> Iterator[Chain]:
+    """An Eulerian walk over the pairs, cut where a chain is full, where it has the ``most`` layers that are not idle, and where jax cannot run it.
+
+    Each chain goes on where the one before ended, and always to the layer that has most pairs left, so that none is left over.
+    """
+    unused = dict.fromkeys(unwalked)
     rank = {layer: number for number, layer in enumerate(layers)}
     end: Layer | None = None
     while unused and longest > 1:
         open_pairs = Counter(outer for outer, _ in unused)
         fullest = min(open_pairs, key=lambda layer: (-open_pairs[layer], rank[layer]))
         chain: Chain = (end if end in open_pairs else fullest,)  # type: ignore[assignment]
-        while len(chain) < longest and (step := _next(chain, unused, rank)) is not None:
+        while len(chain) < longest and (step := _next(chain, unused, rank, most)) is not None:
             del unused[chain[-1], step]
             chain = (*chain, step)
         end = chain[-1]
         yield chain
 
 
-def _next(chain: Chain, unused: dict[Pair, None], rank: dict[Layer, int]) -> Layer | None:
+def _next(chain: Chain, unused: dict[Pair, None], rank: dict[Layer, int], most: int) -> Layer | None:
     open_pairs = Counter(outer for outer, _ in unused)
-    steps = [inner for outer, inner in unused if outer == chain[-1] and not impossible(Nesting((*chain, inner)))]
+    busy = sum(not layer.row.idle for layer in chain)
+    steps = [inner for outer, inner in unused if outer == chain[-1]]
+    steps = [inner for inner in steps if inner.row.idle or busy < most]
+    steps = [inner for inner in steps if not impossible(Nesting((*chain, inner)))]
     return min(steps, key=lambda layer: (-open_pairs[layer], rank[layer]), default=None)
 
 

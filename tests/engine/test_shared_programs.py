@@ -6,9 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from checking import call
+from flax import nnx
+from healthy import assign
 
 from pytest_nnxcheck.compat import SharedPrograms
+from pytest_nnxcheck.core.catalogue import TRANSFORMS
+from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.runner import chains
 
 X = jnp.ones((2, 4))
 
@@ -65,3 +70,26 @@ def test_keys_and_their_data_are_other_programs():
     data = jax.random.key_data(key)
     output, _ = of_both((lambda key: key, data), (lambda key: key, key))
     assert output.dtype == key.dtype
+
+
+class Average(nnx.Module):
+    """All of its state changes, as in a training step: what a loop hands through is taken out of it where nothing stands between."""
+
+    def __init__(self):
+        self.mean = nnx.BatchStat(jnp.zeros(4))
+
+    def __call__(self, x):
+        assign(self.mean, 0.9 * self.mean[...] + x.mean(0))
+        return x - self.mean[...]
+
+
+def test_a_chain_with_an_idle_layer_is_the_program_of_its_other_one():
+    example = Example()
+    inner = [Layer(transform) for transform in TRANSFORMS if transform != "jit"]
+    beside_idle = [chain for chain in chains.cover_pairs(inner, 3) if any(layer.row.idle for layer in chain)]
+    for chain in beside_idle:
+        nesting = " > ".join(map(str, ("jit", *chain)))
+        assert call(Average(), X, nesting=nesting, example=example).outcome.verdict == "held"
+    assert len(beside_idle) == 8
+    # Of a jit, with a scan, with a vmap and with a while_loop, and the un-nested one that they are held against.
+    assert len(example.memo.shared_programs.known) <= 5

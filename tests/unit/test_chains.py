@@ -44,6 +44,13 @@ def test_not_many_more_chains_than_pairs_need(layers, longest):
         assert len(made) <= -(-(len(layers) ** 2) // (longest - 1)) + len(layers)
 
 
+@given(SUBSETS, LONGEST)
+def test_beside_an_idle_layer_stands_one_other_at_most(layers, longest):
+    for chain in chains.cover_pairs(layers, longest):
+        busy = [layer for layer in chain if layer.transform not in {"remat", "eval_shape"}]
+        assert len(busy) in {len(chain), 0, 1}
+
+
 def test_thirteen_chains_cover_the_default_layers():
     made = list(chains.cover_pairs(INNER, 3))
     assert len(made) == 13  # 25 pairs, at most 2 in a chain
