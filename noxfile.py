@@ -19,6 +19,7 @@ ROWS = [
     nox.param("3.11", ("jax==0.4.33", "flax==0.10.2"), id="jax-0.4.33"),
     nox.param("3.11", ("jax==0.5.3", "flax==0.10.2"), id="jax-0.5.3"),
     nox.param("3.11", ("jax==0.6.2", "flax==0.10.7"), id="jax-0.6.2"),
+    nox.param("3.11", ("jax==0.7.2", "flax==0.11.2"), id="jax-0.7.2"),
     nox.param("3.11", ("jax", "flax"), id="newest-3.11"),
     nox.param("3.13", ("jax", "flax"), id="newest-3.13"),
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pytest_nnxcheck.compat.arrays import copied, first, stacked
 from pytest_nnxcheck.compat.compilation import (
     byte_bounds,
+    captured_values,
     checks_values,
     compiler_options,
     fault_of_jax,
@@ -48,6 +49,7 @@ from pytest_nnxcheck.compat.graph import (
     is_key,
     is_refusal,
     is_tracer_error,
+    layers_that_keep_variables,
     loops_that_compare,
     raw_leaves,
     remat_updates_can_be_off,
@@ -85,6 +87,7 @@ __all__ = [
     "byte_bounds",
     "cached_compiles",
     "cached_partial",
+    "captured_values",
     "checks_values",
     "compile_folder",
     "compiler_options",
@@ -110,6 +113,7 @@ __all__ = [
     "iter_graph",
     "judged_compiles",
     "kind_of",
+    "layers_that_keep_variables",
     "loops_that_compare",
     "mode_flags",
     "mode_words",

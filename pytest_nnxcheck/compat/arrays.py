@@ -111,15 +111,21 @@ def describe(array: Any) -> str:
     return str(array_type(array))
 
 
+def unwrapped(value: Any) -> Any:
+    """A constant of a program without the wrapper that jax 0.7.2 puts around an array of NumPy's; anything else as it is. All versions, 0.7.2 too."""
+    return value.val if type(value).__name__ == "LiteralArray" else value
+
+
 def as_array(leaf: Any) -> Any:
     """A number, or an array of NumPy's, as one of jax, of the type that it says; anything else as it is.
 
-    `jax.checkpoint` of jax 0.11 and 0.12 hands constants out as numbers and arrays of NumPy's with a dtype of their own. All versions.
+    `jax.checkpoint` of jax 0.7.2, 0.11 and 0.12 hands constants out as numbers and arrays of NumPy's with a dtype of their own. All versions.
     """
     import jax
     import jax.numpy as jnp
     import numpy as np
 
+    leaf = unwrapped(leaf)
     if not isinstance(leaf, (*NUMBERS, np.ndarray, np.generic)):
         return leaf
     return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype) if hasattr(leaf, "dtype") else None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from pytest_nnxcheck.compat.arrays import unwrapped
 from pytest_nnxcheck.core.errors import Unfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -41,6 +42,11 @@ def serialized_hlo_module(compiled: Any) -> bytes | None:
 def open_jaxpr(jaxpr: Any) -> Any:
     """The jaxpr inside a closed one. jax 0.12 has one type for both, whose ``jaxpr`` may be itself; open ones pass. All versions."""
     return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def captured_values(jaxpr: Any) -> list[Any]:
+    """The values that a closed jaxpr captured, in order; an open one has none. All versions."""
+    return [unwrapped(value) for value in getattr(jaxpr, "consts", ()) or ()]
 
 
 def scan_layout(eqn: Any) -> tuple[int, int]:

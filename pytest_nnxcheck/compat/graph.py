@@ -165,6 +165,18 @@ def loops_that_compare() -> frozenset[str]:
     return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | scans
 
 
+def layers_that_keep_variables() -> frozenset[str]:
+    """The argument layers that refuse a call which puts a new Variable in place of another: the ``fori_loop`` of flax 0.12 does not.
+
+    Tried on all versions, and on flax 0.11.2.
+    """
+    import flax
+
+    always = frozenset(("while_loop", "iterate_while_loop", "cond", "switch"))
+    counted = frozenset(("fori_loop", "iterate_fori_loop"))
+    return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | counted
+
+
 def remat_updates_can_be_off() -> bool:
     """Whether `nnx.remat` takes ``graph_updates``, from flax 0.12 on: what it hands out, `nnx.scan` copies back.
 

@@ -12,14 +12,14 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 @functools.cache
-def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type, tuple[type, ...]]:
-    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict, (Object, Pytree from 0.12). All versions."""
+def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type | None, tuple[type, ...]]:
+    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict (not in 0.11), (Object, Pytree from 0.12). All versions."""
     import jax
     from flax import nnx
 
     variables = tuple(vars(nnx)[name] for name in ("Variable", "VariableState") if name in vars(nnx))
     nodes = tuple(vars(nnx)[name] for name in ("Object", "Pytree") if name in vars(nnx))
-    return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), nnx.Dict, nodes
+    return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), vars(nnx).get("Dict"), nodes
 
 
 def kind_of(cls: type) -> str:

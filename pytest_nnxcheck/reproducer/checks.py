@@ -65,8 +65,15 @@ def leaves_no_tracers(
     jax.clear_caches()
     gc.collect()
     kinds = {describe(tracer.aval) for key, tracer in living().items() if key not in before}
-    dropped = isinstance(error, jax.errors.UnexpectedTracerError)
-    report("tracers", [f"leaked {path}   {kind}" for path, kind in leaked if kind in kinds or dropped], error)
+    report(
+        "tracers",
+        [
+            f"leaked {path}   {kind}"
+            for path, kind in leaked
+            if kind in kinds or isinstance(error, jax.errors.UnexpectedTracerError)
+        ],
+        error,
+    )
     return output
 
 

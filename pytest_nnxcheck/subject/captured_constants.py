@@ -30,7 +30,7 @@ def line_of(closed: Any, const: Any) -> str:
     """The user's line of the first equation that a constant goes into; empty where jax keeps none."""
     for jaxpr in jaxpr_flow.all_jaxprs(closed):
         opened = compat.open_jaxpr(jaxpr)
-        for var, value in zip(opened.constvars, getattr(jaxpr, "consts", ()) or (), strict=False):
+        for var, value in zip(opened.constvars, compat.captured_values(jaxpr), strict=False):
             if value is const:
                 return next(filter(None, lines(opened, var)), "")
     return ""

@@ -219,5 +219,5 @@ def lowest_precision(closed: Any) -> float:
 
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
-    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in getattr(jaxpr, "consts", ()) or ()}
+    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in compat.captured_values(jaxpr)}
     return [const for const in constants.values() if hasattr(const, "nbytes")]

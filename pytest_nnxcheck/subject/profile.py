@@ -34,7 +34,7 @@ class Profile:
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
     ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
-    A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
+    ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
@@ -59,6 +59,7 @@ class Profile:
     devices: int
     retyped: tuple[tuple[Path, str, str], ...] = ()
     removed: tuple[Path, ...] = ()
+    replaced: tuple[Path, ...] = ()
     restructured: bool = False
     dropped: tuple[Path, ...] = ()
     out_names: tuple[str, ...] = ()
@@ -87,13 +88,16 @@ def profile(subject: Subject) -> Profile:
     graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
 
     structures: list[Any] = []
+    variables: list[dict[Path, Any]] = []
     poisoned: list[bool] = []
 
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
         structures.append(statics(module))
+        variables.append(dict(compat.variables(module)))
         out = subject.program(module, *inputs)
         structures.append(statics(module))
+        variables.append(dict(compat.variables(module)))
         state = compat.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
         return out, state
@@ -138,6 +142,7 @@ def profile(subject: Subject) -> Profile:
             (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
         ),
         removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
+        replaced=replaced(*variables),
         restructured=structures[0] != structures[1],
         plain=plain,
         opened=opened,
@@ -203,6 +208,12 @@ def with_axis(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype)
     return compat.stacked(leaf, 2)
+
+
+def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...]:
+    """The paths at which a Variable stands that was nowhere before, where another one did."""
+    old = {id(variable) for variable in before.values()}
+    return tuple(path for path in before if path in after and id(after[path]) not in old)
 
 
 def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:

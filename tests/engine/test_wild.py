@@ -19,7 +19,7 @@ from wild_code import Trainer
 from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Mlp, batch_of
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
@@ -182,6 +182,38 @@ def test_the_note_on_added_state_names_the_variables():
     replayed = call(LazyCache(rngs()), numbers(X), nesting="vmap").outcome
     assert replayed.verdict == "rejected"
     assert replayed.reason == "vmap carries the state, and the call adds model.last to it"
+
+
+class Resets(nnx.Module):
+    """Puts a new Variable in the place of the old one, where it could assign to it."""
+
+    def __init__(self):
+        self.seen = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.seen = nnx.BatchStat(self.seen[...] + x.sum())
+        return x * 2
+
+
+@pytest.mark.parametrize("layer", ["scan", "vmap", "while_loop", "fori_loop", "iterate_while_loop", "cond", "switch"])
+def test_a_new_variable_in_place_of_another_is_left_out_where_flax_refuses_it(layer):
+    outcome = call(Resets(), numbers(X), nesting=layer).outcome
+    refuses = layer in compat.layers_that_keep_variables()
+    assert outcome.verdict == ("rejected" if refuses else "held"), text(outcome)
+    said = "the call puts a new Variable in place of model.seen, where it could assign to its value"
+    assert outcome.reason.endswith(said if refuses else "")
+    assert outcome.unfit == refuses
+    assert call(Resets(), numbers(X), nesting=f"{layer}[functional]").outcome.verdict == "held"
+
+
+@pytest.mark.parametrize("layer", sorted(compat.layers_that_keep_variables()))
+def test_assigning_to_it_is_taken(layer):
+    class Assigns(Resets):
+        def __call__(self, x):
+            assign(self.seen, self.seen[...] + x.sum())
+            return x * 2
+
+    assert call(Assigns(), numbers(X), nesting=layer).outcome.verdict == "held"
 
 
 def test_static_attributes_that_the_call_sets_are_set():

@@ -212,7 +212,7 @@ def test_the_same_verdicts_whatever_runs_them(run_inner, args):
     result.stdout.fnmatch_lines(
         [
             "*nnx invariants*",
-            "test_inner.py::test_holds  39 nestings: 39 held; worst peak 4.9 KiB of 7.8 KiB (jit > remat > remat > scan)",
+            "test_inner.py::test_holds  39 nestings: 39 held; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
             "test_inner.py::test_pair  30 nestings: 2 violated, 28 held, 12 not run; worst peak *",
             "FAILED test_inner.py::test_pair - nnx invariant broken: tracers",
         ]
