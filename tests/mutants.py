@@ -39,6 +39,7 @@ MUTANTS = (
     Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_memory_breakdown.py"),
     # inspection
     Mutant("inspection/walk.py", "visit.passing = True", "visit.passing = False", "test_walk.py"),
+    Mutant("inspection/walk.py", "if not finds(seen):", "if True:", "test_garbage.py"),
     Mutant("inspection/open_data.py", "id(list): open_list,\n", "", "test_walk.py"),
     Mutant("inspection/pointers.py", "return not before.sharding.is_equivalent_to", "return before.sharding.is_equivalent_to", "test_sharded.py"),
     Mutant("inspection/buffers.py", "if buffer.whole and buffer.parameter in parameters", "if buffer.parameter in parameters", "test_buffers.py"),
@@ -50,6 +51,7 @@ MUTANTS = (
     # transforms
     Mutant("transforms/loops.py", "return state, f(state, *inputs)", "return state, f(nnx.clone(state), *inputs)", "test_compose.py test_parity.py"),
     Mutant("transforms/fitness.py", "layer.row.fixes_state and profile.added", "False and profile.added", "test_wild.py"),
+    Mutant("transforms/fitness.py", "if profile.replaced and", "if False and", "test_wild.py"),
     Mutant("transforms/compose.py", "if layer.row.axis:\n            inputs", "if False:\n            inputs", "test_compose.py"),
     Mutant("transforms/compose.py", "trace_of(leak) not in alive", "trace_of(leak) in alive", "test_leaky.py"),
     Mutant("transforms/compose.py", "in profile.changed | profile.restored,", "in profile.changed,", "test_mapped.py"),

@@ -24,7 +24,7 @@ from pytest_nnxcheck.inspection.pointers import (
 )
 from pytest_nnxcheck.inspection.snapshot import Places
 from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.inspection.walk import walk, without_garbage
 from pytest_nnxcheck.invariants.case import Originals
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values
@@ -64,7 +64,7 @@ class Example:
 def look_at_originals(subject: Subject, settings: Settings, example: Example) -> Originals:
     """Facts of the user's own objects. Raises `CheckError` where they hold tracers or deleted arrays already."""
     inputs = list(zip(subject.input_names, subject.inputs, strict=False))
-    seen = walk([*subject.roots(subject.state), *inputs])
+    seen = without_garbage(lambda: walk([*subject.roots(subject.state), *inputs]), lambda seen: seen.tracers)
     if seen.tracers:
         paths = ", ".join(tracer.path for tracer in seen.tracers[:3])
         raise CheckError(

@@ -22,7 +22,7 @@ from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.origins import marked
 from pytest_nnxcheck.inspection.pointers import read_leaf
 from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.inspection.walk import walk, without_garbage
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
@@ -71,7 +71,8 @@ def observe(
         output, error, tracers = traced(program, subject, guards, state, inputs)
     else:
         output, error = run(program, state, inputs)
-        tracers = walk(subject.roots(state)).tracers or (guards.left() if root.hoisted else ())
+        remaining = without_garbage(lambda: walk(subject.roots(state)).tracers)
+        tracers = remaining or (guards.left() if root.hoisted else ())
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
     places_of = places_in(subject, state)
     leaks = tuple(leak(tracer, guards.culprit(tracer) or outermost(nesting), places_of(tracer)) for tracer in tracers)

@@ -19,7 +19,7 @@ from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
 from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.inspection.walk import holds_beside, walk
+from pytest_nnxcheck.inspection.walk import holds_beside, walk, without_garbage
 from pytest_nnxcheck.subject import jaxpr_flow, uncomputed
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -82,7 +82,7 @@ def observe(
     subject = subject.for_run()
     guards = Guards(subject)
     trace = stage(subject, facts, nesting, guards)
-    spoiled = bool(walk(subject.roots(subject.state)).tracers)
+    spoiled = bool(without_garbage(lambda: walk(subject.roots(subject.state)).tracers))
     if spoiled:
         places.restore()
     if spoiled or trace.dead or guards.reports:

@@ -8,15 +8,20 @@ that it names are opened, and of a user's module only the attributes that the fu
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import gc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_nnxcheck.inspection.open_code import CODE
 from pytest_nnxcheck.inspection.open_data import openers_for
 from pytest_nnxcheck.inspection.raw_access import mro
 from pytest_nnxcheck.inspection.snapshot import Places
 from pytest_nnxcheck.inspection.visit import Found, Name, Visit
+
+T = TypeVar("T")
+YOUNG, OLD = 1, 2
+"""The generations that are collected: inside a nesting, where the collector is held back, what it made is young."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +55,19 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     visit.run([root for root, error in zip(named, errors, strict=True) if error])
     arrays, nodes = tuple(visit.arrays), tuple(visit.nodes)
     return Walk(tuple(visit.tracers), arrays, nodes, visit.places, len(visit.seen) - 1, visit.complete)
+
+
+def without_garbage(look: Callable[[], T], finds: Callable[[T], object] = bool, generation: int = YOUNG) -> T:
+    """What ``look`` gives; where it finds something, once more when garbage is collected.
+
+    A cache with weak keys has an entry until the cycle that its key is part of is collected: what only that keeps, nobody is left to use.
+    """
+    seen = look()
+    if not finds(seen):
+        return seen
+    del seen
+    gc.collect(generation)
+    return look()
 
 
 def holds_beside(node: object, leaves: Iterable[object]) -> bool:

@@ -108,7 +108,7 @@ def part_of(value: Any, state: Any, home: Any) -> tuple[Any, Callable[[Any], Any
     if (path := next((path for path, node in nnx.iter_graph(state) if node is value), None)) is not None:
         return (), lambda _: dict(nnx.iter_graph(home))[path]
     graphdef, leaves = nnx.split(Nodes(node=value))
-    return leaves, lambda leaves: nnx.merge(graphdef, leaves).node
+    return leaves, lambda leaves: nnx.merge(graphdef, leaves).node  # type: ignore[attr-defined]
 
 
 # --- objects that jax cannot take apart

@@ -19,7 +19,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.inspection.walk import walk, without_garbage
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 
@@ -146,7 +146,7 @@ class Subject:
         try:
             yield
         finally:
-            if walk(self.roots(state)).tracers:
+            if without_garbage(lambda: walk(self.roots(state)).tracers):
                 places.restore()
                 jax.clear_caches()
 

@@ -21,7 +21,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED, Transform
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.inspection.walk import walk, without_garbage
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import branches, gradients, iteration, loops, mapping, wrappers
@@ -73,8 +73,12 @@ class Guards:
 
     def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> list[Found]:
         """The tracers that belong to none of the traces that are alive."""
-        every = walk(self.subject.roots(state)).tracers
-        return [leak for leak in every if trace_of(leak) not in alive]
+
+        def look() -> list[Found]:
+            every = walk(self.subject.roots(state)).tracers
+            return [leak for leak in every if trace_of(leak) not in alive]
+
+        return without_garbage(look)
 
     def look(self, layer: Layer, state: Any, alive: dict[tuple[int, int], Any]) -> None:
         dead = self.dead(state, alive)

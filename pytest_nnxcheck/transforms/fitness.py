@@ -44,10 +44,8 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> str:
     if layer.style == "argument" and layer.row.loop and profile.removed:
         return f"{doing(layer)}, and the call takes {subject.path(profile.removed[0])} out of it"
     if profile.replaced and str(layer) in compat.layers_that_keep_variables():
-        path = subject.path(profile.replaced[0])
-        return (
-            f"{doing(layer)}, and the call puts a new Variable in place of {path}, where it could assign to its value"
-        )
+        replaced = subject.path(profile.replaced[0])
+        return f"{doing(layer)}, and the call puts a new Variable in place of {replaced}, where it could assign to its value"
     if profile.restructured and str(layer) in compat.loops_that_compare():
         return "compares the modules before and after a step, and the call sets attributes that are no arrays"
     if layer.row.on_mesh and (parted := spread(subject)):

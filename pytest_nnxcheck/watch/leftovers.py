@@ -75,9 +75,10 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = ()) -> Look:
     if not can_be_there():
         return Look()
     from pytest_nnxcheck import compat
-    from pytest_nnxcheck.inspection.walk import walk
+    from pytest_nnxcheck.inspection.walk import OLD, walk, without_garbage
 
-    seen = walk(roots, MOST_OBJECTS, left_out)
+    roots = tuple(roots)
+    seen = without_garbage(lambda: walk(roots, MOST_OBJECTS, left_out), lambda seen: seen.tracers, OLD)
     variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
     tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
     pinned = [
