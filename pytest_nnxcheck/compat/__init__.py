@@ -40,6 +40,7 @@ from pytest_nnxcheck.compat.flax_modes import (
     state,
 )
 from pytest_nnxcheck.compat.graph import (
+    asks_for_value,
     attributes,
     cached_partial,
     flat_state,
@@ -83,6 +84,7 @@ __all__ = [
     "active_mesh",
     "annotated",
     "arguments_of",
+    "asks_for_value",
     "attributes",
     "byte_bounds",
     "cached_compiles",

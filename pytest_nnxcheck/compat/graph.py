@@ -122,6 +122,14 @@ def is_tracer_error(error: BaseException | None) -> bool:
     return isinstance(error, jax.errors.UnexpectedTracerError)
 
 
+def asks_for_value(error: BaseException | None) -> bool:
+    """Whether the exception is what jax raises when Python asks for the value of a tracer. Public. All versions."""
+    import jax
+
+    names = ("ConcretizationTypeError", "TracerArrayConversionError", "TracerIntegerConversionError")
+    return isinstance(error, tuple(getattr(jax.errors, name) for name in names))
+
+
 def is_refusal(error: BaseException | None) -> bool:
     """Whether flax refused to touch a graph node from another trace level.
 

@@ -235,7 +235,12 @@ class RaisedUnNested:
     text: str
 
 
-Explanation = Leak | CapturedBy | FedBack | RaisedUnNested | str
+@dataclass(frozen=True, slots=True)
+class ValueAsked:
+    """Python asked for a value that is traced: by an ``if``, a ``range``, an index."""
+
+
+Explanation = Leak | CapturedBy | FedBack | RaisedUnNested | ValueAsked | str
 """What has to do with a failure; text is told as it is: the exception that a call raised as well."""
 
 

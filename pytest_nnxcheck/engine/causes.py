@@ -20,17 +20,21 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.frames import CALLED
 from pytest_nnxcheck.core.observation import Leak, Observation
-from pytest_nnxcheck.core.outcome import CapturedBy, Explanation
+from pytest_nnxcheck.core.outcome import CapturedBy, Explanation, ValueAsked
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.subject import Subject
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 SHOWN = 4
 
 
 def causes(subject: Subject, error: BaseException, observation: Observation | None) -> tuple[Explanation, ...]:
     """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
+    if compat.asks_for_value(error):
+        return (ValueAsked(),)
     if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
         return ()
     leaks = (observation.leaks or observation.dropped) if observation else ()

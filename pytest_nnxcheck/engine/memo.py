@@ -14,6 +14,8 @@ from pytest_nnxcheck.engine.reference import Entry
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 V = TypeVar("V")
 
 

@@ -25,6 +25,8 @@ from pytest_nnxcheck.subject.state_facts import Effect, read, structure, type_of
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 Differences = tuple[ValueDiffers, ...]
 FLOAT32 = 2.0**-23
 """The distance between one and the next number of float32, the lowest precision whose roundings the first nudge has."""

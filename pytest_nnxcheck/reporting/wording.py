@@ -25,6 +25,7 @@ from pytest_nnxcheck.core.outcome import (
     SharedBuffer,
     StateCopied,
     TracerLeft,
+    ValueAsked,
     ValueDiffers,
     ViewedBuffer,
     Violation,
@@ -331,5 +332,7 @@ def explanation(cause: Explanation) -> tuple[str, ...]:
             )
         case RaisedUnNested():
             return (f"un-nested already: {cause.text}",)
+        case ValueAsked():
+            return (hints.hint("value"),)
         case str():
             return (cause,)

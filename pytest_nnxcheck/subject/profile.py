@@ -26,6 +26,8 @@ from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.waste import NOTHING, Waste, waste
 from pytest_nnxcheck.subject.write_back import statics
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -10,6 +10,8 @@ from typing import Any
 
 from pytest_nnxcheck.subject.subject import Subject
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 
 def in_users_words(traced: Callable[..., Any], subject: Subject) -> Callable[..., Any]:
     """``traced(state, *inputs)`` under the name, the file and the line of the user's function, with his names for the arguments.

@@ -15,6 +15,8 @@ import numpy as np
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.subject.subject import Subject
 
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
 OTHER = "other"
 """Marks an attribute that is no plain value: only whether it is there, and its type, is compared."""
 

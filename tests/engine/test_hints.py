@@ -30,7 +30,7 @@ from pytest_nnxcheck import check, register_transform
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import Outcome, TracerLeft, Violation
+from pytest_nnxcheck.core.outcome import Outcome, TracerLeft, ValueAsked, Violation
 from pytest_nnxcheck.reporting import hints, wording
 from pytest_nnxcheck.reporting.report import Report
 from pytest_nnxcheck.runner import neighbours
@@ -430,6 +430,71 @@ def test_a_transform_of_flax_hands_updates_back(cause, copied, cured):
     found = call(copied, norm(), numbers(BATCH), invariants="parity")
     assert hints.hint(cause, transform="scan") in text(found)
     assert call(cured, norm(), numbers(BATCH), invariants="parity").outcome.verdict == "held"
+
+
+# --- Python that asks for a value
+
+
+class Steps(nnx.Module):
+    """Applies its layer three times at most, and clips: as Python says it, or as jax does."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=rngs())
+
+    def __call__(self, x, *, how):
+        if how == "if":
+            return -x if x.sum() < 0 else self.linear(x)
+        if how == "jnp.where":
+            return jnp.where(x.sum() < 0, -x, self.linear(x))
+        if how == "range":
+            for _ in range(jnp.argmax(x)):
+                x = self.linear(x)
+            return x
+        return nnx.while_loop(
+            lambda carry: carry[1].sum() > 0, lambda carry: (carry[0], carry[0].linear(carry[1]) - 1e3), (self, x)
+        )[1]
+
+
+@follows("value")
+@pytest.mark.parametrize("asks, cured", [("if", "jnp.where"), ("range", "nnx.while_loop")])
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional] > remat"])
+def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesting):
+    found = call(functools.partial(Steps().__call__, how=asks), numbers((2, 4)), nesting=nesting)
+    assert found.outcome.verdict == "failed"
+    assert found.outcome.causes == (ValueAsked(),)
+    assert wording.explanation(ValueAsked()) == (hints.hint("value"),)
+    assert (
+        call(functools.partial(Steps().__call__, how=cured), numbers((2, 4)), nesting=nesting).outcome.verdict == "held"
+    )
+
+
+RAISES = """
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        if jnp.all(x > 1):
+            return x
+        return self.linear(x)
+
+@pytest.mark.nnx_invariants(effort="quick")
+def test_net(nnx_wrap):
+    nnx_wrap(Net())(jnp.ones((2, 4)))
+"""
+
+
+@pytest.mark.parametrize("option", ["--tb=auto", "--tb=short", "--nnx-invariants=parity"])
+def test_frames_of_the_plugin_are_not_shown(pytester, inner_args, option):
+    pytester.makepyfile(RAISES)
+    result = pytester.runpytest_inprocess(*inner_args, "-p", "no:cacheprovider", option)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*if jnp.all(x > 1):", f"E*{hints.hint('value')}"])
+    assert "pytest_nnxcheck/" not in result.stdout.str()
 
 
 ELSEWHERE = {
