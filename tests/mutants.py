@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant("watch/candidates.py", "if call.code is not code:", "if False:", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", "if not isinstance(statement, _SIMPLE + _DEFINITIONS):", "if False:", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", 'node.id == "self") or', 'node.id == "") or', "test_mark_candidates.py"),
-    Mutant("watch/candidates.py", "if bound.get(name, line) != line}", "if False}", "test_mark_candidates.py"),
+    Mutant("watch/candidates.py", "if bound.get(name, line) != line]", "if False]", "test_mark_candidates.py"),
     # plugin
     Mutant("watch/returns.py", "self._look_into(frame)", "pass", "test_watch_run.py"),
     Mutant("watch/returns.py", "in functions[-1:]]", "in functions]", "test_watch_returns.py"),

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+import mutants
 import pytest
 
 import pytest_nnxcheck
@@ -73,3 +74,11 @@ def test_a_folder_has_few_files_and_a_file_few_lines():
         name for name in files[PACKAGE] if not (PACKAGE / name).is_dir()
     ]  # the floor plan lists the folders
     assert {folder.name: len(names) for folder, names in files.items() if len(names) > 12} == {}
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.file)
+def test_what_a_mutant_breaks_stands_in_the_code_once(mutant):
+    """In the checkout, which a run of the mutants leaves as it is."""
+    assert (ROOT / "pytest_nnxcheck" / mutant.file).read_text().count(mutant.old) == 1
+    for name in mutant.tests.split():
+        assert len([*(ROOT / "tests").glob(f"*/{name}")]) == 1
