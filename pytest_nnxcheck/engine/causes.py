@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -58,8 +59,13 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
         nodes = captured_nodes(frame) if caller else []
         if caller and nodes:
             running.append(frame)
-            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            captures[CapturedBy(name, where, tuple(nodes))] = None
+            capture = CapturedBy(name, f"{caller.f_code.co_filename}:{caller.f_lineno}", tuple(nodes))
+            # What `nnx.value_and_grad` returns is named after the gradient.
+            if not any(
+                replace(capture, transform=other.transform) == other and other.transform.endswith(name)
+                for other in captures
+            ):
+                captures[capture] = None
 
     rehearse(subject, profiled(watch))
     return tuple(captures)[:SHOWN]

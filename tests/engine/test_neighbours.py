@@ -216,6 +216,18 @@ def test_4819_names_the_loop_the_module_and_the_form_that_holds(remat, scan):
     assert broken(cured) == []
 
 
+def test_a_capture_of_value_and_grad_is_told_once():
+    def step(model, stats, x):
+        def loss(model):
+            return (model(x) + stats(x)).sum()
+
+        return nnx.value_and_grad(loss)(model)[0]
+
+    linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
+    (cause,) = causes.captured(bind(step, (linear, norm, numbers(BATCH)), {}))
+    assert (cause.transform, cause.nodes) == ("value_and_grad", ("stats (BatchNorm)",))
+
+
 def test_a_loop_over_a_bound_method_captured_its_self():
     class Decoder(nnx.Module):
         def __init__(self):
