@@ -31,11 +31,14 @@ MUTANTS = (
     Mutant("core/catalogue.py", 'Transform("scan", default=True, means="carry", axis="steps",', 'Transform("scan", default=True, means="carry",', "test_house.py test_compose.py"),
     Mutant("core/catalogue.py", 'Transform("while_loop", default=True, means="repeat", loop="uncounted"', 'Transform("while_loop", default=True, means="repeat", loop="counted"', "test_nesting.py"),
     Mutant("core/nesting.py", "if row.excludes_itself and row in outer:", "if False:", "test_nesting.py test_house.py"),
+    Mutant("core/nesting.py", "(*layer_names(), UN_NESTED)", "layer_names()", "test_nesting.py"),
+    Mutant("core/setting_values.py", "if not names or not names[0].isidentifier():", "if True:", "test_settings.py"),
     Mutant("core/expected_failures.py", "compiled or not any(row.compiled for row in rows_of([self.invariant]))", "True", "test_expected_failures.py"),
     Mutant("core/settings.py", '"selects_nestings": True, "narrows": True', '"selects_nestings": True', "test_baseline_run.py"),
     Mutant("core/settings.py", "and {place} <= {None, *row.places}", "", "test_settings.py"),
     # compat
     Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
+    Mutant("compat/graph.py", "errors = jax.errors\n    return isinstance(", "errors = jax.errors\n    return False and isinstance(", "test_hints.py"),
     Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_memory_breakdown.py"),
     # inspection
     Mutant("inspection/walk.py", "visit.passing = True", "visit.passing = False", "test_walk.py"),
@@ -114,6 +117,8 @@ MUTANTS = (
     Mutant("reproducer/form.py", "asked.donates and not asked.viewed and", "asked.donates and", "test_reproducer.py"),
     # runner
     Mutant("runner/exclusions.py", "exclusions = replace(exclusions, refused=exclusions.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py"),
+    Mutant("engine/memo.py", "__tracebackhide__ = True", "__tracebackhide__ = False", "test_hints.py"),
+    Mutant("engine/causes.py", "if not any(other.transform.endswith(name) for other in same):", "if True:", "test_neighbours.py"),
     Mutant("runner/chains.py", "inner.row.idle or busy < most", "True", "test_chains.py test_shared_programs.py"),
     Mutant("runner/sweep.py", 'if is_named and case.settings.all == "off":', "if False:", "test_sweep.py"),
     Mutant("runner/run.py", "self.facts += executed.facts\n        for outcome", "for outcome", "test_api.py test_notes.py"),

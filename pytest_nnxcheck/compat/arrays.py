@@ -112,8 +112,12 @@ def describe(array: Any) -> str:
 
 
 def unwrapped(value: Any) -> Any:
-    """A constant of a program without the wrapper that jax 0.7.2 puts around an array of NumPy's; anything else as it is. All versions, 0.7.2 too."""
-    return value.val if type(value).__name__ == "LiteralArray" else value
+    """A constant of a program without the wrapper that jax 0.7.2 puts around an array of NumPy's; anything else as it is.
+
+    The wrapper has no public name. All versions, 0.7.2 too.
+    """
+    cls = type(value)
+    return value.val if (cls.__module__, cls.__name__) == ("jax._src.literals", "LiteralArray") else value
 
 
 def as_array(leaf: Any) -> Any:

@@ -6,7 +6,7 @@ import itertools
 import pathlib
 from typing import Any
 
-from pytest_nnxcheck.compat.flax_modes import iter_graph, mode_flags, split
+from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.variables import variable_value
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -126,8 +126,10 @@ def asks_for_value(error: BaseException | None) -> bool:
     """Whether the exception is what jax raises when Python asks for the value of a tracer. Public. All versions."""
     import jax
 
-    names = ("ConcretizationTypeError", "TracerArrayConversionError", "TracerIntegerConversionError")
-    return isinstance(error, tuple(getattr(jax.errors, name) for name in names))
+    errors = jax.errors
+    return isinstance(
+        error, errors.ConcretizationTypeError | errors.TracerArrayConversionError | errors.TracerIntegerConversionError
+    )
 
 
 def is_refusal(error: BaseException | None) -> bool:
@@ -166,11 +168,9 @@ def loops_that_compare() -> frozenset[str]:
 
     Tried on all versions.
     """
-    import flax
-
     always = frozenset(("while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"))
     scans = frozenset(("scan", "iterate_scan"))
-    return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | scans
+    return always if _flax() >= (0, 12) else always | scans
 
 
 def layers_that_keep_variables() -> frozenset[str]:
@@ -178,11 +178,13 @@ def layers_that_keep_variables() -> frozenset[str]:
 
     Tried on all versions, and on flax 0.11.2.
     """
-    import flax
-
     always = frozenset(("while_loop", "iterate_while_loop", "cond", "switch"))
     counted = frozenset(("fori_loop", "iterate_fori_loop"))
-    return always if tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12) else always | counted
+    return always if _flax() >= (0, 12) else always | counted
+
+
+def _flax() -> tuple[int, ...]:
+    return tuple(map(int, flax_version().split(".")[:2]))
 
 
 def remat_updates_can_be_off() -> bool:

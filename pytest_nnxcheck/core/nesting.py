@@ -9,7 +9,6 @@ from pytest_nnxcheck.core.catalogue import CALL_FIRST, MODES, STYLES, Transform,
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
 UN_NESTED = "un-nested"
-_NAME = re.compile(r"[^\[\]\s>]+")
 _LAYER = re.compile(r"\s*(?P<transform>[^\[\]\s>]+)\s*(?:\[\s*(?P<style>[^\[\]]*?)\s*\])?\s*")
 
 
@@ -94,10 +93,10 @@ class Nesting:
         if not layers.strip():
             raise Unreadable(f"an empty nesting, write {UN_NESTED!r} or layers such as 'jit > scan[closure]'")
         mode = one_of("mode", mode.strip(), MODES)
-        if _NAME.fullmatch(layers.strip()):
-            one_of("transform", layers.strip(), (*layer_names(), UN_NESTED))
         if layers.strip() == UN_NESTED:
             return cls(mode=mode)
+        if (alone := _LAYER.fullmatch(layers)) and alone["style"] is None:
+            one_of("transform", alone["transform"], (*layer_names(), UN_NESTED))
         return cls(tuple(Layer.parse(part) for part in layers.split(">")), mode)
 
 

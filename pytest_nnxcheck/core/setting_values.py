@@ -144,8 +144,7 @@ def donated(name: str, value: object) -> str:
         except Unreadable as error:
             if not names or not names[0].isidentifier():
                 raise
-            listed = str(error) if str(error).endswith("?") else f"{error}."
-            raise SettingError(f"{listed} An argument of that name is donated with 'state,{names[0]}'") from None
+            raise SettingError(f"{error} (an argument of that name is donated with 'state,{names[0]}')") from None
     if "state" not in names or not all(map(str.isidentifier, names)) or {"all", "none"} & {*names}:
         raise SettingError(
             f"{name}={value!r} is not 'state' with names of arguments, write 'state,opt_state' for example"

@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -59,13 +58,11 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
         nodes = captured_nodes(frame) if caller else []
         if caller and nodes:
             running.append(frame)
-            capture = CapturedBy(name, f"{caller.f_code.co_filename}:{caller.f_lineno}", tuple(nodes))
+            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
             # What `nnx.value_and_grad` returns is named after the gradient.
-            if not any(
-                replace(capture, transform=other.transform) == other and other.transform.endswith(name)
-                for other in captures
-            ):
-                captures[capture] = None
+            same = [other for other in captures if (other.line, other.nodes) == (where, tuple(nodes))]
+            if not any(other.transform.endswith(name) for other in same):
+                captures[CapturedBy(name, where, tuple(nodes))] = None
 
     rehearse(subject, profiled(watch))
     return tuple(captures)[:SHOWN]

@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.subject.subject import Nodes
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -45,14 +46,6 @@ def is_input(value: Any) -> bool:
     )
 
 
-class Nodes(nnx.Module):
-    """Several graph nodes as one; flax 0.11 has no `nnx.Dict`."""
-
-    def __init__(self, **nodes: Any) -> None:
-        for name, node in nodes.items():
-            setattr(self, name, node)
-
-
 def take_apart(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...], pack: Any) -> tuple[Any, Any, Any, Any]:
     """``subject(*args, **kwargs)`` as a program of its graph nodes and arrays; the nodes, the arrays, and what gives an output its structure."""
     owner = subject.__self__ if inspect.ismethod(subject) else subject
@@ -61,7 +54,7 @@ def take_apart(subject: Any, args: Any, kwargs: Any, names: tuple[str, ...], pac
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_node)
     nodes = list({id(leaf): leaf for leaf in leaves if is_node(leaf) and not is_input(leaf)}.values())
     alone = len(nodes) == 1 and isinstance(nodes[0], nnx.Module)
-    home = nodes[0] if alone else Nodes(**dict(zip(names, nodes, strict=True)))
+    home = nodes[0] if alone else Nodes(dict(zip(names, nodes, strict=True)))
     makers: list[Any] = []
 
     def program(state: Any, *inputs: Any) -> Any:
@@ -107,7 +100,7 @@ def part_of(value: Any, state: Any, home: Any) -> tuple[Any, Callable[[Any], Any
         return (), lambda _: value
     if (path := next((path for path, node in nnx.iter_graph(state) if node is value), None)) is not None:
         return (), lambda _: dict(nnx.iter_graph(home))[path]
-    graphdef, leaves = nnx.split(Nodes(node=value))
+    graphdef, leaves = nnx.split(Nodes({"node": value}))
     return leaves, lambda leaves: nnx.merge(graphdef, leaves).node  # type: ignore[attr-defined]
 
 

@@ -74,11 +74,11 @@ class Guards:
     def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> list[Found]:
         """The tracers that belong to none of the traces that are alive."""
 
-        def look() -> list[Found]:
+        def of_ended_traces() -> list[Found]:
             every = walk(self.subject.roots(state)).tracers
             return [leak for leak in every if trace_of(leak) not in alive]
 
-        return without_garbage(look)
+        return without_garbage(of_ended_traces)
 
     def look(self, layer: Layer, state: Any, alive: dict[tuple[int, int], Any]) -> None:
         dead = self.dead(state, alive)

@@ -169,10 +169,10 @@ def test_choices(name, word, near):
 
 def test_the_name_of_an_argument_alone_is_told_how_it_is_donated():
     assert text_of("donate", "cache").endswith(
-        "unknown donate 'cache', write one of state, all, none. An argument of that name is donated with 'state,cache'"
+        "unknown donate 'cache', write one of state, all, none (an argument of that name is donated with 'state,cache')"
     )
     assert text_of("donate", "opt_state").endswith(
-        "did you mean 'state'? An argument of that name is donated with 'state,opt_state'"
+        "did you mean 'state'? (an argument of that name is donated with 'state,opt_state')"
     )
     assert text_of("donate", "no-name").endswith("did you mean 'none'?")
 
