@@ -125,7 +125,8 @@ MUTANTS = (
     Mutant("runner/run.py", "whole, repeats = not drawn or self.remembers,", "whole, repeats = True,", "test_api.py"),
     Mutant("runner/errors.py", "return (False, error.outcome.nesting.plainness)", "return (True, error.outcome.nesting.plainness)", "test_errors.py"),
     # watch
-    Mutant("watch/leftovers.py", "if self._references.get(id(value), _nothing)() is not value:", "if True:", "test_watch_run.py"),
+    Mutant("watch/leftovers.py", "return not all(reported.holds(value) for value, _ in seen.leftovers)", "return bool(seen.leftovers)", "test_leftovers.py"),
+    Mutant("watch/leftovers.py", "if not self.holds(value):", "if True:", "test_watch_run.py"),
     Mutant("watch/leftovers.py", "not compat.is_tracer(compat.variable_value(node)) and compat.is_pinned(node)", "False", "test_leftovers.py"),
     Mutant("watch/leftovers.py", "tracers = _tracers(seen.nodes, left_out)", "tracers = _tracers([pair for pair in seen.nodes if not isinstance(pair[1], type)], left_out)", "test_watch_run.py"),
     Mutant("watch/frames.py", ' if not root[0].startswith("@")', "", "test_watch_run.py"),

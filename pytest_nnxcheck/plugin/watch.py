@@ -110,7 +110,7 @@ class WatchHooks:
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
-            looks.append(leftovers.look(variables.items(), roots.of_other_tests(item.instance)))
+            looks.append(leftovers.look(variables.items(), roots.of_other_tests(item.instance), self.reported))
             inside.extend(self.reported.new(looks[-1]))
 
         try:
@@ -136,7 +136,7 @@ class WatchHooks:
     def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
         if not leftovers.can_be_there():
             return Look()
-        return leftovers.look(self._roots(item, set_up_before), roots.of_other_tests(item.instance))
+        return leftovers.look(self._roots(item, set_up_before), roots.of_other_tests(item.instance), self.reported)
 
     def _roots(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> list[Root]:
         """What the test can reach: fixtures that it asks for by name, or that it has had set up itself since ``set_up_before``."""

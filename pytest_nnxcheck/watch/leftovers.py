@@ -40,11 +40,15 @@ class Reported:
     def __init__(self) -> None:
         self._references: dict[int, Callable[[], object]] = {}
 
+    def holds(self, value: object) -> bool:
+        """Whether this very object was reported."""
+        return self._references.get(id(value), _nothing)() is value
+
     def new(self, look: Look) -> tuple[Leftover, ...]:
         """What was not reported before, once: a tracer stays where it is until somebody takes it away."""
         unreported = []
         for value, leftover in look.leftovers:
-            if self._references.get(id(value), _nothing)() is not value:
+            if not self.holds(value):
                 self._references[id(value)] = _reference(value)
                 unreported.append(leftover)
         return tuple(unreported)
@@ -66,19 +70,31 @@ def can_be_there() -> bool:
     return "flax.nnx" in sys.modules
 
 
-def look(roots: Iterable[Root], left_out: tuple[object, ...] = ()) -> Look:
+def look(roots: Iterable[Root], left_out: tuple[object, ...] = (), reported: Reported | None = None) -> Look:
     """Walk from the roots, while no trace is under way: every tracer in a graph node is then one of a trace that has ended.
+
+    Garbage is collected only where something was not ``reported`` yet: in a large process that takes a second.
 
     A suite without flax has no graph nodes: nothing is imported for it. Of a model that is gone the class is there still, with what its code
     keeps. A tracer that only the test itself keeps, in a list beside the model, is the test's own business.
     """
     if not can_be_there():
         return Look()
-    from pytest_nnxcheck import compat
-    from pytest_nnxcheck.inspection.walk import OLD, walk, without_garbage
+    from pytest_nnxcheck.inspection.walk import OLD, without_garbage
 
-    roots = tuple(roots)
-    seen = without_garbage(lambda: walk(roots, MOST_OBJECTS, left_out), lambda seen: seen.tracers, OLD)
+    roots, reported = tuple(roots), reported or Reported()
+
+    def has_new(seen: Look) -> bool:
+        return not all(reported.holds(value) for value, _ in seen.leftovers)
+
+    return without_garbage(lambda: _look(roots, left_out), has_new, OLD)
+
+
+def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
+    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.inspection.walk import walk
+
+    seen = walk(roots, MOST_OBJECTS, left_out)
     variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
     tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
     pinned = [

@@ -92,6 +92,16 @@ def test_nothing_of_a_test_is_kept_alive():
     assert tracer() is None
 
 
+@pytest.mark.parametrize("was_reported", [False, True])
+def test_garbage_is_collected_for_what_is_new_only(monkeypatch, was_reported):
+    kept, reported, collections = made_inside(), Reported(), []
+    if was_reported:
+        reported.new(look([("kept", kept)]))
+    monkeypatch.setattr(gc, "collect", collections.append)
+    assert look([("kept", kept)], reported=reported).leftovers
+    assert collections == ([] if was_reported else [2])
+
+
 def test_what_is_left_out_is_not_opened():
     kept = made_inside()
     assert look([("kept", [kept])]).leftovers != ()
