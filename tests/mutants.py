@@ -49,6 +49,10 @@ MUTANTS = (
     Mutant("inspection/pointers.py", "if set(lost.pointers) <= held:", "if False:", "test_donated_structures.py test_donation.py"),
     # subject
     Mutant("subject/write_back.py", "if path in values and not real:", "if path in values:", "test_abstract.py"),
+    Mutant("subject/write_back.py", "and not lists_nodes(value)", "", "test_subject.py"),
+    Mutant("subject/subject.py", "*self.static_values, ", "", "test_leaky.py"),
+    Mutant("transforms/fitness.py", "if cut != other:", "if False:", "test_sharded.py"),
+    Mutant("engine/parity.py", "return [path for path in missing if path not in before.leaves]", "return []", "test_parity.py"),
     Mutant("subject/jaxpr_flow.py", "COND: of_cond}", "}", "test_dataflow.py"),
     Mutant("subject/signatures.py", "call.__signature__ =", "_ =", "test_abstract.py test_compose.py test_check_call.py"),
     # transforms

@@ -58,11 +58,12 @@ from pytest_nnxcheck.compat.graph import (
     variables,
     zeros,
 )
-from pytest_nnxcheck.compat.sharding import active_mesh, annotated, on_devices
+from pytest_nnxcheck.compat.sharding import active_mesh, annotated, in_type, on_devices
 from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.variables import (
     concrete,
     equation_line,
+    is_hijax,
     is_library_file,
     is_pinned,
     is_tracer,
@@ -104,7 +105,9 @@ __all__ = [
     "flax_mode",
     "flax_version",
     "has_data",
+    "in_type",
     "is_graph_node",
+    "is_hijax",
     "is_key",
     "is_library_file",
     "is_mode_refusal",

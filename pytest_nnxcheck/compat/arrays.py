@@ -59,7 +59,7 @@ def copied(array: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    if isinstance(array, jax.Array) and len(array.sharding.device_set) == 1 and _copies_by_transfer():
+    if isinstance(array, jax.Array) and array.sharding.num_devices == 1 and _copies_by_transfer():
         return jax.device_put(array, may_alias=False)
     try:
         return jnp.copy(array)
@@ -92,7 +92,7 @@ def nbytes(array: Any, sharding: Any = None) -> int:
     if not hasattr(array, "shape"):
         return 0
     sharding = sharding or getattr(array, "sharding", None)
-    several = isinstance(sharding, jax.sharding.Sharding) and len(sharding.device_set) > 1
+    several = isinstance(sharding, jax.sharding.Sharding) and sharding.num_devices > 1
     shape = sharding.shard_shape(array.shape) if several else array.shape
     return int(math.prod(shape) * array.dtype.itemsize)
 

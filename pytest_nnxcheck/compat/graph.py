@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
+from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import variable_value
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -105,14 +106,17 @@ def is_key(array: Any) -> bool:
 
 
 def zeros(shape: Any) -> Any:
-    """An array of zeros for an abstract one; `jnp.zeros` has none for key arrays, which are broadcast from one key. All versions."""
+    """An array of zeros for an abstract one; `jnp.zeros` has none for key arrays, which are broadcast from one key. All versions.
+
+    Where a sharding is part of its type, it is part of theirs.
+    """
     import jax
     import jax.numpy as jnp
 
     if is_key(shape):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
         return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=shape.dtype._impl)
-    return jnp.zeros(shape.shape, shape.dtype)
+    return jnp.zeros(shape.shape, shape.dtype, device=in_type(shape))
 
 
 def is_tracer_error(error: BaseException | None) -> bool:

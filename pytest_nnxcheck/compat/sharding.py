@@ -40,6 +40,23 @@ def on_devices(sharding: Any, mesh: Any) -> Any:
     return jax.sharding.NamedSharding(mesh, sharding.spec)
 
 
+def in_type(array: Any, axes: int = 0) -> Any:
+    """The sharding that is part of the type of an array, or of its abstract twin, after so many leading ``axes``; None where it is not.
+
+    It is where a mesh has explicit axes, as `jax.make_mesh` makes them from jax 0.9 on. Tried on all versions; before jax 0.5 there are none.
+    """
+    import jax
+
+    sharding = getattr(array, "sharding", None)
+    kinds = getattr(jax.sharding, "AxisType", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or kinds is None:
+        return None
+    if kinds.Explicit not in sharding.mesh.axis_types:
+        return None
+    spec = jax.sharding.PartitionSpec(*(None,) * axes, *sharding.spec)
+    return jax.sharding.NamedSharding(sharding.mesh.abstract_mesh, spec)
+
+
 def annotated(state: Any, mesh: Any) -> Any:
     """The shardings that the Variables of a state are annotated with, in a tree like the state; replicated without a word.
 

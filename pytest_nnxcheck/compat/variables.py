@@ -100,6 +100,11 @@ def set_variable_value(variable: Any, raw: Any) -> None:
             return
 
 
+def is_hijax(variable: Any) -> bool:
+    """Whether a Variable is one of the experimental hijax types: its value is no attribute. Flax 0.12.12; before 0.12 there are none."""
+    return type(variable).__name__ == "HijaxVariable"
+
+
 def variable_metadata(variable: Any) -> dict[str, Any]:
     """The metadata of a Variable as it stands: a dict of its own from flax 0.10.7 (returned itself), before that the rest of
     the instance's ``__dict__`` (returned as a new dict). ``get_metadata`` is public, but a copy on some versions. All versions.

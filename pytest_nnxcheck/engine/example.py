@@ -67,10 +67,16 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     seen = without_garbage(lambda: walk([*subject.roots(subject.state), *inputs]), lambda seen: seen.tracers)
     if seen.tracers:
         paths = ", ".join(tracer.path for tracer in seen.tracers[:3])
-        raise CheckError(
-            f"{subject.name} holds tracers before the call, in {paths}: an earlier transform left them there, or the call is "
-            "made inside one. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
+        from_elsewhere = (
+            "an earlier transform left them there, or the call is made inside one. Build the module in the test and call it "
+            "there, outside of any transform: nnx_wrap applies them"
         )
+        from_eval_shape = (
+            "nnx.eval_shape leaves what the constructor puts there and not in a Variable. Let the constructor not keep it, "
+            "or take it away from the abstract module before nnx_wrap gets it"
+        )
+        reason = from_eval_shape if subject.abstract else from_elsewhere
+        raise CheckError(f"{subject.name} holds tracers before the call, in {paths}: {reason}")
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
     computed = example.values.computed
     for path, array in [*leaves, *seen.arrays]:

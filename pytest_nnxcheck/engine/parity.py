@@ -21,7 +21,7 @@ from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, name
 from pytest_nnxcheck.invariants import Judgement
 from pytest_nnxcheck.invariants.parity import compare, differences, scalars
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.state_facts import Effect, read, structure, type_of
+from pytest_nnxcheck.subject.state_facts import Effect, Facts, read, structure, type_of
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
 
@@ -56,8 +56,21 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, wanted: E
         candidates = different
         different = beyond_fusion(subject, facts, nesting, wanted, candidates, drawn=bool(drawn))
         notes += decided_by_fusion(candidates, different)
+    if added := left_behind(different, before, nesting):
+        different = tuple(difference for difference in different if difference.path not in added)
+        notes += (
+            f"parity of {some(added)} not asserted: the call adds it, and a functional layer hands out the state that was there before",
+        )
     notes += scalars(got.after, before)
     return Judgement(violations(different, cause(different, nesting)), notes)
+
+
+def left_behind(different: Differences, before: Facts, nesting: Nesting) -> list[str]:
+    """The paths of what the call adds, where a layer of ours hands out the leaves that were there before and no others."""
+    if not any(layer.style == "functional" for layer in nesting.layers):
+        return []
+    missing = (difference.path for difference in different if difference.label == "missing")
+    return [path for path in missing if path not in before.leaves]
 
 
 def beyond_rounding(

@@ -26,7 +26,7 @@ def read_leaf(path: str, array: Any) -> Leaf:
 
 def devices_of(leaf: Leaf) -> int:
     """How many devices a leaf lies on; an abstract leaf on one device has no sharding."""
-    return 1 if leaf.sharding is None else len(leaf.sharding.device_set)
+    return 1 if leaf.sharding is None else leaf.sharding.num_devices
 
 
 def resharded(before: Leaf, after: Leaf) -> bool:
@@ -51,7 +51,7 @@ def spec(sharding: jax.sharding.Sharding | None) -> str:
     """A sharding as its user writes it: ``P(None, 'model')``."""
     if isinstance(sharding, jax.sharding.NamedSharding):
         return f"P({', '.join(map(repr, sharding.spec))})"
-    return "one device" if sharding is None or len(sharding.device_set) == 1 else str(sharding)
+    return "one device" if sharding is None or sharding.num_devices == 1 else str(sharding)
 
 
 def pointers(array: Any) -> tuple[int, ...]:

@@ -272,8 +272,8 @@ def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
     for style, outcome in outcomes.items():
         reasons.setdefault(outcome.reason, []).append(style)
     return [
-        f"{', '.join(styles)} refused by this flax, as for every module whose state changes in the call: {outcomes[styles[0]].nesting} raises"
-        f" {reason}; drawn no more"
+        f"{', '.join(styles)} refused by this flax, as for every module that a call changes, or hands to a transform of its own: "
+        f"{outcomes[styles[0]].nesting} raises {reason}; drawn no more"
         for reason, styles in reasons.items()
     ]
 

@@ -129,6 +129,8 @@ class Writer:
         line = f"{own}({', '.join(given)})"
         if inspect.isgeneratorfunction(plain):
             self.setup.append(f"{made}_steps = {line}")
+            # Not when the modules that it needs are gone already.
+            self.setup.append(f"__import__('atexit').register({made}_steps.close)")
             line = f"next({made}_steps)"
         self.setup.append(f"{made} = {line}")
         self._made[name] = made

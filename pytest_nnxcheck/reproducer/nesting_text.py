@@ -120,7 +120,12 @@ def zeros(shapes: Any) -> str:
         return f"({', '.join(map(zeros, shapes))}{',' * (len(shapes) == 1)})"
     if compat.is_key(shapes):
         return f"jax.random.split(jax.random.key(0, impl={key_kind(shapes.dtype)!r}), {tuple(shapes.shape)})"
-    return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r})"
+    sharding = compat.in_type(shapes)
+    if sharding is None:
+        return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r})"
+    spec = ", ".join(map(repr, sharding.spec))
+    device = f"jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), jax.sharding.PartitionSpec({spec}))"
+    return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r}, device={device})"
 
 
 # --- the nesting

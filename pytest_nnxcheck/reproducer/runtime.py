@@ -216,7 +216,7 @@ def staged(wrapper: Any, f: Any, show: Callable[[Any, Any], Any], **options: Any
 def abstract_outputs(compiled: Any, lowered: Any) -> Any:
     """The outputs of a program that is not run."""
     infos, treedef = jax.tree.flatten(lowered.out_info)
-    shardings = [each if len(each.device_set) > 1 else None for each in jax.tree.leaves(compiled.output_shardings)]
+    shardings = [each if each.num_devices > 1 else None for each in jax.tree.leaves(compiled.output_shardings)]
     made = [
         jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=each) for info, each in zip(infos, shardings, strict=True)
     ]

@@ -23,7 +23,7 @@ def abstract_leaf(leaf: Any, placed: jax.sharding.Sharding | None = None) -> Any
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return leaf
     sharding = on_devices(leaf.sharding)
-    several = sharding is not None and len(sharding.device_set) > 1
+    several = sharding is not None and sharding.num_devices > 1
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if several else placed)
 
 

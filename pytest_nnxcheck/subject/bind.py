@@ -20,7 +20,16 @@ from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.origins import labelled
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs
-from pytest_nnxcheck.subject.subject import Nodes, OutputTree, Place, Subject, flatten_output, function_name, is_plain
+from pytest_nnxcheck.subject.subject import (
+    Nodes,
+    OutputTree,
+    Place,
+    Subject,
+    flatten_output,
+    function_name,
+    is_plain,
+    spell,
+)
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -65,6 +74,7 @@ class Parts:
     def file(self, label: str, leaf: Any) -> None:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
         if compat.is_graph_node(leaf):
+            refuse_hijax(label, leaf)
             name = node_name(self.nodes, label, leaf)
             self.labels.setdefault(name, label)
             self.places.append(Place(node=name))
@@ -159,6 +169,16 @@ def refuse(label: str, leaf: Any) -> None:
         )
 
 
+def refuse_hijax(label: str, node: Any) -> None:
+    """The value of a hijax Variable is no attribute that a copy could be given. Raises `CheckError`."""
+    path = next((path for path, variable in compat.variables(node) if compat.is_hijax(variable)), None)
+    if path is not None:
+        raise CheckError(
+            f"{spell(label, path)} is a hijax Variable, which is not supported, and nnx.jit does not take it either: "
+            "build the module without nnx.var_defaults(hijax=True)"
+        )
+
+
 def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts, owner: str) -> Subject:
     """Put the parts of a call together as a program of state and inputs."""
     nodes, places, inputs = parts.nodes, parts.places, parts.inputs
@@ -206,6 +226,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         abstract=abstract,
         labels=parts.labels,
         opened=parts.opened,
+        static_values=tuple(parts.static),
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
         owner=owner,
         plain=parts.plain,

@@ -152,7 +152,7 @@ def profile(subject: Subject) -> Profile:
         out_names=subject.output_tree.names,
         parameters=parameters,
         gradients=tuple(
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=compat.in_type(leaf))
             for path, leaf in compat.flat_state(before)
             if path in parameters
         ),
@@ -208,7 +208,7 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
 def with_axis(leaf: Any) -> Any:
     """Two of an array, abstract where it is."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype)
+        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=compat.in_type(leaf, 1))
     return compat.stacked(leaf, 2)
 
 
@@ -282,4 +282,4 @@ def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:
 def devices(array: Any) -> int:
     """Devices that an array lies on; one where that is not said."""
     sharding = getattr(array, "sharding", None)
-    return len(sharding.device_set) if isinstance(sharding, jax.sharding.Sharding) else 1
+    return sharding.num_devices if isinstance(sharding, jax.sharding.Sharding) else 1

@@ -62,7 +62,7 @@ class Subject:
 
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
     and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
-    objects that hold graph nodes or arrays, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
+    objects that hold graph nodes or arrays, ``static_values`` what is neither (``static`` is their text), and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
     name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
     some of them are in a `functools.partial` or an `nnx.cached_partial`.
     """
@@ -80,6 +80,7 @@ class Subject:
     abstract: bool
     labels: Mapping[str, str]
     opened: tuple[tuple[str, Any], ...]
+    static_values: tuple[tuple[str, Any], ...]
     code: Any
     owner: str = ""
     plain: bool = False
@@ -128,13 +129,13 @@ class Subject:
         return spell(self.labels[self.names[0]], path)
 
     def roots(self, state: Any) -> list[tuple[str, Any]]:
-        """Where the walk over a copy of the state begins: the graph nodes under the user's names, then the code."""
+        """Where the walk over a copy of the state begins: the graph nodes under the user's names, what else was handed in (a callback, a configuration), then the code."""
         nodes = (
             [(self.labels[name], getattr(state, name)) for name in self.names]
             if isinstance(state, Nodes)
             else [(self.labels[self.names[0]], state)]
         )
-        return [*nodes, *self.opened, (function_name(self.function), self.function)]
+        return [*nodes, *self.opened, *self.static_values, (function_name(self.function), self.function)]
 
     @contextlib.contextmanager
     def leaks_undone(self, state: Any) -> Iterator[None]:

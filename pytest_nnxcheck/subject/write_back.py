@@ -51,10 +51,18 @@ def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
         held = old.get(name, MISSING)
         if compat.is_graph_node(held) and compat.is_graph_node(value):
             graft(held, value, seen)
-        elif held is MISSING or (held is not value and fingerprint(held) != fingerprint(value)):
+        elif held is MISSING or (
+            held is not value and not lists_nodes(value) and fingerprint(held) != fingerprint(value)
+        ):
             setattr(mine, name, value)
     for name in old.keys() - new.keys():
         delattr(mine, name)
+
+
+def lists_nodes(value: Any) -> bool:
+    """Whether a container that flax takes for a plain value holds graph nodes, as that of a Keras layer does: its copy lists those of the copy."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(items, list | tuple | set | frozenset) and any(map(compat.is_graph_node, items))
 
 
 def attributes(node: Any) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def length_of(layer: Layer, length: int) -> int:
 
 
 def stacked(leaf: Any, *axes: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
+    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype, sharding=compat.in_type(leaf, len(axes)))
 
 
 def gradient_types(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -65,7 +66,19 @@ def cannot_feed_back(subject: Subject, profile: Profile) -> str:
     ):
         if given.shape != out.shape:
             return f"feeds the output back, and output{out_name} is {describe(out)}, where {name} is {describe(given)}"
+        cut, other = axes_of(out), axes_of(given)
+        if cut != other:
+            return (
+                f"feeds the output back, and output{out_name} is sharded as {cut} in its type, where {name} is {other}"
+            )
     return ""
+
+
+def axes_of(array: Any) -> tuple[Any, ...]:
+    """The mesh axes that each axis of an array is cut by in its type: `None` for an axis that is whole."""
+    sharding = compat.in_type(array)
+    spec = () if sharding is None else tuple(sharding.spec)
+    return (*spec, *(None,) * (len(array.shape) - len(spec)))
 
 
 def doing(layer: Layer) -> str:

@@ -130,6 +130,37 @@ def test_a_module_that_holds_tracers_is_refused():
         call(model, X, nesting="jit")
 
 
+@pytest.mark.skipif(FLAX < (0, 12), reason="flax leaves no tracers in what nnx.eval_shape makes of a plain attribute")
+def test_an_abstract_module_whose_constructor_kept_what_it_was_given_is_told_what_to_change():
+    class Keeps(nnx.Module):
+        def __init__(self, rngs):
+            self.settings = Settings({"rngs": rngs})
+            self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.linear(x)
+
+    class Settings:
+        def __init__(self, given):
+            self.given = given
+
+    model = nnx.eval_shape(lambda: Keeps(nnx.Rngs(0)))
+    with pytest.raises(
+        CheckError, match=r"in model.settings.given\['rngs'\].*: nnx.eval_shape leaves what the constructor"
+    ):
+        call(model, X, nesting="jit")
+    model.settings = None
+    assert call(model, X, nesting="jit").outcome.verdict == "held"
+
+
+@pytest.mark.skipif(not hasattr(nnx, "var_defaults"), reason="this flax has no hijax Variables")
+def test_hijax_variables_are_refused():
+    with nnx.var_defaults(hijax=True):
+        model = nnx.Linear(4, 4, rngs=rngs())
+    with pytest.raises(CheckError, match=r"model.(bias|kernel) is a hijax Variable, which is not supported"):
+        call(model, X)
+
+
 def test_a_module_with_deleted_arrays_is_refused():
     model = nnx.Linear(4, 4, rngs=rngs())
     model.kernel[...].delete()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 from checking import broken, call, text
-from healthy import FLAX
+from flax import nnx
+from healthy import FLAX, numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check
@@ -57,6 +58,46 @@ def test_a_call_that_flax_refuses_eagerly_and_that_leaks_under_jit():
     assert str(found.outcome.nesting) == "jit"
     assert "model.last" in text(found)
     assert "raises un-nested already: ValueError: Cannot assign data value" in text(found)
+
+
+class Recorder:
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, y):
+        self.seen.append(y)
+
+
+LOG = []
+
+
+def keep(y):
+    LOG.append(y)
+
+
+@pytest.mark.parametrize("shortcuts", ["on", "off"])
+@pytest.mark.parametrize(
+    "make, path",
+    [
+        (lambda: [].append, "callback.__self__[0]"),
+        (Recorder, "callback.seen[0]"),
+        (lambda: LOG.append, "callback.__self__[0]"),
+        (lambda: keep, "LOG[0]"),
+        (lambda: lambda y: None, ""),
+    ],
+)
+def test_what_a_callback_keeps_that_was_handed_in_is_found(make, path, shortcuts):
+    def step(model, x, callback):
+        callback(y := model(x))
+        return y
+
+    LOG.clear()
+    settings = {"transforms": "jit,scan", "shortcuts": shortcuts}
+    report = check(step, nnx.Linear(4, 4, rngs=rngs()), numbers((2, 4)), make(), **settings)
+    if not path:
+        assert report.ok, str(report)
+    else:
+        assert f"tracers remain in {path}" in str(report)
 
 
 def test_the_layer_that_leaked_is_blamed_not_the_outermost():

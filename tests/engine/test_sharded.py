@@ -16,8 +16,9 @@ from healthy import assign
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.reproducer.nesting_text import zeros
 
 DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
@@ -44,7 +45,7 @@ def test_this_file_passes_on_eight_devices():
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"(20 passed, 1|19 passed, 2) skipped", done.stdout)
+    assert re.search(r"(24 passed, 1|20 passed, 5|19 passed, 6) skipped", done.stdout)
 
 
 class MLP(nnx.Module):
@@ -213,3 +214,45 @@ def test_an_abstract_module_remembers_the_mesh_it_was_made_under():
     found = call(twin, jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32), nesting="jit[functional]")
     assert found.outcome.verdict == "held", text(found)
     assert found.outcome.peak < STATE // 4
+
+
+class ExplicitLinear(nnx.Module):
+    """The sharding of its output is part of the type: the batch is cut, and the loops carry it so."""
+
+    def __init__(self, mesh):
+        self.kernel = nnx.Param(jax.random.normal(jax.random.key(0), (16, 16), out_sharding=P("model", None)))
+        self.rows = NamedSharding(mesh, P("data", None))
+
+    def __call__(self, x):
+        return jax.lax.dot_general(x, value_of(self.kernel), (((1,), (0,)), ((), ())), out_sharding=self.rows)
+
+
+@pytest.fixture
+def explicit_mesh():
+    with jax.set_mesh(jax.make_mesh((2, 4), ("data", "model"))):
+        yield jax.sharding.get_mesh()
+
+
+@on_eight_devices
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit")
+@pytest.mark.parametrize("transforms", [None, "jit,cond,switch,fori_loop,iterate_scan,grad"])
+def test_a_sharding_that_is_part_of_the_type_is_carried_through_every_loop(explicit_mesh, transforms):
+    model, settings = ExplicitLinear(explicit_mesh), {} if transforms is None else {"transforms": transforms}
+    report = check(model, jnp.ones((8, 16)), invariants="tracers,memory,donation,parity", effort="quick", **settings)
+    assert report.ok, str(report)
+    assert {outcome.verdict for outcome in report.outcomes if not outcome.unfit} == {"held"}
+
+
+@on_eight_devices
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit")
+def test_a_linear_under_the_mesh_that_jax_makes_by_default_holds(explicit_mesh):
+    report = check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((8, 4)), effort="quick")
+    assert report.ok, str(report)
+
+
+@on_eight_devices
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit")
+def test_a_program_to_paste_starts_its_loop_with_that_sharding(explicit_mesh):
+    shape = jax.eval_shape(ExplicitLinear(explicit_mesh), jnp.ones((8, 16)))
+    types = [jax.typeof(made).str_short() for made in (eval(zeros(shape)), compat.zeros(shape))]
+    assert types == ["float32[8@data,16]"] * 2

@@ -19,6 +19,7 @@ from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.subject import Nodes, flatten_output, spell
+from pytest_nnxcheck.subject.write_back import graft
 
 
 class Stack(nnx.Module):
@@ -190,3 +191,31 @@ def test_of_several_names_it_goes_by_that_of_the_function_and_without_one_by_wha
     assert wrap(MODULE_LEVEL).__owner__ == "", "a module that is wrapped itself is the model"
     wrapped = wrap(MODULE_LEVEL)
     assert wrap(wrapped.decode).__owner__ == "wrapped"
+
+
+class Inner(nnx.Module):
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+class Locks(nnx.Module):
+    """As a Keras layer does: it keeps the layers inside in a list that flax takes for a plain value, a list of its own in every copy, and refuses a new one."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __setattr__(self, name, value):
+        if name == "_listed":
+            raise ValueError("the layer is already built")
+        super().__setattr__(name, value)
+
+
+def test_a_plain_list_of_graph_nodes_is_not_written_back():
+    inner, other = Inner(a=1, calls=0), Inner(calls=1, a=1)
+    mine, copy = Locks(inner), Locks(other)
+    for layer in (mine, copy):
+        object.__setattr__(layer, "_listed", [layer.inner])
+    graft(mine, copy)
+    assert mine._listed == [inner]
+    assert inner.calls == 1

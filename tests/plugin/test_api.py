@@ -132,8 +132,8 @@ def test_a_refused_closure_style_is_probed_once_and_drawn_no_more():
     assert any("[jax_closure]" in text for text in RUNS[25:])
     (note,) = report.notes
     assert note == (
-        "closure refused by this flax, as for every module whose state changes in the call: eval_shape[closure] raises"
-        " TraceContextError: other trace level; drawn no more"
+        "closure refused by this flax, as for every module that a call changes, or hands to a transform of its own:"
+        " eval_shape[closure] raises TraceContextError: other trace level; drawn no more"
     )
     assert report.ok
 

@@ -176,9 +176,9 @@ def test_what_was_left_out_is_said_once(run_inner):
             "test_inner.py::test_x  * nestings: * held, 6 not supported by flax; worst peak *",
             "    the call adds model.hidden, which no loop can carry: argument scan, vmap,",
             "      while_loop left out",
-            "    closure refused by this flax, as for every module whose state changes in the",
-            "      call: eval_shape[[]closure] raises TraceContextError: other trace level;",
-            "      drawn no more",
+            "    closure refused by this flax, as for every module that a call changes, or",
+            "      hands to a transform of its own: eval_shape[[]closure] raises",
+            "      TraceContextError: other trace level; drawn no more",
         ],
         consecutive=True,
     )
