@@ -39,18 +39,27 @@ LIBRARIES = frozenset(
 """Top-level packages whose code is not the user's. Installed packages are not here as such: users test them."""
 
 
+_MAKERS = {"abc", "types"}
+
+
 def is_library(module: object) -> bool:
     """Whether a module name belongs to a library; what is not a name does not."""
     return type(module) is str and module.partition(".")[0] in LIBRARIES
 
 
 def top_package(cls: type) -> str:
-    """The top-level package of a class, nothing where its ``__module__`` is not a string."""
+    """The top-level package of a class, nothing where its ``__module__`` is not a string.
+
+    A class that was made by a call, ``type(model)(name, bases, {})``, is named after the module whose code made it, `abc` or `types`, and
+    belongs to whoever asked for it.
+    """
     try:
         module = _class_module(cls)
     except AttributeError:
         return ""
-    return module.partition(".")[0] if type(module) is str else ""
+    if type(module) is not str or (module in _MAKERS and class_name(cls) not in _module_dict(sys.modules[module])):
+        return ""
+    return module.partition(".")[0]
 
 
 def module_namespace(value: object) -> dict[str, Any] | None:

@@ -359,6 +359,21 @@ def test_class_attribute(kept: Keep) -> None:
 
 
 @leaky_and_healthy
+@pytest.mark.parametrize(
+    "make", [lambda base: type(base)("Made", (base,), {}), lambda base: types.new_class("Made", (base,))]
+)
+def test_class_attribute_of_a_class_that_a_call_made(kept: Keep, make: Callable[[type], type]) -> None:
+    class Net(nnx.Module):
+        largest: Any = None
+
+        def __call__(self, x: Any) -> Any:
+            type(self).largest = kept(x.max())
+            return x
+
+    check(make(Net)(), kept, "Made.largest", "class attribute")
+
+
+@leaky_and_healthy
 def test_class_attribute_that_was_not_there(kept: Keep) -> None:
     class Net(nnx.Module):
         def __call__(self, x: Any) -> Any:
