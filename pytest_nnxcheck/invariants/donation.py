@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_nnxcheck.core.observation import ArrayType, Leaf, Observation
 from pytest_nnxcheck.core.outcome import LossCause, LostBuffer, SharedBuffer, UpdateDropped, ViewedBuffer, Violation
+from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.invariants.case import Case, Judgement, Written
 
@@ -77,18 +78,16 @@ def notes(observation: Observation) -> tuple[str, ...]:
     moves = [(move.before, move.after) for move in observation.moves if move.after and move.before.path not in lost]
     state = [(before, after) for before, after in moves if before.path == after.path]
     old = donated_pointers(observation)
+    took_another = [before.path for before, after in state if swapped(before, after, old)]
+    on_all = [before.path for before, after in moves if spread(before, after)]
+    in_a_new_one = [before.path for before, after in state if displaced(before, after, old)]
+    paths_of = {
+        "took another leaf's buffer": took_another,
+        "lay on one device, and the program spreads it over all": on_all,
+        "came back in a new buffer: an output of the call took a donated one": in_a_new_one,
+    }
     return (
-        *(f"{before.path} took another leaf's buffer" for before, after in state if swapped(before, after, old)),
-        *(
-            f"{before.path} lay on one device, and the program spreads it over all"
-            for before, after in moves
-            if spread(before, after)
-        ),
-        *(
-            f"{before.path} is in a new buffer: an output of the call took a donated one"
-            for before, after in state
-            if displaced(before, after, old)
-        ),
+        *(f"{some(paths)} {what}" for what, paths in paths_of.items() if paths),
         *(
             f"{before.path}   {before.type}   {retyped(before, after, observation)}, {where}"
             for before, after in moves

@@ -104,7 +104,7 @@ def header(spec: Spec) -> list[str]:
             lines += [f"    hint        {violation.hint}"] if violation.hint else []
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
-    lines += [f"versions: {', '.join(versions)}, {machine}; it needs jax and flax only"]
+    lines += [f"versions: {', '.join(versions)}, {machine}; it does not need the plugin"]
     lines += [f"run:    python {shlex.quote(spec.path)}"] if spec.path else []
     return [*lines, f"replay: {spec.replay}"]
 

@@ -243,7 +243,9 @@ def test_an_array_in_a_plain_dict_may_take_the_buffer_of_a_parameter(nesting):
     """flax 0.10.7 returns it with the state, before the kernel, and it has its type."""
     found = call(KeepsInDict(), numbers((4, 4)), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
-    assert found.outcome.notes == ("model.linear.kernel is in a new buffer: an output of the call took a donated one",)
+    assert found.outcome.notes == (
+        "model.linear.kernel came back in a new buffer: an output of the call took a donated one",
+    )
     halved = call(KeepsInDict(jnp.bfloat16), numbers((4, 4)), nesting=nesting)
     assert broken(halved) == ["donation"]
     assert halved.outcome.violations[0].summary.startswith("model.linear.kernel   float32[4,4]   became bfloat16[4,4]")

@@ -455,7 +455,7 @@ def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
     settings = {"nesting": f"{mode}: jit"}
     (held,) = check(Square(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert held.verdict == "held"
-    assert held.notes == ("model.linear.kernel is in a new buffer: an output of the call took a donated one",)
+    assert held.notes == ("model.linear.kernel came back in a new buffer: an output of the call took a donated one",)
     (held,) = check(Narrowed(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
     assert held.verdict == "held"
     assert held.notes == (
@@ -465,13 +465,22 @@ def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
     assert [violation.invariant for violation in lost.violations] == ["donation"]
 
 
+def test_leaves_that_share_a_note_share_a_line():
+    def leaf(path, pointer):
+        return Leaf(path, ArrayType("float32", (4,)), None, (pointer,))
+
+    moves = tuple(Move(leaf(name, number), leaf(name, (number + 1) % 5)) for number, name in enumerate("abcde"))
+    found = Observation(Nesting(), None, moves=moves, reused=frozenset(range(5)))
+    assert notes(found) == ("a, b, c, ... took another leaf's buffer",)
+
+
 def test_one_output_excuses_one_leaf():
     def leaf(path, *pointers):
         return Leaf(path, ArrayType("float32", (4,)), None, pointers)
 
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
     found = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
-    assert notes(found) == ("a is in a new buffer: an output of the call took a donated one",)
+    assert notes(found) == ("a came back in a new buffer: an output of the call took a donated one",)
     (violation,) = judge(Case(found, Settings(), written=Written(frozenset("abc")))).violations
     assert [finding.path for finding in violation.findings] == ["b", "c"]
     assert notes(dataclasses.replace(found, reused=frozenset({10, 11, 12}))) == ()
