@@ -28,6 +28,7 @@ from pytest_nnxcheck.inspection.walk import walk, without_garbage
 from pytest_nnxcheck.invariants.case import Originals
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values
+from pytest_nnxcheck.subject.write_back import compared_by_value
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -91,6 +92,7 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
         (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
     ]
     notes = [] if seen.complete else [INCOMPLETE.format(name=subject.name)]
+    refuse_a_second(subject, example)
     if "donation" in settings.invariants and settings.donate != "none":
         notes.append(recall(example.memo.mapped, subject.label, lambda: mapped_note(subject.name, leaves)))
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
@@ -100,6 +102,19 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
         if compat.is_pinned(variable)
     ]
     return Originals(shared, foreign_views(leaves, views), tuple(pinned), tuple(filter(None, notes)))
+
+
+def refuse_a_second(subject: Subject, example: Example) -> None:
+    """Jax keeps what it met, and where it compares a second instance with that, the ``==`` of their arrays raises. Raises `CheckError`."""
+    for path, value in compared_by_value(subject.state):
+        number_of_call = len(example.places)
+        first = example.memo.compared_by_value.setdefault((path, number_of_call), value)
+        if first is not value:
+            raise CheckError(
+                f"{subject.path(path)} is a plain {type(value).__name__} with arrays, compared by value: a jitted function that met one such model "
+                "raises for the next, and the body of this test makes one for every nesting. Keep the arrays in Variables, write "
+                "@dataclass(eq=False), or make the model in a fixture of a wider scope"
+            )
 
 
 def mapped_note(name: str, leaves: list[tuple[str, Any]]) -> str:

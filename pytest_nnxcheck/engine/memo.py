@@ -24,7 +24,8 @@ class Memo:
     """One table for each kind of fact; a key starts with the `signature` of a call, or with what else decides the fact.
 
     ``remapped`` are profiles with the leaves that the call restores, ``gradients`` say why it has none, ``longer`` is the memory of
-    programs of twice the length, ``mapped`` a note on what lies in mapped files.
+    programs of twice the length, ``mapped`` a note on what lies in mapped files, ``compared_by_value`` the first
+    of the plain objects with arrays that were met under a path by a call of that number.
     """
 
     profiles: dict[Any, Profile] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Memo:
     longer: dict[Any, Memory | None] = field(default_factory=dict)
     references: dict[Any, Entry] = field(default_factory=dict)
     mapped: dict[str, str] = field(default_factory=dict)
+    compared_by_value: dict[Any, Any] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
 
 

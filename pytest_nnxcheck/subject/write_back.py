@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.inspection.fingerprint import fingerprint
-from pytest_nnxcheck.inspection.raw_access import MISSING, layout
+from pytest_nnxcheck.inspection.raw_access import LIBRARIES, MISSING, class_dict, layout, mro, top_package
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -79,3 +81,23 @@ def statics(state: Any) -> tuple[Any, ...]:
         for name, value in attributes(node).items()
         if not compat.is_graph_node(value)
     )
+
+
+def compared_by_value(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of the plain objects of a graph that hold arrays and whose class has an ``==``: that of two of them raises.
+
+    Jax asks for it where the same code meets a second instance of the model.
+    """
+    for path, node in compat.iter_graph(state):
+        own = attributes(node) if compat.is_graph_node(node) and not isinstance(node, nnx.Variable) else {}
+        yield from (((*path, name), value) for name, value in own.items() if has_arrays_and_eq(value))
+
+
+def has_arrays_and_eq(value: Any) -> bool:
+    """Whether a value is a plain object of a class of the user's with an ``==``, which would compare the arrays in it; no tree is one."""
+    cls = type(value)
+    compares = any("__eq__" in class_dict(base) for base in mro(cls)[:-1])
+    if not compares or top_package(cls) in LIBRARIES or not jax.tree_util.all_leaves([value]):
+        return False
+    own = {} if compat.is_graph_node(value) else layout(cls).read(value) or {}
+    return any(isinstance(item, jax.Array | np.ndarray) for item in own.values())

@@ -161,6 +161,67 @@ def test_hijax_variables_are_refused():
         call(model, X)
 
 
+def test_a_second_model_whose_plain_object_compares_arrays_is_refused_as_jax_does(pytester, inner_args):
+    pytester.makepyfile(
+        """
+        import dataclasses
+
+        import jax
+        import jax.numpy as jnp
+        import pytest
+        from flax import nnx
+
+        @dataclasses.dataclass
+        class Rope:
+            table: jax.Array
+
+        @dataclasses.dataclass(eq=False)
+        class ByIdentity:
+            table: jax.Array
+
+        class Net(nnx.Module):
+            def __init__(self, rope):
+                self.rope = rope(jnp.arange(4.0))
+                self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+            def __call__(self, x):
+                return self.linear(x * self.rope.table)
+
+        @pytest.fixture(scope="module")
+        def net():
+            return Net(Rope)
+
+        marked = pytest.mark.nnx_invariants(transforms="jit", styles="argument")
+        X = jnp.ones((2, 4))
+
+        def test_why():
+            call = nnx.jit(lambda model, x: model(x))
+            call(Net(Rope), X)
+            with pytest.raises(ValueError, match="ambiguous|equality|comparable"):
+                call(Net(Rope), X)
+
+        @marked
+        def test_in_the_body(nnx_wrap):
+            nnx_wrap(Net(Rope))(X)
+
+        @marked
+        def test_by_identity(nnx_wrap):
+            nnx_wrap(Net(ByIdentity))(X)
+
+        @marked
+        def test_made_once(nnx_wrap, net):
+            nnx_wrap(net)(X)
+        """
+    )
+    result = pytester.runpytest_inprocess(*inner_args)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *CheckError: model.rope is a plain Rope with arrays, compared by value: a jitted function that met one such model raises for the next*"
+        ]
+    )
+
+
 def test_a_module_with_deleted_arrays_is_refused():
     model = nnx.Linear(4, 4, rngs=rngs())
     model.kernel[...].delete()
