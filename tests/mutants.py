@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant("inspection/pointers.py", "if set(lost.pointers) <= held:", "if False:", "test_donated_structures.py test_donation.py"),
     # subject
     Mutant("subject/write_back.py", "if path in values and not real:", "if path in values:", "test_abstract.py"),
-    Mutant("subject/write_back.py", "if not compares or top", "if top", "test_check_call.py"),
+    Mutant("engine/example.py", "bool(first is value or first == value)", "pass", "test_check_call.py"),
     Mutant("subject/write_back.py", "and not lists_nodes(value)", "", "test_subject.py"),
     Mutant("subject/subject.py", "*self.static_values, ", "", "test_leaky.py"),
     Mutant("transforms/fitness.py", "if cut != other:", "if False:", "test_sharded.py"),

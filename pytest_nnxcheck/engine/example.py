@@ -105,16 +105,18 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
 
 
 def refuse_a_second(subject: Subject, example: Example) -> None:
-    """Jax keeps what it met, and where it compares a second instance with that, the ``==`` of their arrays raises. Raises `CheckError`."""
+    """Jax keeps what it met, and compares a second instance with that, as is tried here. Raises `CheckError` where that raises."""
     for path, value in compared_by_value(subject.state):
         number_of_call = len(example.places)
         first = example.memo.compared_by_value.setdefault((path, number_of_call), value)
-        if first is not value:
+        try:
+            bool(first is value or first == value)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything
             raise CheckError(
-                f"{subject.path(path)} is a plain {type(value).__name__} with arrays, compared by value: a jitted function that met one such model "
-                "raises for the next, and the body of this test makes one for every nesting. Keep the arrays in Variables, write "
-                "@dataclass(eq=False), or make the model in a fixture of a wider scope"
-            )
+                f"{subject.path(path)} is a {type(value).__name__} with arrays, and == of two such raises: so does a jitted function "
+                "that meets a second model, and the body of this test makes one for every nesting. Keep the arrays in Variables, "
+                "write @dataclass(eq=False), or make the model in a fixture of a wider scope"
+            ) from None
 
 
 def mapped_note(name: str, leaves: list[tuple[str, Any]]) -> str:

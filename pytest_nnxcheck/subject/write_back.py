@@ -84,7 +84,7 @@ def statics(state: Any) -> tuple[Any, ...]:
 
 
 def compared_by_value(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """(path, value) of the plain objects of a graph that hold arrays and whose class has an ``==``: that of two of them raises.
+    """(path, value) of the plain objects of a graph that hold arrays and whose class has an ``==``, which compares these as well, most likely.
 
     Jax asks for it where the same code meets a second instance of the model.
     """
@@ -94,7 +94,7 @@ def compared_by_value(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def has_arrays_and_eq(value: Any) -> bool:
-    """Whether a value is a plain object of a class of the user's with an ``==``, which would compare the arrays in it; no tree is one."""
+    """Whether a value is a plain object with arrays, of a class of the user's with an ``==``; no tree is one."""
     cls = type(value)
     compares = any("__eq__" in class_dict(base) for base in mro(cls)[:-1])
     if not compares or top_package(cls) in LIBRARIES or not jax.tree_util.all_leaves([value]):
