@@ -22,6 +22,7 @@ from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.observe import run
+from pytest_nnxcheck.inspection.fingerprint import show
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, changed, is_array, read, structure
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
@@ -232,7 +233,8 @@ def identity(subject: Subject) -> Any:
     try:
         content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
         inputs = tuple(map(digest, subject.inputs))
-        key = (code(subject.function), graphdef, content, inputs, subject.static, compat.mode_flags())
+        static = tuple((label, show(value)) for label, value in subject.static)
+        key = (code(subject.function), graphdef, content, inputs, static, compat.mode_flags())
         hash(key)
     except (Unknown, TypeError):
         return None

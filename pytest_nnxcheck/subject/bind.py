@@ -16,7 +16,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
+from pytest_nnxcheck.inspection.fingerprint import fingerprint
 from pytest_nnxcheck.inspection.origins import labelled
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs
@@ -221,12 +221,11 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         names=names,
         inputs=abstract_inputs(filled) if abstract else tuple(map(jnp.asarray, filled)),
         input_names=tuple(parts.input_names),
-        static=tuple(f"{label}={show(value)}" for label, value in parts.static),
+        static=tuple(parts.static),
         output_tree=tree,
         abstract=abstract,
         labels=parts.labels,
         opened=parts.opened,
-        static_values=tuple(parts.static),
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
         owner=owner,
         plain=parts.plain,

@@ -62,7 +62,7 @@ class Subject:
 
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
     and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
-    objects that hold graph nodes or arrays, ``static_values`` what is neither (``static`` is their text), and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
+    objects that hold graph nodes or arrays, ``static`` the other values among the arguments, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
     name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
     some of them are in a `functools.partial` or an `nnx.cached_partial`.
     """
@@ -75,12 +75,11 @@ class Subject:
     names: tuple[str, ...]
     inputs: tuple[Any, ...]
     input_names: tuple[str, ...]
-    static: tuple[str, ...]
+    static: tuple[tuple[str, Any], ...]
     output_tree: OutputTree
     abstract: bool
     labels: Mapping[str, str]
     opened: tuple[tuple[str, Any], ...]
-    static_values: tuple[tuple[str, Any], ...]
     code: Any
     owner: str = ""
     plain: bool = False
@@ -135,7 +134,7 @@ class Subject:
             if isinstance(state, Nodes)
             else [(self.labels[self.names[0]], state)]
         )
-        return [*nodes, *self.opened, *self.static_values, (function_name(self.function), self.function)]
+        return [*nodes, *self.opened, *self.static, (function_name(self.function), self.function)]
 
     @contextlib.contextmanager
     def leaks_undone(self, state: Any) -> Iterator[None]:

@@ -130,7 +130,6 @@ def test_a_module_that_holds_tracers_is_refused():
         call(model, X, nesting="jit")
 
 
-@pytest.mark.skipif(FLAX < (0, 12), reason="flax leaves no tracers in what nnx.eval_shape makes of a plain attribute")
 def test_an_abstract_module_whose_constructor_kept_what_it_was_given_is_told_what_to_change():
     class Keeps(nnx.Module):
         def __init__(self, rngs):

@@ -24,6 +24,9 @@ DEVICES = 8
 WIDTH, HIDDEN, BATCH = 256, 1024, 16
 STATE = 2 * WIDTH * HIDDEN * 4
 
+explicit_by_default = pytest.mark.skipif(
+    jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit"
+)
 on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
 
 
@@ -45,7 +48,7 @@ def test_this_file_passes_on_eight_devices():
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"(24 passed, 1|20 passed, 5|19 passed, 6) skipped", done.stdout)
+    assert re.search(r"(28 passed, 1|20 passed, 9|19 passed, 10) skipped", done.stdout)
 
 
 class MLP(nnx.Module):
@@ -234,7 +237,7 @@ def explicit_mesh():
 
 
 @on_eight_devices
-@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit")
+@explicit_by_default
 @pytest.mark.parametrize("transforms", [None, "jit,cond,switch,fori_loop,iterate_scan,grad"])
 def test_a_sharding_that_is_part_of_the_type_is_carried_through_every_loop(explicit_mesh, transforms):
     model, settings = ExplicitLinear(explicit_mesh), {} if transforms is None else {"transforms": transforms}
@@ -244,14 +247,24 @@ def test_a_sharding_that_is_part_of_the_type_is_carried_through_every_loop(expli
 
 
 @on_eight_devices
-@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit")
+@explicit_by_default
+@pytest.mark.parametrize(
+    "nesting", ["while_loop > scan", "jit > while_loop > vmap", "while_loop > grad", "cond > scan"]
+)
+def test_a_loop_carries_the_sharding_of_what_the_layers_inside_return(explicit_mesh, nesting):
+    found = call(ExplicitLinear(explicit_mesh), jnp.ones((8, 16)), nesting=nesting)
+    assert found.outcome.verdict == "held", found.outcome.reason
+
+
+@on_eight_devices
+@explicit_by_default
 def test_a_linear_under_the_mesh_that_jax_makes_by_default_holds(explicit_mesh):
     report = check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((8, 4)), effort="quick")
     assert report.ok, str(report)
 
 
 @on_eight_devices
-@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.make_mesh makes axes that are not explicit")
+@explicit_by_default
 def test_a_program_to_paste_starts_its_loop_with_that_sharding(explicit_mesh):
     shape = jax.eval_shape(ExplicitLinear(explicit_mesh), jnp.ones((8, 16)))
     types = [jax.typeof(made).str_short() for made in (eval(zeros(shape)), compat.zeros(shape))]

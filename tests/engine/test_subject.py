@@ -51,7 +51,7 @@ def test_a_module_is_its_own_state():
     assert subject.names == ("model",)
     assert isinstance(subject.state, Stack)
     assert subject.input_names == ("x",)
-    assert subject.static == ("scale=2.0",)
+    assert subject.static == (("scale", 2.0),)
     assert run(subject).shape == (1, 2)
 
 

@@ -769,7 +769,10 @@ KEPT = []
 
 @pytest.fixture
 def handle(tmp_path):
-    return object()
+    try:
+        yield object()
+    finally:
+        print("closed with a", type(jnp).__name__)
 
 @marked
 def test_hole(nnx_wrap, handle, capsys):
@@ -787,7 +790,9 @@ def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
     assert "fill in capsys" in done.stderr
     assert "Traceback" not in done.stderr
     (pytester.path / "filled.py").write_text(text.replace("capsys = FILL_IN", "capsys = None"), "utf-8")
-    assert "AssertionError: nnx invariant broken: tracers" in run_fresh(pytester.path / "filled.py").stderr
+    done = run_fresh(pytester.path / "filled.py")
+    assert "AssertionError: nnx invariant broken: tracers" in done.stderr
+    assert "closed with a module" in done.stdout, "a fixture is closed before the modules that it needs are gone"
 
 
 # --- where it lies
