@@ -186,7 +186,7 @@ def survives(mutant: Mutant) -> str:
             return f"{mutant.file} has {text.count(mutant.old)} times what is to be broken: write the mutant anew"
         path.write_text(text.replace(mutant.old, mutant.new))
         for name in mutant.tests.split():
-            (test,) = (ROOT / "tests").glob(f"*/{name}")
+            (test,) = (ROOT / "tests").rglob(name)
             command = [
                 sys.executable,
                 "-P",

@@ -8,5 +8,19 @@ import wild_state
 import wild_training
 from wild_cases import LEFT_OUT, WILD
 
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.engine.check_call import check_call
+
 FILES = (wild_training, wild_calls, wild_code, wild_state)
 HERE = {name: factory for name, factory in WILD.items() if name not in LEFT_OUT}
+SUBJECTS = sorted(set(HERE) - {"dict_with_keys_of_several_types"})
+SHARE = 4
+"""One subject in so many runs with every suite, all of them in the full run."""
+
+
+def run(case, nesting, example, **more):
+    """One subject under one nesting; settings as in the marker."""
+    settings = merge(parse_given({**case.settings, **more}, lambda name: name))
+    parsed = Nesting.parse(nesting)
+    return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, example=example)

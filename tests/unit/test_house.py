@@ -81,4 +81,4 @@ def test_what_a_mutant_breaks_stands_in_the_code_once(mutant):
     """In the checkout, which a run of the mutants leaves as it is."""
     assert (ROOT / "pytest_nnxcheck" / mutant.file).read_text().count(mutant.old) == 1
     for name in mutant.tests.split():
-        assert len([*(ROOT / "tests").glob(f"*/{name}")]) == 1
+        assert len([*(ROOT / "tests").rglob(name)]) == 1

@@ -119,7 +119,7 @@ LOAD = (
 
 
 def loaded(statement):
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", LOAD.format(statement)], cwd=root, capture_output=True, text=True, check=True
     )
@@ -131,7 +131,7 @@ def test_loading_the_plugin_imports_nothing_heavy():
 
 
 def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_no_more():
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     statement = "import sys, pytest; before = {*sys.modules}; import pytest_nnxcheck.plugin.hooks; print(*{*sys.modules} - before)"
     done = subprocess.run([sys.executable, "-c", statement], cwd=root, capture_output=True, text=True, check=True)
     new = {*done.stdout.split()}

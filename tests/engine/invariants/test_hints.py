@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,12 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reports
-import test_parity
-import test_parity_values
-import test_recompilation
-import test_sharded
-import test_training
-import test_writes
+import retraced
 from checking import call, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
@@ -498,12 +494,12 @@ def test_frames_of_the_plugin_are_not_shown(pytester, inner_args, option):
 
 
 ELSEWHERE = {
-    "dropped": test_training.test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf,
-    "sharding": test_sharded.test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs,
-    "broadcast": test_parity.test_with_what_the_hint_says_the_call_holds,
-    "pinned": test_writes.test_one_that_a_transform_handed_out_is_as_good_as_new,
-    "attribute dropped": test_parity.test_a_count_in_a_variable_holds,
-    "flag dropped": test_parity_values.test_with_what_the_hint_says_it_holds,
+    "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
+    "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
+    "broadcast": "parity/test_parity.py::test_with_what_the_hint_says_the_call_holds",
+    "pinned": "walk/test_writes.py::test_one_that_a_transform_handed_out_is_as_good_as_new",
+    "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
+    "flag dropped": "parity/test_parity_values.py::test_with_what_the_hint_says_it_holds",
 }
 """What is followed where the twins are anyway."""
 
@@ -519,13 +515,15 @@ ELSEWHERE = {
     ],
 )
 def test_what_is_traced_again_is_mended_as_the_hint_says(broken, cured, cause):
-    made = test_recompilation.MODELS
-    report = one(made[broken][0](), test_recompilation.INPUT, nesting="jit", invariants="recompilation")
+    made = retraced.MODELS
+    report = one(made[broken][0](), retraced.INPUT, nesting="jit", invariants="recompilation")
     filled = {"path": "model.calls" if broken == "counter" else "model.mean", "line": ""}
     dtype = "bfloat16" if broken == "promoted" else "float32"
     assert report.violations[0].hint == hints.hint(cause, dtype=dtype, **filled)
-    assert one(made[cured][0](), test_recompilation.INPUT, nesting="jit", invariants="recompilation").ok
+    assert one(made[cured][0](), retraced.INPUT, nesting="jit", invariants="recompilation").ok
 
 
 def test_every_cause_is_followed():
+    for path, name in (test.split("::") for test in ELSEWHERE.values()):
+        assert f"\ndef {name}(" in (Path(__file__).parents[1] / path).read_text()
     assert {*FOLLOWED, *ELSEWHERE} == {*hints.TABLE}

@@ -235,7 +235,7 @@ def test_4871_is_told_by_the_copy_and_the_line_of_the_scan(nesting):
     assert where.startswith(f"{SCAN_4871} ")
     assert "100 % of the temporaries" in where
     assert "copy of model.blocks.param by while, dynamic-slice, dynamic-update-slice" in buffer
-    shown = (Path(__file__).parents[2] / "docs" / "memory.md").read_text()
+    shown = (Path(__file__).parents[3] / "docs" / "memory.md").read_text()
     for label, (row, *_) in {label: rows(found, label) for label in ("un-nested", "line", "buffer")}.items():
         assert f"{label:<11} {row}".replace(f"{Path(reports.__file__).parent}/", "") in shown
 

@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.settings import Settings, merge, parse_given
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.report import Report, properties
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 TEXT = st.text(st.characters(), max_size=20)  # surrogates and controls too
 BYTES = st.integers(0, 2**60)
 

@@ -149,7 +149,7 @@ def test_it_is_expected_to_fail_by_marker_and_by_file(hand_in, pytester):
 @pytest.mark.slow
 def test_reports_hold_it_under_xdist_as_without(hand_in, pytester):
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[3] / "docs" / "report.schema.json").read_text())
     seen = []
     for workers in ([], ["-n1"]):
         result = hand_in(

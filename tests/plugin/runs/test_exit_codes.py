@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "exit_codes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "exit_codes.md"
 HOLDS = "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model())(3)\n"
 BREAKS = "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(tracers=has('jit')))(3)\n"
 RAISES = "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(failed=has('jit')))(3)\n"

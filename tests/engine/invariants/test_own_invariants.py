@@ -324,7 +324,7 @@ def test_a_program_to_paste_is_not_written_and_the_message_says_so(suite, pytest
 
 @pytest.mark.slow
 def test_the_conftest_of_the_documents_finds_what_it_is_written_for(suite):
-    page = (Path(__file__).parents[2] / "docs" / "own_invariants.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "own_invariants.md").read_text()
     conftest = page.partition("```python\n")[2].partition("```")[0]
     suite(conftest=conftest).assert_outcomes(passed=1)
     promoting = TEST.replace("nnx.Linear(2, 2, rngs=nnx.Rngs(0))", "Promotes()").replace(

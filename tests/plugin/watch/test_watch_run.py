@@ -577,7 +577,7 @@ def test_a_suite_without_jax_stays_one(watch):
 
 
 def test_the_page_shows_the_failure_of_its_suite(pytester, inner_args):
-    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "watch.md").read_text()
     (suite,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     pytester.makepyfile(test_net=suite)

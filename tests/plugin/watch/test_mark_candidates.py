@@ -254,7 +254,7 @@ def test_a_call_through_decorators_is_the_tests_own_and_no_test_is_imported(watc
 
 @needs_monitoring
 def test_the_page_shows_what_is_written_for_its_suite(pytester, inner_args):
-    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "watch.md").read_text()
     (suite,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     shown, _ = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     pytester.makepyfile(test_net=suite)

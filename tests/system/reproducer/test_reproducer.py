@@ -21,7 +21,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.reproducer.files import Programs, ProgramWarning, file_name, own_transforms
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 BLOCK = """
 import sys
 class Block:

@@ -229,7 +229,9 @@ def test_a_layer_that_breaks_the_signature(function, returned, nesting):
         check(case.subject, *case.args, nesting=nesting)
     told = str(caught.value)
     line = function.__code__.co_firstlineno
-    assert f"the registered transform 'own' ({__file__.rpartition('/')[2]}:{line})" in told.replace("tests/engine/", "")
+    assert f"the registered transform 'own' ({__file__.rpartition('/')[2]}:{line})" in told.replace(
+        "tests/engine/transforms/", ""
+    )
     assert returned in told
     assert "a layer keeps the signature layer(state, *inputs) -> out" in told
 

@@ -12,7 +12,7 @@ import pytest
 from checking import call, text
 from flax import nnx
 from healthy import FLAX, WIDTH, assign, numbers, rngs
-from wild import HERE
+from wild import HERE, SHARE, SUBJECTS, run
 from wild_calls import Batch
 from wild_cases import TOKENS, X
 from wild_code import Trainer
@@ -22,7 +22,7 @@ from wild_training import TRAINING, Mlp, batch_of
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
@@ -38,17 +38,6 @@ NESTINGS = [
     "remat > scan[functional]",
     "jit > call_first",
 ]
-
-
-def run(case, nesting, example, **more):
-    settings = merge(parse_given({**case.settings, **more}, lambda name: name))
-    parsed = Nesting.parse(nesting)
-    return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, example=example)
-
-
-SUBJECTS = sorted(set(HERE) - {"dict_with_keys_of_several_types"})
-SHARE = 4
-"""One subject in so many runs with every suite, all of them in the full run."""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The memory baseline in whole runs: created, compared, updated, stale, of another stamp; never written by a run that failed.
 
-What is decided is tested in tests/unit/test_baseline_policy.py, a run with workers of xdist in test_workers.py.
+What is decided is tested in tests/unit/reporting/test_baseline_policy.py, a run with workers of xdist in test_workers.py.
 """
 
 import json

@@ -1,0 +1,60 @@
+"""Models that a second call with the same types traces again, each with what changed in between, and their healthy twins."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from healthy import WIDTH, assign, numbers, rngs
+
+INPUT = numbers((3, WIDTH))
+
+
+class Counts(nnx.Module):
+    """Counts its calls in a plain attribute, or in a Variable."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.calls = 0 if plain else nnx.BatchStat(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        if isinstance(self.calls, int):
+            self.calls += 1
+        else:
+            assign(self.calls, self.calls[...] + 1)
+        return self.linear(x)
+
+
+class Weighs(nnx.Module):
+    """A running mean that is made of a number of Python's, or of an array; or one that a step promotes."""
+
+    def __init__(self, start) -> None:
+        self.mean = nnx.BatchStat(start)
+
+    def __call__(self, x):
+        assign(self.mean, 0.9 * self.mean[...] + x.mean())
+        return x - self.mean[...]
+
+
+class Remembers(nnx.Module):
+    """Keeps a function of its own, a new one in each call."""
+
+    def __init__(self) -> None:
+        self.scale = nnx.Param(jnp.ones(WIDTH))
+        self.last = len
+
+    def __call__(self, x):
+        self.last = lambda y: y
+        return x * self.scale[...]
+
+
+WEAK, STRONG = jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32)
+HALF = jnp.asarray(1.0, jnp.bfloat16)
+MODELS = {
+    "counter": (lambda: Counts(plain=True), "model.calls   0 before the call, 1 after it"),
+    "variable": (lambda: Counts(plain=False), ""),
+    "weak": (lambda: Weighs(WEAK), "model.mean   float32[], weakly typed before the call, float32[] after it"),
+    "number": (lambda: Weighs(1.0), "model.mean   float, weakly typed before the call, float32[] after it"),
+    "strong": (lambda: Weighs(STRONG), ""),
+    "promoted": (lambda: Weighs(HALF), "model.mean   bfloat16[] before the call, float32[] after it"),
+    "function": (Remembers, "model.last   a builtin_function_or_method before the call, a function after it"),
+}
