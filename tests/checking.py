@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from healthy import HEALTHY
+from healthy import FLAX, HEALTHY
 
 from pytest_nnxcheck.core.catalogue import FURTHER, ROWS, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
@@ -33,6 +33,9 @@ FURTHER_SINGLES = [
     for style in styles_of(transform)
     if (text := str(Layer(transform, style))) not in LACKING
 ]
+has_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
+FEW = {"styles": "argument", "sweep": "singles", "max_examples": 0}
+"""Settings under which each transform runs once."""
 
 
 def call(

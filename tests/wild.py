@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import wild_calls
 import wild_code
+import wild_inputs
 import wild_state
 import wild_training
 from wild_cases import LEFT_OUT, WILD
@@ -12,7 +13,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
 
-FILES = (wild_training, wild_calls, wild_code, wild_state)
+FILES = (wild_training, wild_calls, wild_inputs, wild_code, wild_state)
 HERE = {name: factory for name, factory in WILD.items() if name not in LEFT_OUT}
 SUBJECTS = sorted(set(HERE) - {"dict_with_keys_of_several_types"})
 SHARE = 4

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 from healthy import WIDTH, numbers, rngs
-from wild_calls import Batch, pooled
+from wild_calls import pooled
 from wild_cases import LEFT_OUT, Case, X, subject
+from wild_inputs import Batch
 from wild_training import Mlp, batch_of, optimizer_of, step_of
 
 # --- code

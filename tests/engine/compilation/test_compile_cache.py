@@ -2,41 +2,26 @@
 
 import contextlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
 import pytest
 from checking import call
+from compile_folders import WORKS, entries, works
 from flax import nnx
 from reports import Pair, step_other_dtype
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.inspection import buffers, hlo
-from pytest_nnxcheck.plugin import cache
 
-JAX = jax.__version_info__
-WORKS = JAX >= (0, 6, 2)
-works = pytest.mark.skipif(not WORKS, reason="this jax gives back other programs than it was given")
+pytestmark = pytest.mark.usefixtures("no_folder_of_the_user")
 EVENTS: list[str] = []
 jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event.rpartition("/")[2]))
 OURS = {compile_cache.DIRECTORY, *compile_cache.OPTIONS}
-
-
-@pytest.fixture(autouse=True)
-def _no_folder_of_the_user(monkeypatch):
-    """The tests have one, see conftest.py: options and environment as jax has them, for a while."""
-    usual = {"min_compile_time_secs": "1", "min_entry_size_bytes": "0"}
-    for name, value in usual.items():
-        monkeypatch.setenv(f"JAX_PERSISTENT_CACHE_{name.upper()}", value)
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    with compile_cache._set({compile_cache.DIRECTORY: None}):
-        yield
 
 
 class Net(nnx.Module):
@@ -58,10 +43,6 @@ def options():
 
 def opened():
     return {name: getattr(compile_cache._module(), name) for name in compile_cache._OPENED}
-
-
-def entries(folder):
-    return sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
 
 
 def compiled(folder, f, *args):
@@ -325,125 +306,3 @@ def test_a_user_who_switched_it_off_has_it_off(tmp_path):
     finally:
         jax.config.update("jax_enable_compilation_cache", True)
     assert not entries(tmp_path)
-
-
-# --- the folder
-
-
-def fill(folder, sizes):
-    folder.mkdir(exist_ok=True)
-    for age, (name, size) in enumerate(sizes.items()):
-        (folder / name).write_bytes(bytes(size))
-        os.utime(folder / name, (1e9 + age, 1e9 + age))
-
-
-def test_the_oldest_entries_go(tmp_path):
-    fill(tmp_path, {"a": 40, "b": 30, "c": 20, "d": 10})
-    os.utime(tmp_path / "a", (2e9, 1e9))  # written first, used last
-    cache.prune(tmp_path, 60)
-    assert entries(tmp_path) == ["a", "d"]
-    cache.prune(tmp_path, 60)
-    assert entries(tmp_path) == ["a", "d"]
-
-
-def test_a_folder_that_is_gone_is_no_error(tmp_path):
-    cache.prune(tmp_path / "none", 0)
-
-
-SUITE = """
-    import jax, jax.numpy as jnp, pytest
-    from flax import nnx
-
-    class Net(nnx.Module):
-        def __init__(self):
-            self.a = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
-        def __call__(self, x):
-            return jnp.tanh(self.a(x)) * 2
-
-    @pytest.mark.parametrize("size", [3, 5])
-    @pytest.mark.nnx_invariants(transforms=["jit"], styles=["argument"], max_examples=1)
-    def test_net(nnx_wrap, size):
-        y = nnx_wrap(Net())(jnp.ones((size, 8)))
-        jax.jit(lambda y: of_the_body(y))(y)
-
-    def of_the_body(y):
-        return y.sum()
-"""
-
-
-@pytest.fixture
-def suite(pytester, inner_args, monkeypatch):
-    """Run the suite in a fresh process: how it ended, the entries of the folder, and what was reported."""
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    pytester.makepyfile(test_net=textwrap.dedent(SUITE))
-    folder = pytester.path / ".pytest_cache" / "d" / cache.COMPILES
-
-    def run(*args, passed=2):
-        ran = pytester.runpytest_subprocess(
-            *inner_args, "-p", "no:randomly", "-W", "error", "--nnx-effort=quick", "--nnx-report=report.json", *args
-        )
-        ran.assert_outcomes(passed=passed)
-        told = json.loads((pytester.path / "report.json").read_text())
-        return entries(folder), [untimed(nesting) for nesting in told["nestings"]]
-
-    run.folder = folder
-    return run
-
-
-def untimed(nesting):
-    return {name: value for name, value in nesting.items() if name != "seconds"}
-
-
-@pytest.mark.slow
-def test_the_second_run_takes_what_the_first_one_left(suite):
-    first, told = suite()
-    assert bool(first) is WORKS
-    assert not any("of_the_body" in name or "lambda" in name for name in first)
-    if WORKS:
-        times = {name: (suite.folder / name).stat().st_mtime_ns for name in first}
-        assert suite() == (first, told)
-        assert {name: (suite.folder / name).stat().st_mtime_ns for name in first} == times
-        assert suite("--nnx-no-cache", "--cache-clear") == ([], told)
-
-
-@works
-@pytest.mark.full
-def test_workers_write_at_the_same_time(suite):
-    left, told = suite("-n", "2")
-    assert left
-    assert {nesting["verdict"] for nesting in told} == {"held"}
-
-
-@pytest.fixture
-def configured(pytester, inner_args):
-    """The config of a run, which ends with the test."""
-    return lambda *args: pytester.parseconfigure(*inner_args, *args)
-
-
-def test_where_the_folder_is(configured, pytester):
-    folder = cache.folder_of_compiles(configured())
-    assert folder == pytester.path / ".pytest_cache" / "d" / cache.COMPILES
-    assert folder.is_dir()
-
-
-@pytest.mark.parametrize("args", [["--nnx-no-cache"], ["-p", "no:cacheprovider"]])
-def test_where_there_is_none(args, configured, pytester):
-    assert cache.folder_of_compiles(configured(*args)) is None
-    assert not (pytester.path / ".pytest_cache" / "d" / cache.COMPILES).exists()
-
-
-def test_a_folder_that_cannot_be_made_is_none(configured, pytester):
-    blocked = pytester.path / ".pytest_cache" / "d" / cache.COMPILES
-    blocked.parent.mkdir(parents=True)
-    blocked.write_text("")
-    assert cache.folder_of_compiles(configured()) is None
-
-
-def test_a_run_ends_within_the_bound(configured, monkeypatch):
-    monkeypatch.setattr(cache, "BOUND", 50)
-    config = configured()
-    folder = cache.folder_of_compiles(config)
-    assert cache.folder_of_compiles(config) == folder
-    fill(folder, {"old": 40, "new": 40})
-    config._ensure_unconfigure()
-    assert entries(folder) == ["new"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cures
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import reports
 import retraced
 from checking import call, text
+from cures import OWN, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
@@ -49,14 +51,6 @@ def one(subject: Any, *args: Any, nesting: str, **settings: Any) -> Report:
 
 
 # --- plain values
-
-
-class KeepsLastInData(KeepsLastSetInInit):
-    """What the hint says: the field wrapped where it is set first."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        super().__init__(rngs)
-        self.last = nnx.data(None)
 
 
 @follows("plain value, data")
@@ -92,22 +86,6 @@ def test_a_container_is_declared_as_data(empty):
     assert one(Keeps(nnx.data(empty())), numbers(BATCH), nesting="jit").ok
 
 
-class Box:
-    """A plain object."""
-
-
-class KeepsInBox(nnx.Module):
-    """Keeps its last output in an object of its own."""
-
-    def __init__(self) -> None:
-        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
-        self.box = Box()
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.box.last = self.linear(x)
-        return self.box.last
-
-
 @follows("plain object")
 def test_what_a_plain_object_keeps_goes_into_a_variable_of_the_module():
     found = one(KeepsInBox(), numbers(BATCH), nesting="jit")
@@ -137,14 +115,6 @@ def test_a_plain_value_goes_into_a_variable():
         "plain value", path="model.last", holder="attribute"
     )
     assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
-
-
-OUTSIDE: dict[str, Any] = {}
-
-
-def remembers(x: jax.Array) -> jax.Array:
-    OUTSIDE["last"] = x * 2
-    return OUTSIDE["last"]
 
 
 @follows("outlives")
@@ -182,69 +152,6 @@ def test_a_layer_that_captures_is_handed_the_module(transform):
     assert one(norm(), numbers(BATCH), nesting=transform).ok
 
 
-def in_while_loop(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.while_loop(lambda carry: carry[0] < 2, lambda carry: (carry[0] + 1, model(carry[1])), (0, x))[1]
-
-
-def in_while_loop_cured(model: Any, x: jax.Array) -> jax.Array:
-    def body(carry: Any) -> Any:
-        step, model, x = carry
-        return step + 1, model, model(x)
-
-    return nnx.while_loop(lambda carry: carry[0] < 2, body, (jnp.array(0), model, x))[2]
-
-
-def in_fori_loop(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.fori_loop(0, 2, lambda _, x: model(x), x)
-
-
-def in_fori_loop_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.fori_loop(0, 2, lambda _, carry: (carry[0], carry[0](carry[1])), (model, x))[1]
-
-
-def in_scan(model: Any, xs: jax.Array) -> jax.Array:
-    return nnx.scan(lambda x: model(x) * 1, in_axes=(0,), out_axes=0)(xs[None])[0]
-
-
-def in_scan_cured(model: Any, xs: jax.Array) -> jax.Array:
-    step = nnx.scan(lambda model, x: (model, model(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
-    return step(model, xs[None])[1][0]
-
-
-def in_cond(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.cond(x.sum() > -1, lambda x: model(x) * 1, lambda x: x, x)
-
-
-def in_cond_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.cond(x.sum() > -1, lambda model, x: model(x), lambda model, x: x, model, x)
-
-
-def in_switch(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.switch(jnp.array(0), [lambda x: model(x) * 1, lambda x: x], x)
-
-
-def in_switch_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.switch(jnp.array(0), [lambda model, x: model(x), lambda model, x: x], model, x)
-
-
-def in_jit(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.jit(lambda x: model(x) * 1)(x)
-
-
-def in_jit_cured(model: Any, x: jax.Array) -> jax.Array:
-    return nnx.jit(lambda model, x: model(x))(model, x)
-
-
-OWN = {
-    "while_loop": (in_while_loop, in_while_loop_cured),
-    "fori_loop": (in_fori_loop, in_fori_loop_cured),
-    "scan": (in_scan, in_scan_cured),
-    "cond": (in_cond, in_cond_cured),
-    "switch": (in_switch, in_switch_cured),
-    "jit": (in_jit, in_jit_cured),
-}
-
-
 @follows(*CAPTURED)
 @pytest.mark.parametrize("transform", OWN)
 def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
@@ -252,7 +159,7 @@ def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
     with_exception = call(own, norm(), numbers(BATCH), nesting="un-nested")
     told = text(with_exception)
     assert with_exception.outcome.verdict in ("violated", "failed"), told
-    assert f"{transform} at {__file__}:" in told
+    assert f"{transform} at {cures.__file__}:" in told
     assert hints.captured_by(transform) in told
     assert call(cured, norm(), numbers(BATCH), nesting="un-nested").outcome.verdict == "held"
     assert call(cured, norm(), numbers(BATCH), nesting="jit").outcome.verdict == "held"
@@ -300,7 +207,6 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
 
 
 # --- memory
-
 
 TABLE_OF_NUMBERS = np.ones((256, 256), np.float32)
 
@@ -383,19 +289,6 @@ def test_a_donated_array_is_returned():
     assert one(reports.arrays_step, a, b, nesting="jit", donate="all").ok
 
 
-class Tied(nnx.Module):
-    """Two arrays that may share their buffer; ``view`` is a plain value beside them."""
-
-    def __init__(self, share: bool, view: Callable[[Any], Any] | None = None) -> None:
-        self.a = nnx.Param(numbers((64, 64)))
-        self.b = nnx.Param(self.a[...] if share else jnp.copy(self.a[...]))
-        self.held = functools.partial(print, view(self.a[...]) if view else None)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        assign(self.a, self.a[...] * 0.9)
-        return x @ self.a[...] @ self.b[...]
-
-
 @follows("shared", "viewed")
 def test_an_array_that_is_shared_or_viewed_is_copied():
     x = numbers((64,))
@@ -431,26 +324,6 @@ def test_a_transform_of_flax_hands_updates_back(cause, copied, cured):
 # --- Python that asks for a value
 
 
-class Steps(nnx.Module):
-    """Applies its layer three times at most, and clips: as Python says it, or as jax does."""
-
-    def __init__(self):
-        self.linear = nnx.Linear(4, 4, rngs=rngs())
-
-    def __call__(self, x, *, how):
-        if how == "if":
-            return -x if x.sum() < 0 else self.linear(x)
-        if how == "jnp.where":
-            return jnp.where(x.sum() < 0, -x, self.linear(x))
-        if how == "range":
-            for _ in range(jnp.argmax(x)):
-                x = self.linear(x)
-            return x
-        return nnx.while_loop(
-            lambda carry: carry[1].sum() > 0, lambda carry: (carry[0], carry[0].linear(carry[1]) - 1e3), (self, x)
-        )[1]
-
-
 @follows("value")
 @pytest.mark.parametrize("asks, cured", [("if", "jnp.where"), ("range", "nnx.while_loop")])
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional] > remat"])
@@ -464,39 +337,10 @@ def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesti
     )
 
 
-RAISES = """
-import jax.numpy as jnp
-import pytest
-from flax import nnx
-
-class Net(nnx.Module):
-    def __init__(self):
-        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-
-    def __call__(self, x):
-        if jnp.all(x > 1):
-            return x
-        return self.linear(x)
-
-@pytest.mark.nnx_invariants(effort="quick")
-def test_net(nnx_wrap):
-    nnx_wrap(Net())(jnp.ones((2, 4)))
-"""
-
-
-@pytest.mark.parametrize("option", ["--tb=auto", "--tb=short", "--nnx-invariants=parity"])
-def test_frames_of_the_plugin_are_not_shown(pytester, inner_args, option):
-    pytester.makepyfile(RAISES)
-    result = pytester.runpytest_inprocess(*inner_args, "-p", "no:cacheprovider", option)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*if jnp.all(x > 1):", f"E*{hints.hint('value')}"])
-    assert "pytest_nnxcheck/" not in result.stdout.str()
-
-
 ELSEWHERE = {
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
     "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
-    "broadcast": "parity/test_parity.py::test_with_what_the_hint_says_the_call_holds",
+    "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",
     "pinned": "walk/test_writes.py::test_one_that_a_transform_handed_out_is_as_good_as_new",
     "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
     "flag dropped": "parity/test_parity_values.py::test_with_what_the_hint_says_it_holds",

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import leaky
 import pytest
 import reports
+import state_buffers
 from flax import nnx
 from flax.errors import TraceContextError
 from healthy import FLAX, HEALTHY, LEFT_OUT, WIDTH, Case
@@ -366,10 +367,10 @@ def test_926_peak(donated: tuple[int, ...], times: float) -> None:
     assert peak(reports.ten_convolutions, x, donate_argnums=donated) / x.nbytes == pytest.approx(times, abs=0.01)
 
 
-@pytest.mark.parametrize("kind", reports.buffers_926())
+@pytest.mark.parametrize("kind", state_buffers.buffers_926())
 def test_926_buffers_change_by_the_call_and_keep_their_pointers(kind: str) -> None:
-    module = reports.buffers_926()[kind]
-    is_buffer = nnx.filterlib.to_predicate((nnx.BatchStat, reports.Buffer))
+    module = state_buffers.buffers_926()[kind]
+    is_buffer = nnx.filterlib.to_predicate((nnx.BatchStat, state_buffers.Buffer))
     before = [jnp.copy(leaf) for leaf in jax.tree.leaves(nnx.state(module, is_buffer))]
     addresses = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(nnx.state(module))]
     # sigma of flax's own layer is written and never read: without keep_unused the argument is dropped, not donated

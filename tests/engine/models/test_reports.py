@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import reports
+import state_buffers
 from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, HEALTHY
@@ -239,11 +240,11 @@ def test_926_against_a_budget_of_three_inputs(donate, verdict):
     "name",
     [
         name if name in ("batch_norm", "spectral_norm") else pytest.param(name, marks=pytest.mark.full)
-        for name in sorted(reports.buffers_926())
+        for name in sorted(state_buffers.buffers_926())
     ],
 )
 def test_926_modifiable_buffers_hold_and_keep_their_pointers(name):
-    report = check(reports.buffers_926()[name], jnp.ones((4, 8)), styles="argument", effort="quick")
+    report = check(state_buffers.buffers_926()[name], jnp.ones((4, 8)), styles="argument", effort="quick")
     assert report.ok, report
     assert sum(outcome.verdict == "held" for outcome in report.outcomes) > 5
 

@@ -13,9 +13,9 @@ from checking import call, text
 from flax import nnx
 from healthy import FLAX, WIDTH, assign, numbers, rngs
 from wild import HERE, SHARE, SUBJECTS, run
-from wild_calls import Batch
 from wild_cases import TOKENS, X
 from wild_code import Trainer
+from wild_inputs import Batch
 from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Mlp, batch_of
 

@@ -1,0 +1,141 @@
+"""Programs that a hint is about, and the same as the hint says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from healthy import WIDTH, assign, numbers, rngs
+from leaky import KeepsLastSetInInit
+
+
+class KeepsLastInData(KeepsLastSetInInit):
+    """What the hint says: the field wrapped where it is set first."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.last = nnx.data(None)
+
+
+class Box:
+    """A plain object."""
+
+
+class KeepsInBox(nnx.Module):
+    """Keeps its last output in an object of its own."""
+
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.box = Box()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.box.last = self.linear(x)
+        return self.box.last
+
+
+OUTSIDE: dict[str, Any] = {}
+
+
+def remembers(x: jax.Array) -> jax.Array:
+    OUTSIDE["last"] = x * 2
+    return OUTSIDE["last"]
+
+
+def in_while_loop(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.while_loop(lambda carry: carry[0] < 2, lambda carry: (carry[0] + 1, model(carry[1])), (0, x))[1]
+
+
+def in_while_loop_cured(model: Any, x: jax.Array) -> jax.Array:
+    def body(carry: Any) -> Any:
+        step, model, x = carry
+        return step + 1, model, model(x)
+
+    return nnx.while_loop(lambda carry: carry[0] < 2, body, (jnp.array(0), model, x))[2]
+
+
+def in_fori_loop(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.fori_loop(0, 2, lambda _, x: model(x), x)
+
+
+def in_fori_loop_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.fori_loop(0, 2, lambda _, carry: (carry[0], carry[0](carry[1])), (model, x))[1]
+
+
+def in_scan(model: Any, xs: jax.Array) -> jax.Array:
+    return nnx.scan(lambda x: model(x) * 1, in_axes=(0,), out_axes=0)(xs[None])[0]
+
+
+def in_scan_cured(model: Any, xs: jax.Array) -> jax.Array:
+    step = nnx.scan(lambda model, x: (model, model(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    return step(model, xs[None])[1][0]
+
+
+def in_cond(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.cond(x.sum() > -1, lambda x: model(x) * 1, lambda x: x, x)
+
+
+def in_cond_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.cond(x.sum() > -1, lambda model, x: model(x), lambda model, x: x, model, x)
+
+
+def in_switch(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.switch(jnp.array(0), [lambda x: model(x) * 1, lambda x: x], x)
+
+
+def in_switch_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.switch(jnp.array(0), [lambda model, x: model(x), lambda model, x: x], model, x)
+
+
+def in_jit(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.jit(lambda x: model(x) * 1)(x)
+
+
+def in_jit_cured(model: Any, x: jax.Array) -> jax.Array:
+    return nnx.jit(lambda model, x: model(x))(model, x)
+
+
+OWN = {
+    "while_loop": (in_while_loop, in_while_loop_cured),
+    "fori_loop": (in_fori_loop, in_fori_loop_cured),
+    "scan": (in_scan, in_scan_cured),
+    "cond": (in_cond, in_cond_cured),
+    "switch": (in_switch, in_switch_cured),
+    "jit": (in_jit, in_jit_cured),
+}
+
+
+class Tied(nnx.Module):
+    """Two arrays that may share their buffer; ``view`` is a plain value beside them."""
+
+    def __init__(self, share: bool, view: Callable[[Any], Any] | None = None) -> None:
+        self.a = nnx.Param(numbers((64, 64)))
+        self.b = nnx.Param(self.a[...] if share else jnp.copy(self.a[...]))
+        self.held = functools.partial(print, view(self.a[...]) if view else None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        assign(self.a, self.a[...] * 0.9)
+        return x @ self.a[...] @ self.b[...]
+
+
+class Steps(nnx.Module):
+    """Applies its layer three times at most, and clips: as Python says it, or as jax does."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=rngs())
+
+    def __call__(self, x, *, how):
+        if how == "if":
+            return -x if x.sum() < 0 else self.linear(x)
+        if how == "jnp.where":
+            return jnp.where(x.sum() < 0, -x, self.linear(x))
+        if how == "range":
+            for _ in range(jnp.argmax(x)):
+                x = self.linear(x)
+            return x
+        return nnx.while_loop(
+            lambda carry: carry[1].sum() > 0, lambda carry: (carry[0], carry[0].linear(carry[1]) - 1e3), (self, x)
+        )[1]

@@ -1,0 +1,131 @@
+"""Subjects and calls that are refused, with what to change: tracers, deleted arrays, hijax Variables, models that compare arrays, a trace."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import call
+from flax import nnx
+from healthy import FLAX, rngs
+
+from pytest_nnxcheck.core.errors import CheckError
+
+X = jnp.ones((2, 4))
+
+
+def test_a_module_that_holds_tracers_is_refused():
+    model = nnx.Linear(4, 4, rngs=rngs())
+    kept = []
+    jax.jit(lambda x: kept.append(x) or x)(X)
+    model.extra = kept[0] if FLAX < (0, 12) else nnx.data(kept[0])
+    with pytest.raises(CheckError, match=r"holds tracers before the call, in model.extra: an earlier transform left"):
+        call(model, X, nesting="jit")
+
+
+def test_an_abstract_module_whose_constructor_kept_what_it_was_given_is_told_what_to_change():
+    class Keeps(nnx.Module):
+        def __init__(self, rngs):
+            self.settings = Settings({"rngs": rngs})
+            self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.linear(x)
+
+    class Settings:
+        def __init__(self, given):
+            self.given = given
+
+    model = nnx.eval_shape(lambda: Keeps(nnx.Rngs(0)))
+    with pytest.raises(
+        CheckError, match=r"in model.settings.given\['rngs'\].*: nnx.eval_shape leaves what the constructor"
+    ):
+        call(model, X, nesting="jit")
+    model.settings = None
+    assert call(model, X, nesting="jit").outcome.verdict == "held"
+
+
+@pytest.mark.skipif(not hasattr(nnx, "var_defaults"), reason="this flax has no hijax Variables")
+def test_hijax_variables_are_refused():
+    with nnx.var_defaults(hijax=True):
+        model = nnx.Linear(4, 4, rngs=rngs())
+    with pytest.raises(CheckError, match=r"model.(bias|kernel) is a hijax Variable, which is not supported"):
+        call(model, X)
+
+
+def test_a_second_model_whose_plain_object_compares_arrays_is_refused_as_jax_does(pytester, inner_args):
+    pytester.makepyfile(
+        """
+        import dataclasses
+
+        import jax
+        import jax.numpy as jnp
+        import pytest
+        from flax import nnx
+
+        @dataclasses.dataclass
+        class Rope:
+            table: jax.Array
+
+        @dataclasses.dataclass(eq=False)
+        class ByIdentity:
+            table: jax.Array
+
+        @dataclasses.dataclass
+        class ByTheRest:
+            table: jax.Array = dataclasses.field(compare=False)
+
+        class Net(nnx.Module):
+            def __init__(self, rope):
+                self.rope = rope(jnp.arange(4.0))
+                self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+            def __call__(self, x):
+                return self.linear(x * self.rope.table)
+
+        @pytest.fixture(scope="module")
+        def net():
+            return Net(Rope)
+
+        marked = pytest.mark.nnx_invariants(transforms="jit", styles="argument")
+        X = jnp.ones((2, 4))
+
+        def test_why():
+            call = nnx.jit(lambda model, x: model(x))
+            call(Net(Rope), X)
+            with pytest.raises(ValueError, match="ambiguous|equality|comparable"):
+                call(Net(Rope), X)
+
+        @marked
+        def test_in_the_body(nnx_wrap):
+            nnx_wrap(Net(Rope))(X)
+
+        @marked
+        @pytest.mark.parametrize("rope", [ByIdentity, ByTheRest])
+        def test_that_compares_no_arrays(nnx_wrap, rope):
+            nnx_wrap(Net(rope))(X)
+
+        @marked
+        def test_made_once(nnx_wrap, net):
+            nnx_wrap(net)(X)
+        """
+    )
+    result = pytester.runpytest_inprocess(*inner_args)
+    result.assert_outcomes(passed=4, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *CheckError: model.rope is a Rope with arrays, and == of two such raises: so does a jitted function that meets a second model*"
+        ]
+    )
+
+
+def test_a_module_with_deleted_arrays_is_refused():
+    model = nnx.Linear(4, 4, rngs=rngs())
+    model.kernel[...].delete()
+    with pytest.raises(CheckError, match=r"model.kernel is deleted before the call: an earlier step donated it"):
+        call(model, X, nesting="jit")
+
+
+def test_a_call_inside_a_trace_is_refused():
+    with pytest.raises(CheckError, match="call it there, outside of any transform"):
+        jax.jit(lambda x: call(nnx.Linear(4, 4, rngs=rngs()), x, nesting="scan").output)(X)

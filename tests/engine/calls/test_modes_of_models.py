@@ -1,0 +1,300 @@
+"""Real models in the modes of flax: which a model survives, and what flax itself rejects."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from checking import FEW, has_modes
+from flax import nnx
+from healthy import HEALTHY
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.api import assert_invariants, check
+from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.observation import ArrayType, Leaf, Move, Observation
+from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.invariants.case import Case, Written
+from pytest_nnxcheck.invariants.donation import judge, notes
+
+ONES = jnp.ones((2, 4))
+
+
+def test_graph_is_what_an_older_flax_does():
+    assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, modes="graph", transforms="jit", **FEW).modes == {
+        "graph": "held"
+    }
+
+
+class Counted(nnx.Module):
+    """A Python attribute counts the calls: a change of the graph, which only graph mode hands out of a scan."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.calls = 0
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.calls += 1
+        return self.linear(x)
+
+
+class Rematted(nnx.Module):
+    """A scan over rematerialized layers: graph mode copies all parameters with every call (google/flax#4871)."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        @nnx.split_rngs(splits=8)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs: nnx.Rngs) -> nnx.Linear:
+            return nnx.Linear(128, 128, rngs=rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        def forward(layer: nnx.Linear, x: jax.Array) -> jax.Array:
+            return nnx.remat(nnx.Linear.__call__)(layer, x)
+
+        return forward(self.layers, x)
+
+
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer, x: jax.Array) -> jax.Array:
+    loss, grads = nnx.value_and_grad(lambda model: jnp.mean(model(x) ** 2))(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def reason(report, text):
+    return next(outcome.reason for outcome in report.outcomes if str(outcome.nesting) == text)
+
+
+@has_modes
+def test_a_training_step_survives_all_modes():
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    modes = "graph,graph_no_updates,tree"
+    report = check(train_step, model, optimizer, ONES, modes=modes, transforms="jit,scan", **FEW)
+    assert report.modes == dict.fromkeys(("graph", "graph_no_updates", "tree"), "held")
+
+
+@has_modes
+def test_an_attribute_that_changes_survives_graph_mode_only():
+    settings = {"transforms": "jit,scan,vmap", "modes": "graph,graph_no_updates,tree", **FEW}
+    report = check(Counted(nnx.Rngs(0)), ONES, **settings)
+    assert report.modes == {"graph": "held", "graph_no_updates": "failed", "tree": "failed"}
+    assert "pytree structure" in reason(report, "tree: scan")
+    assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, **settings).ok
+
+
+@has_modes
+def test_shared_weights_are_rejected_in_tree_mode_and_nothing_more_is_run_there():
+    case = HEALTHY["shared_weights"]()
+    report = check(case.subject, *case.args, modes="graph,tree", **FEW)
+    assert report.modes == {"graph": "held", "tree": "rejected"}
+    assert not report.ok
+    told = reason(report, "tree: jit")
+    assert told.startswith("ValueError: Duplicate Param (args[0].decoder.kernel, args[0].encoder.kernel): ")
+    assert [str(o.nesting) for o in report.outcomes if o.nesting.mode == "tree"] == ["tree: un-nested", "tree: jit"]
+    assert report.notes == (f"flax takes the call in no nesting of its tree mode (tree: jit: {told})",)
+    with pytest.raises(CheckError, match=r"^nnx mode rejected by flax: tree\n  modes +graph held   7 held\n +tree rej"):
+        assert_invariants(case.subject, *case.args, modes="graph,tree", **FEW)
+
+
+@has_modes
+def test_what_the_checks_read_of_a_model_is_read_in_graph_mode():
+    case = HEALTHY["shared_weights"]()
+    report = check(case.subject, *case.args, nesting="tree: un-nested", invariants="tracers,parity")
+    assert report.ok, str(report)
+
+
+@has_modes
+def test_a_violation_in_one_mode_is_none_in_another():
+    def two_calls(model, x):
+        return model(model(x))
+
+    modes = "graph,graph_no_updates,tree"
+    subject, settings = (two_calls, Rematted(nnx.Rngs(0)), jnp.ones((4, 128))), {"transforms": "jit", **FEW}
+    report = check(*subject, modes=modes, **settings)
+    assert report.modes == {"graph": "violated", "graph_no_updates": "held", "tree": "held"}
+    assert report.violations[0].invariant == "memory"
+    # The expected peak is that of the un-nested jit in the same mode.
+    alone = check(*subject, modes="tree", **settings)
+    assert [outcome.budget for outcome in report.outcomes if outcome.nesting.mode == "tree"] == [
+        None,
+        alone.outcomes[1].budget,
+    ]
+
+
+@has_modes
+def test_the_current_mode_may_be_tree_mode_and_what_it_refuses_is_the_users_own_failure():
+    with nnx.set_graph_mode(False):
+        linear = check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, transforms="jit,vmap", **FEW)
+        case = HEALTHY["shared_weights"]()
+        shared = check(case.subject, *case.args, transforms="jit", **FEW)
+    assert linear.ok
+    assert linear.modes == {"current": "held"}
+    assert shared.modes == {"current": "failed"}
+
+
+@has_modes
+def test_copies_are_named_in_the_order_of_the_pytree():
+    """The fields of a namedtuple keep their order in tree mode, and are sorted in graph mode."""
+    model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    steps = optax.MultiSteps(optax.adam(1e-3), 2).gradient_transformation()
+    optimizer = nnx.Optimizer(model, steps, wrt=nnx.Param)
+    in_order = {}
+    for mode in ("graph", "tree"):
+        with compat.flax_mode(mode):
+            in_order[mode] = [path[1] for path in compat.flattened_paths(optimizer) if path[0] == "opt_state"]
+    fields = ["mini_step", "gradient_step", "inner_opt_state", "acc_grads"]
+    assert [name for name in dict.fromkeys(in_order["tree"]) if name in fields] == fields
+    assert [name for name in dict.fromkeys(in_order["graph"]) if name in fields] == sorted(fields)
+
+
+class Square(nnx.Module):
+    """A kernel of the shape of the output, which takes its buffer where flax returns the output before the state."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(4, 4, use_bias=False, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.linear(x)
+
+
+class Narrowed(Square):
+    """Its kernel comes back in another type: that buffer is lost, if no output has its type."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.linear.kernel.set_value(self.linear.kernel[...].astype(jnp.bfloat16))
+        return y
+
+
+class NarrowedForNothing(Narrowed):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return super().__call__(x).sum()
+
+
+@has_modes
+@pytest.mark.parametrize("mode", ["graph_no_updates", "tree"])
+def test_a_donated_buffer_that_an_output_took_is_not_lost(mode):
+    settings = {"nesting": f"{mode}: jit"}
+    (held,) = check(Square(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
+    assert held.verdict == "held"
+    assert held.notes == ("model.linear.kernel came back in a new buffer: an output of the call took a donated one",)
+    (held,) = check(Narrowed(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
+    assert held.verdict == "held"
+    assert held.notes == (
+        "model.linear.kernel   float32[4,4]   became bfloat16[4,4]: dtype changed, in a new buffer: an output of the call took its own",
+    )
+    (lost,) = check(NarrowedForNothing(nnx.Rngs(0)), jnp.ones((4, 4)), **settings).outcomes
+    assert [violation.invariant for violation in lost.violations] == ["donation"]
+
+
+def test_leaves_that_share_a_note_share_a_line():
+    def leaf(path, pointer):
+        return Leaf(path, ArrayType("float32", (4,)), None, (pointer,))
+
+    moves = tuple(Move(leaf(name, number), leaf(name, (number + 1) % 5)) for number, name in enumerate("abcde"))
+    found = Observation(Nesting(), None, moves=moves, reused=frozenset(range(5)))
+    assert notes(found) == ("a, b, c, ... took another leaf's buffer",)
+
+
+def test_one_output_excuses_one_leaf():
+    def leaf(path, *pointers):
+        return Leaf(path, ArrayType("float32", (4,)), None, pointers)
+
+    moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
+    found = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
+    assert notes(found) == ("a came back in a new buffer: an output of the call took a donated one",)
+    (violation,) = judge(Case(found, Settings(), written=Written(frozenset("abc")))).violations
+    assert [finding.path for finding in violation.findings] == ["b", "c"]
+    assert notes(dataclasses.replace(found, reused=frozenset({10, 11, 12}))) == ()
+
+
+@has_modes
+@pytest.mark.parametrize("mode", MODES)
+def test_abstract_subjects_are_compiled_in_every_mode(mode):
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+    settings = {"modes": mode, "transforms": "jit,scan,vmap", **FEW}
+    assert check(model, jax.ShapeDtypeStruct((2, 4), jnp.float32), **settings).modes == {mode: "held"}
+
+
+@has_modes
+def test_a_body_that_builds_what_a_mode_cannot_is_rejected_there(pytester, inner_args):
+    pytester.makepyfile(
+        """
+        import jax.numpy as jnp
+        import pytest
+        from flax import nnx
+
+        @pytest.mark.nnx_invariants(modes="graph,tree", styles="argument", sweep="singles", max_examples=0, transforms="jit")
+        def test_x(nnx_wrap):
+            @nnx.vmap(in_axes=(nnx.StateAxes({...: 0}),))
+            def make(rngs):
+                return nnx.Linear(4, 4, rngs=rngs)
+            model = nnx_wrap(make(nnx.Rngs(0).split(2)))
+            assert model.kernel.shape == (2, 4, 4)
+            nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4)))
+        """
+    )
+    result = pytester.runpytest_inprocess(*inner_args)
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"nnx mode rejected by flax: tree +test_a_body\w+.py::test_x",
+            r"  modes +graph held   2 held",
+            r" +tree rejected by flax   ValueError: `in_axes` cannot contain `StateAxes` objects when `graph=False` or .*",
+            r"  replay +pytest .*::test_x --nnx-nesting 'tree: un-nested'",
+        ]
+    )
+    again = pytester.runpytest_inprocess(*inner_args, "--nnx-nesting", "tree: un-nested")
+    again.assert_outcomes(failed=1)
+    strict = pytester.runpytest_inprocess(*inner_args, "--nnx-on-rejection=fail")
+    strict.assert_outcomes(failed=1)
+    strict.stdout.fnmatch_lines(["E * nnx nesting rejected by flax: tree: un-nested*"])
+
+
+@has_modes
+def test_a_closure_refused_in_one_mode_holds_in_another():
+    case = HEALTHY["remat_inside"]()
+    report = check(
+        case.subject,
+        *case.args,
+        modes="graph,tree",
+        styles="argument,closure",
+        sweep="singles",
+        max_examples=0,
+        transforms="jit",
+    )
+    verdicts = {str(outcome.nesting): outcome.verdict for outcome in report.outcomes}
+    assert (verdicts["graph: jit[closure]"], verdicts["tree: jit[closure]"]) == ("rejected", "held")
+
+
+@has_modes
+def test_modes_are_drawn_beside_the_arguments_of_a_test(run_inner):
+    source = """
+from hypothesis import given, settings, strategies as st
+seen = set()
+
+@given(st.integers(0, 3))
+@settings(max_examples=40)
+@marked(modes="graph,tree", sweep="probes", max_examples=40)
+def test_x(nnx_wrap, n):
+    nnx_wrap(Model())(n)
+
+@given(st.integers(0, 3))
+@settings(max_examples=40)
+@marked(modes="graph,tree", sweep="probes", max_examples=40)
+def test_y(nnx_wrap, n):
+    nnx_wrap(Model(tracers=lambda nesting: n > 1 and nesting.mode == "tree"))(n)
+"""
+    result = run_inner(source)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.re_match_lines_random(
+        [r".*test_x .*; modes: graph held, tree held", r".*test_y .*; modes: graph held, tree violated", r"E +n=2,?"]
+    )

@@ -1,0 +1,191 @@
+"""Buffers and captured constants have the user's line that made or used them, and no other."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checking import call, source
+from healthy import numbers
+from jax import lax
+from memory_evidence import KiB, line, rows, told
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.reporting import memory_breakdown
+
+# Lines
+
+
+def doubled(x, y):
+    return lax.scan(lambda c, row: (c, row * 2), 0, x)[1] @ y
+
+
+def tripled(x, y):
+    return lax.scan(lambda c, row: (c, row * 3), 0, x)[1] @ y
+
+
+def both(x, y):
+    return doubled(x, y) @ tripled(x, y)
+
+
+def test_lines_are_those_of_the_program_and_not_of_another_that_jax_traced_before():
+    """Both scans update slices of one shape: jax 0.10 traces that update once, and keeps the line of the first."""
+    x, y = numbers((96, 80)), numbers((80, 96))
+    for subject in (doubled, tripled, doubled):
+        found = call(subject, x, y, nesting="jit", memory_budget=1)
+        lines = {each.place for each in told(found).buffers if each.kind == "temporary" and each.bytes == x.nbytes}
+        assert lines == {line(subject, "lax.scan")}
+
+
+def test_two_loops_of_a_program_keep_their_lines():
+    found = call(both, numbers((96, 80)), numbers((80, 96)), nesting="jit", memory_budget=1)
+    lines = {each.place for each in told(found).buffers if each.operation.startswith("dynamic")}
+    assert lines <= {line(doubled, "lax.scan"), line(tripled, "lax.scan")}
+    stacks = {each.stack for each in told(found).buffers if each.place == line(tripled, "lax.scan")}
+    assert stacks <= {(line(tripled, "lax.scan"), line(both, "return"))}
+
+
+@jax.jit
+def own_jit(x):
+    return jnp.sin(x) * x
+
+
+def activated(x, y):
+    return own_jit(x @ y), jax.nn.silu(x)
+
+
+def test_a_line_of_a_call_outside_of_the_program_is_not_told():
+    """What is jitted on its own is traced here first, and older versions keep no other stack of it."""
+    x, y = numbers((72, 56)), numbers((56, 72))
+    own_jit(x @ y)
+    jax.nn.silu(x)
+    found = call(activated, x, y, nesting="jit", memory_budget=1)
+    stacks = {each.shape: each.stack for each in told(found).buffers if each.kind == "output"}
+    ours, own = line(activated, "return"), line(own_jit.__wrapped__, "return")
+    if jax.__version_info__ >= (0, 10):
+        assert stacks == {"float32[72,72]": (own, ours), "float32[72,56]": (ours,)}
+    else:
+        assert stacks == {"float32[72,72]": (own,), "float32[72,56]": ()}
+
+
+def swished(x):
+    return jax.nn.silu(x)
+
+
+def silenced(x):
+    return jax.nn.silu(x)
+
+
+def test_a_line_of_another_subject_is_not_told():
+    x = numbers((88, 40))
+    for subject in (swished, silenced):
+        found = call(subject, x, nesting="jit", memory_budget=1)
+        (out,) = [each for each in told(found).buffers if each.kind == "output"]
+        kept = subject is swished or jax.__version_info__ >= (0, 10)
+        assert out.stack == ((line(subject, "return"),) if kept else ())
+
+
+def deep(x, depth=30):
+    return deep(x, depth - 1) if depth else jnp.sin(x @ x) @ x
+
+
+def entered(x):
+    return deep(x)
+
+
+def test_the_whole_stack_of_the_user_is_kept():
+    """jax itself keeps ten frames on older versions."""
+    found = call(entered, numbers((64, 64)), nesting="jit", memory_budget=1)
+    stack = next(each.stack for each in told(found).buffers if each.operation in {"sin", "dot", "dot_general"})
+    recursion = line(deep, "return").rpartition(":")[0]
+    assert stack == (f"{recursion}:{deep.__code__.co_firstlineno + 1}", line(entered, "return deep"))
+
+
+def running_sum(p, x):
+    last, sums = lax.scan(lambda p, step: (p + step, p.sum()), p, x)
+    return last.sum() + p.sum() + sums.sum()
+
+
+def test_a_copy_that_xla_inserts_for_a_loop_has_the_line_of_the_loop():
+    found = call(running_sum, jnp.ones((64, 128)), jnp.ones(5), nesting="jit", memory_budget=1)
+    copies = [each for each in told(found).buffers if each.inserted and each.bytes == 64 * 128 * 4]
+    assert copies
+    assert {each.operation for each in copies} == {"copy"}
+    assert {each.place for each in copies} == {line(running_sum, "lax.scan")}
+    assert any(row.endswith("inserted by XLA for this loop") for row in rows(found, "buffer"))
+
+
+def test_a_copy_that_xla_inserts_for_no_loop_has_none():
+    found = call(lambda p: (p, p.sum()), jnp.ones((64, 128)), nesting="jit", memory_budget=1)
+    copy = told(found).buffers[0]
+    assert (copy.operation, copy.place, copy.inserted) == ("copy", "", True)
+    assert rows(found, "line")[0].startswith("inserted by XLA, no line   32.0 KiB")
+    assert "copy of p by copy" in rows(found, "buffer")[0]
+
+
+def test_a_program_of_plain_jax_has_its_lines_too():
+    with compat.judged_compiles():
+        compiled = jax.jit(running_sum).lower(jnp.ones((64, 128)), jnp.ones(5)).compile()
+    found = buffers.read(compiled)
+    lines = {source(each) for each in found.buffers if each.kind == "temporary" and each.bytes >= KiB}
+    assert lines == {line(running_sum, "lax.scan")}
+
+
+# Captured constants
+
+TABLE = numbers((256, 80))
+ARRAY = np.random.default_rng(0).random((256, 96), np.float32)
+
+
+def uses_a_global(x):
+    y = x + 1
+    return y @ TABLE
+
+
+def uses_numpy(x):
+    return jnp.asarray(ARRAY).T @ x.T
+
+
+def inside_a_jit(x):
+    @jax.jit
+    def inner(x):
+        return x @ TABLE
+
+    return inner(x)
+
+
+def closure():
+    mine = numbers((256, 72))
+
+    def uses_a_closure(x):
+        return x @ mine
+
+    return uses_a_closure
+
+
+def nowhere(x):
+    return x @ jnp.asarray(np.ones((256, 64), np.float32) * 0.5)
+
+
+@pytest.mark.parametrize(
+    "subject, fragment, name",
+    [
+        (uses_a_global, "y @ TABLE", "TABLE"),
+        (uses_numpy, "jnp.asarray(ARRAY)", "ARRAY"),
+        (inside_a_jit, "x @ TABLE", "TABLE"),
+        (closure(), "x @ mine", "mine (closure of closure.<locals>.uses_a_closure)"),
+        (nowhere, "x @ jnp.asarray", ""),
+    ],
+    ids=["global", "numpy", "inside a jit", "closure", "nowhere"],
+)
+def test_a_captured_array_has_the_line_that_uses_it_and_its_name(subject, fragment, name):
+    found = call(subject, jnp.ones((4, 256)), nesting="jit")
+    (one,) = told(found).captured
+    assert (one.name, one.line) == (name, line(subject, fragment))
+    assert rows(found, "captured") == [
+        f"{one.type} {memory_breakdown.format_bytes(one.bytes)}"
+        + (f"   {name}" if name else "")
+        + f"   used at {one.line}",
+    ]

@@ -1,0 +1,177 @@
+"""The rows about memory, from evidence that is made by hand: short, complete, and their shares add up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_evidence import KiB, MiB
+
+from pytest_nnxcheck.core.evidence import Captured, Evidence, Growth, Held, Place, Split
+from pytest_nnxcheck.engine.evidence import added, places
+from pytest_nnxcheck.reporting import memory_breakdown
+
+COPY = Held(
+    bytes=8 * MiB,
+    shape="float32[8,512,512]",
+    kind="temporary",
+    operation="dynamic_update_slice",
+    stack=("model.py:12", "model.py:20", "test.py:5"),
+    name="model.kernel",
+    whole=True,
+    through=("while", "dynamic-slice", "dynamic-update-slice"),
+    added=True,
+)
+KNOWN = Evidence(
+    split=Split(arguments=8 * MiB, outputs=2 * KiB, temporaries=17 * MiB, aliased=0, constants=0),
+    un_nested=Split(arguments=8 * MiB, outputs=2 * KiB, temporaries=9 * MiB, aliased=0, constants=0),
+    buffers=(
+        COPY,
+        dataclasses.replace(COPY, added=False),
+        Held(MiB, "float32[512,512]", "temporary", "copy", ("model.py:30",), inserted=True),
+        Held(2 * KiB, "float32[512]", "output", "copy", inserted=True),
+    ),
+    places=(
+        Place("model.py:12", ("model.py:20", "test.py:5"), False, 2, 16 * MiB, 0, 0, 8 * MiB),
+        Place("model.py:30", (), True, 1, MiB, 0, 0, 0),
+        Place("", (), True, 1, 0, 2 * KiB, 0, 2 * KiB),
+    ),
+)
+
+
+def test_the_story_of_a_copy():
+    assert memory_breakdown.rows(KNOWN) == (
+        ("un-nested", "17.0 MiB; the nesting adds 8.0 MiB: temporaries +8.0 MiB"),
+        (
+            "line",
+            "model.py:12 (called from model.py:20, test.py:5)   16.0 MiB, 94 % of the temporaries; un-nested 8.0 MiB",
+        ),
+        (
+            "buffer",
+            (
+                "2 x 8.0 MiB temporary float32[8,512,512] dynamic_update_slice   copy of model.kernel"
+                " by while, dynamic-slice, dynamic-update-slice   1 added by the nesting"
+            ),
+        ),
+        ("line", "model.py:30   1.0 MiB, 6 % of the temporaries; not in the un-nested program"),
+        ("buffer", "1.0 MiB temporary float32[512,512] copy   inserted by XLA for this loop"),
+    )
+
+
+def test_a_program_that_is_the_un_nested_one_says_so():
+    same = dataclasses.replace(KNOWN, un_nested=KNOWN.split)
+    found = memory_breakdown.rows(same)
+    assert found[0] == ("un-nested", "25.0 MiB: the nesting adds nothing to the peak")
+    assert not any("un-nested" in row for _, row in found[1:])
+
+
+@pytest.mark.parametrize(
+    "place, heading",
+    [
+        (Place("", (), True, 1, 0, MiB, 0, 0), "inserted by XLA, no line"),
+        (Place("", (), False, 1, MiB, 0, 0, 0), "no line of yours"),
+        (Place("", (), False, 1, 0, 0, MiB, 0), "captured constants"),
+        (Place("scan[closure]", (), False, 1, MiB, 0, 0, 0), "the layer scan[closure] of the nesting"),
+        (Place("a.py:1", tuple("bcde"), False, 1, MiB, 0, 0, 0), "a.py:1 (called from b, c, d, ...)"),
+    ],
+)
+def test_a_place_says_what_is_known_of_it(place, heading):
+    assert memory_breakdown.heading(place) == heading
+
+
+def test_what_no_line_is_shown_of_is_summed_up():
+    every = tuple(Place(f"m.py:{n}", (), False, 1, MiB, 0, 0, 0) for n in range(10))
+    found = memory_breakdown.rows(Evidence(split=Split(0, 0, 10 * MiB, 0, 0), places=every))
+    assert [label for label, _ in found] == ["line", "line", "line", ""]
+    assert found[-1][1] == "7.0 MiB more in 7 other places"
+
+
+def test_a_jaxlib_that_names_no_buffer_is_told():
+    found = memory_breakdown.rows(Evidence(split=Split(1, 1, MiB, 0, 0)))
+    assert found == (("line", "unknown: this jaxlib does not name the buffers"),)
+    assert memory_breakdown.rows(Evidence()) == ()
+
+
+def test_what_a_step_adds_is_told_with_its_parts():
+    known = Evidence(split=Split(0, 0, 0, 0, 0), growth=Growth("scan", 2, Split(KiB, 3 * KiB, 0, 0, 0)))
+    assert memory_breakdown.rows(known) == (
+        (
+            "growth",
+            "each further step of scan adds 4.0 KiB: outputs +3.0 KiB, arguments +1.0 KiB   (from 2 and 4 steps)",
+        ),
+    )
+    none = dataclasses.replace(known, growth=Growth("vmap[functional]", 2, Split(0, 0, 0, 0, 0)))
+    assert memory_breakdown.rows(none)[0][1].startswith(
+        "each further element of vmap[functional] adds nothing to the peak"
+    )
+
+
+def test_a_captured_array_is_told_with_its_line_or_without():
+    named = Captured(MiB, "float32[512,512]", "m.py:3", "table (closure of f)")
+    nameless = Captured(MiB, "float32[512,512]")
+    known = Evidence(split=Split(0, 0, 0, 0, 2 * MiB), captured=(named, nameless))
+    assert [row for label, row in memory_breakdown.rows(known) if label == "captured"] == [
+        "float32[512,512] 1.0 MiB   table (closure of f)   used at m.py:3",
+        "float32[512,512] 1.0 MiB   (no line)",
+    ]
+    small = dataclasses.replace(known, captured=(dataclasses.replace(named, bytes=64 * KiB - 1),))
+    assert not any(label == "captured" for label, _ in memory_breakdown.rows(small))
+
+
+HELD = st.builds(
+    Held,
+    bytes=st.integers(1, 2**40),
+    shape=st.sampled_from(["float32[8]", "float32[2,4]"]),
+    kind=st.sampled_from(["temporary", "output", "constant"]),
+    operation=st.sampled_from(["copy", "dot"]),
+    stack=st.lists(st.sampled_from(["a.py:1", "a.py:2", "b.py:1"]), max_size=3, unique=True).map(tuple),
+    name=st.sampled_from(["", "model.kernel"]),
+    whole=st.booleans(),
+    layer=st.sampled_from(["", "scan"]),
+    inserted=st.booleans(),
+)
+SEVERAL = st.lists(HELD, max_size=30).map(tuple)
+
+
+@given(after=SEVERAL, before=SEVERAL)
+def test_places_are_a_partition_of_the_buffers(after, before):
+    found = places(after, before)
+    sums = {
+        kind: sum(each.bytes for each in after if each.kind == kind) for kind in ("temporary", "output", "constant")
+    }
+    assert sum(place.temporaries for place in found) == sums["temporary"]
+    assert sum(place.outputs for place in found) == sums["output"]
+    assert sum(place.constants for place in found) == sums["constant"]
+    assert sum(place.count for place in found) == len(after)
+    assert sum(place.un_nested for place in found) <= sum(each.bytes for each in before)
+    assert list(found) == sorted(found, key=lambda place: -place.bytes)
+    for each in after:
+        (home,) = [place for place in found if memory_breakdown.belongs(each, place)]
+        assert set(home.outer) <= set(each.stack) or each.bytes < 0.05 * home.bytes
+
+
+@given(after=SEVERAL, before=SEVERAL)
+def test_a_story_is_short_and_its_shares_add_up(after, before):
+    split = Split(
+        0, *(sum(each.bytes for each in after if each.kind == kind) for kind in ("output", "temporary")), 0, 0
+    )
+    known = Evidence(split=split, un_nested=Split(0, 0, 0, 0, 0), buffers=after[:10], places=places(after, before))
+    found = memory_breakdown.rows(known)
+    assert len(found) <= 9
+    assert all(len(label) <= 11 and "\n" not in row for label, row in found)
+    shares = [int(row.partition(" % of the temporaries")[0].split()[-1]) for _, row in found if "% of the temp" in row]
+    assert sum(shares) <= 100 + len(shares)
+
+
+@given(after=SEVERAL, before=SEVERAL)
+def test_added_are_the_buffers_that_have_no_partner(after, before):
+    def keys(held):
+        return [(each.place, each.shape, each.name) for each in held]
+
+    found = added(after, before)
+    assert keys(found) == keys(after)
+    for key in set(keys(after)):
+        marked = sum(each.added for each in found if (each.place, each.shape, each.name) == key)
+        assert marked == max(0, keys(after).count(key) - keys(before).count(key))

@@ -1,0 +1,180 @@
+"""What XLA writes of a program is read from its bytes: the wire format, and formats that have changed, or are damaged."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from compiling import P, X, compile_, memory_of, stacked_again
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.inspection import buffers, hlo, origins, protobuf
+from pytest_nnxcheck.inspection.buffers import read
+
+# The wire format
+
+
+def encoded(number):
+    head, rest = number & 0x7F, number >> 7
+    return bytes([head | 0x80]) + encoded(rest) if rest else bytes([head])
+
+
+def field(number, value):
+    if isinstance(value, int):
+        return encoded(number << 3) + encoded(value)
+    return encoded(number << 3 | 2) + encoded(len(value)) + value
+
+
+def message(**values):
+    """A message from ``f1=..., f2=[...]``."""
+    pairs = ((int(name[1:]), value) for name, value in values.items())
+    return b"".join(field(n, one) for n, many in pairs for one in (many if isinstance(many, list) else [many]))
+
+
+NUMBERS = st.integers(0, 2**64 - 1)
+FIELDS = st.tuples(st.integers(1, 2**29 - 1), NUMBERS | st.binary(max_size=200))
+
+
+@given(st.lists(FIELDS, max_size=20))
+def test_fields_are_read_as_they_were_written(written):
+    expected = {}
+    for number, value in written:
+        expected.setdefault(number, []).append(value)
+    assert protobuf.fields(b"".join(field(number, value) for number, value in written)) == expected
+
+
+@given(st.lists(NUMBERS), st.lists(NUMBERS))
+def test_repeated_numbers_are_read_packed_or_not(packed, single):
+    data = field(7, b"".join(map(encoded, packed))) + b"".join(field(7, value) for value in single)
+    assert protobuf.numbers(protobuf.fields(data), 7) == (*packed, *single)
+
+
+def test_fixed_width_numbers_are_stepped_over():
+    data = encoded(1 << 3 | 1) + b"\xff" * 8 + encoded(2 << 3 | 5) + b"\xff" * 4 + field(3, 4)
+    assert protobuf.fields(data)[3] == [4]
+
+
+@given(st.binary(max_size=60))
+@example(b"\x08")
+@example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
+@example(b"\xff" * 12)
+@example(b"\x0b\x00")
+def test_garbage_is_a_message_or_malformed(data):
+    try:
+        found = protobuf.fields(data)
+    except protobuf.MalformedProto:
+        return
+    assert sum(map(len, found.values())) <= len(data)
+
+
+# Drift of the formats
+
+
+class Totals:
+    """The totals of a program that jaxlib gives, and the figure that must not be used."""
+
+    argument_size_in_bytes = 7
+    output_size_in_bytes = 5
+    temp_size_in_bytes = 3
+    alias_size_in_bytes = 2
+
+    def __init__(self, assignment=None):
+        if assignment is not None:
+            self.serialized_buffer_assignment_proto = assignment
+
+    @property
+    def peak_memory_in_bytes(self):
+        raise AssertionError("leaves the temporaries out")
+
+
+def compiled(assignment=None, module=None):
+    """Stands in for what ``lowered.compile()`` returns, with these protos."""
+    proto = SimpleNamespace(as_serialized_hlo_module_proto=lambda: module)
+    executable = SimpleNamespace(hlo_modules=lambda: [proto])
+    return SimpleNamespace(memory_analysis=lambda: Totals(assignment), runtime_executable=lambda: executable)
+
+
+@pytest.fixture(scope="module")
+def protos():
+    real = compile_(stacked_again, P, X)
+    assignment, wrapped = compat.serialized_buffer_assignment(real)
+    if wrapped:
+        assignment = bytes(protobuf.raw(protobuf.fields(assignment), 3))
+    return assignment, compat.serialized_hlo_module(real)
+
+
+def test_the_protos_alone_give_the_names(protos):
+    memory = read(compiled(*protos))
+    assert memory.named
+    assert memory.buffers == memory_of(stacked_again, P, X).buffers
+    assert memory.peak == 13 + memory.constants
+
+
+def test_without_the_protos_there_are_totals(protos):
+    for each in (compiled(), compiled(b"", b""), compiled(protos[0]), compiled(None, protos[1])):
+        memory = read(each)
+        assert (memory.named, memory.buffers, memory.peak) == (False, (), 13)
+
+
+def test_an_executable_without_modules_gives_totals(protos):
+    each = compiled(*protos)
+    del each.runtime_executable
+    assert read(each).named is False
+
+
+def test_a_backend_without_totals_is_an_error_not_a_zero():
+    with pytest.raises(CheckError, match="gives no memory analysis"):
+        read(SimpleNamespace(memory_analysis=lambda: None))
+
+
+def test_fields_that_are_not_known_change_nothing(protos):
+    unknown = field(1000, b"something new") + field(1001, 3)
+    assert read(compiled(*(proto + unknown for proto in protos))) == read(compiled(*protos))
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_garbage_never_raises(assignment, module):
+    assert read(compiled(assignment, module)).arguments == 7
+
+
+@given(data=st.data(), which=st.sampled_from([0, 1]))
+def test_damaged_protos_never_raise(protos, data, which):
+    damaged = bytearray(protos[which])
+    for at in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=5)):
+        damaged[at] = data.draw(st.integers(0, 255))
+    end = data.draw(st.integers(0, len(damaged)) | st.just(len(damaged)))
+    both = [bytes(damaged[:end]) if which == at else proto for at, proto in enumerate(protos)]
+    memory = read(compiled(*both))
+    assert memory.arguments == 7
+    assert memory.named or memory.buffers == ()
+
+
+def instruction(number, opcode, operands=(), called=(), parameter=0):
+    shape = message(f2=11, f3=[4], f5=message(f1=[0]))
+    return message(f2=opcode.encode(), f3=shape, f9=parameter, f35=number, f36=list(operands), f38=list(called))
+
+
+def module_of(*instructions, root):
+    return hlo.Module.read(message(f3=message(f2=list(instructions), f5=1, f6=root), f6=1))
+
+
+@pytest.mark.parametrize(
+    "opcode", ["copy", "while", "fusion", "call", "conditional", "dynamic-update-slice", "bitcast"]
+)
+def test_an_instruction_made_of_itself_ends(opcode):
+    module = module_of(
+        instruction(1, "parameter", parameter=3), instruction(2, opcode, operands=(2, 1), called=(1,)), root=2
+    )
+    assert origins.origin(module, (2, ())).parameters <= {3}
+    assert module.operation(module.instructions[2]) == opcode
+    assert buffers._defined(module, (2, ()))[0] == 2
+
+
+def test_a_chain_of_copies_ends_at_its_parameter():
+    chain = [instruction(n, "copy", operands=(n - 1,)) for n in range(2, 5000)]
+    module = module_of(instruction(1, "parameter", parameter=3), *chain, root=4999)
+    found = origins.origin(module, (4999, ()))
+    assert (found.parameters, found.copied) == ({3}, True)

@@ -1,0 +1,147 @@
+"""What parity compares: numbers with a tolerance, bits of the rest, and the un-nested reference that it computes itself."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import text
+from flax import nnx
+from healthy import WIDTH, assign, numbers
+from parity_calls import Counter, Counts, X, norm, parity
+
+from pytest_nnxcheck.engine import reference
+from pytest_nnxcheck.engine.reference import evaluate, identity, recalled
+from pytest_nnxcheck.invariants.parity import compare
+from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.state_facts import read
+from pytest_nnxcheck.transforms import wrappers
+
+# --- comparing
+
+
+def test_bits_of_integers_flags_and_keys_and_a_tolerance_for_floats():
+    one = jnp.ones(3)
+
+    def differs(want, have, old=None):
+        return compare("x", want, have, old, None, "") is not None
+
+    assert not differs(one, one * (1 + 1e-6))
+    assert differs(one, one * (1 + 1e-3))
+    assert not differs(jnp.array([jnp.nan, jnp.inf]), jnp.array([jnp.nan, jnp.inf]))
+    assert differs(jnp.array([jnp.nan, 1.0]), jnp.array([1.0, jnp.nan]))
+    assert differs(jnp.array([jnp.inf]), jnp.array([-jnp.inf]))
+    assert differs(jnp.arange(3), jnp.arange(3).at[1].set(0))
+    assert differs(jnp.array([True]), jnp.array([False]))
+    assert differs(one, one.astype(jnp.bfloat16))
+    assert differs(jax.random.key(0), jax.random.key(1))
+    assert not differs(jax.random.key(0), jax.random.key(0))
+    assert not differs(one.astype(jnp.bfloat16), one.astype(jnp.bfloat16) * 1.008)
+    assert differs(one.astype(jnp.bfloat16), one.astype(jnp.bfloat16) * 1.1)
+    assert differs(one + 1e-5, one, one), "a small step of an optimizer, dropped"
+    assert compare("x", one + 1e-5, one, one, None, "").label == "dropped"
+    assert compare("x", one + 1e-5, one * 2, one, None, "").label == "differs"
+
+
+class Noise(nnx.Module):
+    """Makes a whole step of what is nothing but rounding, as Adam does of a gradient that is zero in theory."""
+
+    def __init__(self):
+        self.bias = nnx.Param(jnp.zeros(WIDTH))
+
+    def __call__(self, x):
+        slope = jnp.sin(x * 1e7).sum(0)
+        assign(self.bias, self.bias[...] - 0.1 * slope / (jnp.abs(slope) + 1e-12))
+        return x
+
+
+def rounds(f, plan):
+    """A layer that computes in another order: all that comes in is one rounding away."""
+    return lambda state, *inputs: f(state, *(leaf * (1 + 1.2e-7) for leaf in inputs))
+
+
+def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
+    monkeypatch.setattr(wrappers, "remat_argument", rounds)
+    found = parity(Noise(), numbers((64, WIDTH)), nesting="remat")
+    assert found.outcome.verdict == "held", text(found)
+    monkeypatch.setattr("pytest_nnxcheck.invariants.parity.NOISE", 0)
+    assert "model.bias differs" in text(parity(Noise(), numbers((64, WIDTH)), nesting="remat"))
+
+
+# --- the reference
+
+
+def test_the_reference_leaves_the_users_objects_alone():
+    log = []
+
+    class Logs(nnx.Module):
+        def __init__(self):
+            self.counter = Counter(jnp.zeros((), jnp.int32))
+
+        def __call__(self, x):
+            log.append(1)
+            assign(self.counter, self.counter[...] + 1)
+            return x
+
+    model = Logs()
+    before = model.counter[...]
+    found = evaluate(bind(model, (X,), {}), ("scan", "while_loop"))
+    assert found.after.leaves["model.counter"].value == 4
+    assert log == []
+    assert model.counter[...] is before
+
+
+def test_a_reference_is_evaluated_once_for_equal_calls_and_anew_for_others(monkeypatch):
+    made = []
+    monkeypatch.setattr(reference, "evaluate", lambda subject, meaning: made.append(meaning) or len(made))
+    model, table = norm(), {}
+
+    def ask(function, scale=1.0, meaning=("scan",), number=1):
+        return recalled(table, bind(function, (model, X * scale), {}), meaning, number)
+
+    def scaled(by):
+        return lambda model, x: model(x) * by
+
+    assert ask(scaled(2.0)) == ask(scaled(2.0)) == 1
+    assert ask(scaled(3.0)) == 2, "what the code captured"
+    assert ask(scaled(2.0), scale=2.0) == 3, "the inputs"
+    assert ask(scaled(2.0), meaning=()) == 4
+    assert ask(scaled(2.0), number=2) == 5, "the second call of an example"
+    assign(model.mean, model.mean[...] + 1)
+    assert ask(scaled(2.0)) == 6, "the state"
+
+
+def test_a_call_that_captured_what_cannot_be_told_has_no_identity():
+    box = {"scale": 2.0}
+    assert identity(bind(lambda model, x: model(x) * box["scale"], (norm(), X), {})) is None
+    assert identity(bind(lambda model, x: model(x), (norm(), X), {})) is not None
+
+
+def test_bare_arrays_and_attributes_are_among_the_facts():
+    model = Counts(plain=True)
+    found = read(bind(model, (X,), {}), model)
+    assert set(found.leaves) == {"model.linear.kernel", "model.linear.bias", "model.counter"}
+    assert found.attributes["model.calls"] == ("int", "0")
+    assert found.attributes["model.linear.in_features"] == ("int", "8")
+    assert not any("_pytree" in path or "_object" in path for path in found.attributes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_call_adds_is_not_asserted_under_a_functional_layer_which_hands_out_what_was_there():
+    class Sows(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "seen", x)
+            return x
+
+    assert parity(Sows(), X, nesting="jit").outcome.verdict == "held"
+    found = parity(Sows(), X, nesting="jit[functional]")
+    assert found.outcome.verdict == "held"
+    assert "parity of model.seen[0] not asserted: the call adds it, and a functional layer hands out" in text(found)
+
+
+def test_an_abstract_subject_is_not_asserted():
+    model = nnx.eval_shape(norm)
+    for nesting in ("un-nested", "jit"):
+        found = parity(model, X, nesting=nesting)
+        assert found.outcome.verdict == "held"
+        assert "parity not asserted: the state or the inputs are abstract" in text(found)
