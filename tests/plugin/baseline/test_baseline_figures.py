@@ -1,0 +1,140 @@
+"""The figures of a baseline: of another stamp, of nestings that are drawn, and of a real model."""
+
+import json
+
+import pytest
+from baselines import BOTH, GROWN, NEW_ONLY, OK, PEAKS, RENAMED, UPDATE, entries, section, sizes
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+# --- the stamp -----------------------------------------------------------------------------------------------------------
+
+
+def test_another_stamp_is_compared_only_where_asked(run, peaks):
+    import jax
+
+    run(OK, UPDATE)
+    edit(peaks, f'"jax": "{jax.__version__}"', '"jax": "0.1.2"')
+    before = peaks.read_bytes()
+    differs = f"{PEAKS} is of another stamp, jax 0.1.2 -> {jax.__version__}; "
+    result = run(GROWN)
+    result.assert_outcomes(passed=1)
+    assert [line.partition("nothing")[0] for line in section(result)] == [differs]
+    assert run(RENAMED).ret == 0
+    result = run(GROWN, "--nnx-baseline-any-stamp")
+    result.assert_outcomes(failed=1)
+    assert section(result) == [
+        differs + "compared all the same (--nnx-baseline-any-stamp)",
+        f"{PEAKS}: 18 nestings compared, 18 grew by more than 5%",
+    ]
+    result = run(BOTH, NEW_ONLY)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert section(result)[-1].startswith(f"{PEAKS} is not written: its entries are of another stamp, jax 0.1.2 -> ")
+    assert peaks.read_bytes() == before
+    assert section(run(GROWN, UPDATE)) == [f"{PEAKS} is written, 18 entries: 18 changed"]
+    assert json.loads(peaks.read_text().splitlines()[0])["jax"] == jax.__version__
+
+
+# --- draws ---------------------------------------------------------------------------------------------------------------
+
+DRAWS = """
+import os
+@marked(max_examples=6, transforms="jit")
+def test_x(nnx_wrap): nnx_wrap(Model(percent=int(os.environ.get("DRAWN", "100")) if len(RUNS) >= 6 else 100))(1)
+"""
+
+
+def test_drawn_nestings_are_compared_and_another_edition_draws_others(run, peaks, monkeypatch):
+    run(DRAWS, UPDATE)
+    before = entries(peaks)
+    drawn = {key for key, entry in before.items() if entry.drawn}
+    assert drawn
+    monkeypatch.setenv("DRAWN", "110")
+    result = run(DRAWS)
+    result.assert_outcomes(failed=1)
+    assert section(result) == [f"{PEAKS}: {len(before)} nestings compared, {len(drawn)} grew by more than 5%"]
+    monkeypatch.delenv("DRAWN")
+    edited = DRAWS.replace("(1)\n", "(1 + 1)\n")
+    result = run(edited)
+    assert result.ret == 0, "none is stale"
+    assert section(result)[1].endswith(f" not in {PEAKS}: --nnx-baseline-update-new-only adds them")
+    assert run(edited, UPDATE).ret == 0
+    assert entries(peaks) != before
+    assert before.keys() - drawn == {key for key, entry in entries(peaks).items() if not entry.drawn}
+
+
+def test_draws_that_vary_are_neither_kept_nor_called_new(run, peaks):
+    run(DRAWS, UPDATE, "--hypothesis-seed=1")
+    assert [entry.drawn for entry in entries(peaks).values()] == [False] * 5
+    result = run(DRAWS, "--hypothesis-seed=2")
+    assert section(result) == [f"{PEAKS}: 5 nestings compared"]
+    run(DRAWS, UPDATE)
+    assert any(entry.drawn for entry in entries(peaks).values())
+    assert run(DRAWS, "--hypothesis-seed=2").ret == 0
+
+
+GIVEN = """
+from hypothesis import example, given, strategies as st
+@given(size=st.integers(100, 900))
+@marked(max_examples=20, transforms='jit,scan')
+def test_x(nnx_wrap, size): nnx_wrap(Model(percent=size))(1)
+"""
+
+
+def test_with_arguments_of_the_users_only_the_sweep_is_kept(run, peaks):
+    run(GIVEN, UPDATE)
+    # The sweep runs with the simplest arguments; what hypothesis draws afterwards is larger.
+    assert sizes(peaks) == {
+        **{f"jit{style}": 2000 for style in ("", "[functional]", "[closure]", "[jax_closure]")},
+        "jit > call_first": 3000,
+        "jit > scan > scan": 4000,
+    }
+    result = run(GIVEN, "--hypothesis-seed=5")
+    assert result.ret == 0
+    assert section(result) == [f"{PEAKS}: 6 nestings compared"]
+    run(GIVEN.replace("100, 900", "107, 900")).assert_outcomes(failed=1)
+    examples = GIVEN.replace("@given", "@example(size=150)\n@example(size=800)\n@given").replace("jit,scan", "jit")
+    run(examples, UPDATE)
+    assert {*sizes(peaks).values()} == {3000, 4500}, "of several examples the first is kept"
+
+
+# --- the real engine -----------------------------------------------------------------------------------------------------
+
+REAL = """
+import jax.numpy as jnp, pytest
+from flax import nnx
+WIDTH = {width}
+@pytest.mark.nnx_invariants(max_examples=2, transforms="jit,scan", styles="argument")
+def test_mlp(nnx_wrap):
+    mlp = nnx.Sequential(nnx.Linear(64, WIDTH, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(WIDTH, 64, rngs=nnx.Rngs(1)))
+    assert nnx_wrap(mlp)(jnp.ones((8, 64))).shape == (8, 64)
+"""
+
+
+def test_a_real_model_that_grows_by_a_tenth(pytester, inner_args, peaks):
+    def start(width, *args):
+        pytester.makepyfile(test_real=REAL.replace("{width}", str(width)))
+        return pytester.runpytest_inprocess(*inner_args, f"--nnx-baseline={PEAKS}", "-Wdefault", *args)
+
+    start(64, UPDATE).assert_outcomes(passed=1)
+    text, known = peaks.read_text(), entries(peaks)["test_real.py::test_mlp", "jit"]
+    assert known.split.arguments >= 2 * 64 * 64 * 4
+    assert known.buffers
+    assert start(64, UPDATE).ret == 0
+    assert peaks.read_text() == text, "the same figures in every run"
+    result = start(72)
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"nnx memory baseline exceeded +test_real.py::test_mlp",
+            r"  nesting     jit +smallest of \d+ that grew, \d+ compared",
+            r"  peak        \d+ B, was \d+ B: \+\d+ B \(\+1\d\.\d %\), tolerance 5%",
+            r"  arguments   \d+ B, was \d+ B: \+\d+ B",
+            r"  buffer      \+ .*float32\[8,72\]",
+        ]
+    )

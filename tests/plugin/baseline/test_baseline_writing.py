@@ -1,0 +1,133 @@
+"""What is written to a baseline: a part of it, any id; nothing by a run that failed, or whose file or options are bad."""
+
+import pytest
+from baselines import BOTH, ERROR, GROWN, NEW_ONLY, OK, PEAKS, RENAMED, UPDATE, entries, section
+
+# --- partial updates, and runs that must not write -----------------------------------------------------------------------
+
+
+def test_a_partial_update_keeps_the_rest_and_what_the_file_is_by_now(run, peaks):
+    run(BOTH, UPDATE)
+    source = BOTH.replace("Model()", "Model(percent=120)", 1)
+    source += f"def test_y():\n    import pathlib\n    p = pathlib.Path({str(peaks)!r})\n    p.write_text(p.read_text().replace('3000', '3001').replace('2700', '2701').replace('2700', '2701'))\n"
+    result = run(source, UPDATE, "--nnx-nesting=jit", "-k", "new or test_y")
+    assert section(result) == [f"{PEAKS} is written, 36 entries: 1 changed"]
+    peak = {(test[-5:], nesting): entry.peak for (test, nesting), entry in entries(peaks).items()}
+    assert [peak["t_new", "jit"], peak["other", "jit"]] == [2400, 2000]
+    assert [peak["t_new", "jit > call_first"], peak["other", "jit > call_first"]] == [3001, 3001]
+
+
+FAILS = {
+    "def test_bad(): assert 0\n": "1 test failed",
+    "@pytest.fixture\ndef f(): raise ValueError\ndef test_bad(f): pass\n": "1 test failed",
+    "@pytest.fixture\ndef f(): yield; raise ValueError\ndef test_bad(f): pass\n": "1 test failed",
+    "def test_bad(): pytest.exit('enough', returncode=0)\n": "the run was interrupted",
+}
+
+
+@pytest.mark.parametrize("bad, reason", FAILS.items(), ids=range(len(FAILS)))
+def test_a_run_that_failed_or_was_interrupted_writes_nothing(run, peaks, bad, reason):
+    result = run(OK + bad, UPDATE)
+    assert section(result) == [f"{PEAKS} is not written: {reason}"]
+    assert not peaks.exists()
+
+
+def test_where_the_collection_broke_nothing_is_written_or_stale(run, pytester, peaks):
+    run(OK, UPDATE)
+    before = peaks.read_bytes()
+    pytester.makepyfile(test_broken="import no_such_module\n")
+    assert ERROR not in run(RENAMED, "--continue-on-collection-errors").outlines
+    for args in ([], ["--continue-on-collection-errors"]):
+        result = run(GROWN, UPDATE, *args)
+        assert section(result) == [f"{PEAKS} is not written: not every test could be collected"]
+        assert result.ret != 0
+    assert peaks.read_bytes() == before
+
+
+def test_a_run_that_another_plugin_fails_writes_nothing(run, peaks):
+    fails = "import pytest\ndef pytest_sessionfinish(session): session.exitstatus = 7\n"
+    assert section(run(OK, UPDATE, conftest=fails)) == [f"{PEAKS} is not written: the run failed (exit status 7)"]
+    assert not peaks.exists()
+
+
+def test_a_run_with_nothing_to_write(run, peaks):
+    result = run("def test_plain(): pass\n", UPDATE)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert section(result) == [f"{PEAKS} is not written: no test that uses nnx_wrap passed"]
+    assert run(OK, UPDATE, "--collect-only").ret == 0
+    assert not peaks.exists()
+
+
+def test_a_place_that_is_lost_during_the_run_loses_no_result(run_inner, pytester):
+    pytester.mkdir("there")
+    source = OK + "def test_y():\n    import os\n    os.rename('there', 'gone')\n"
+    result = run_inner(source, f"--nnx-baseline=there/{PEAKS}", UPDATE)
+    result.assert_outcomes(passed=2)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert section(result) == [f"there/{PEAKS} is not written: No such file or directory, what was there is as it was"]
+
+
+# --- hostile names, bad files --------------------------------------------------------------------------------------------
+
+HOSTILE = r"""
+IDS = ["a | b", "tab\there", "two\nlines", "quote\"'", "[x]", "日本", " # ", "<<<<<<< HEAD", "back\\slash", "::x", "\x1b[31m"]
+@marked(max_examples=0, sweep="probes", transforms="jit", styles="argument,closure")
+@pytest.mark.parametrize("case", IDS, ids=IDS)
+def test_x(nnx_wrap, case): nnx_wrap(Model())(1)
+"""
+
+
+def test_hostile_ids_round_trip(run, peaks):
+    option = "disable_test_id_escaping_and_forfeit_all_rights_to_community_support"
+    args = [f"--override-ini={option}=true"]
+    assert run(HOSTILE, UPDATE, *args).ret == 0
+    assert len(entries(peaks)) == 11
+    assert len(peaks.read_text(encoding="utf-8").splitlines()) == 12
+    result = run(HOSTILE, *args)
+    assert result.ret == 0
+    assert section(result) == [f"{PEAKS}: 11 nestings compared"]
+
+
+USAGE = {
+    "format 1": ("# pytest-nnxcheck memory baseline, format 1\n", (), f"{PEAKS}:1: this is format 1 of the baseline, *"),
+    "format 1, to be updated": ("# pytest-nnxcheck memory baseline, format 1\n", (UPDATE,), f"{PEAKS}:1: this is format 1 *"),
+    "missing": (None, (), f"there is no file {PEAKS}: write it with --nnx-baseline-update, from a run of all tests"),
+    "no folder": (None, (UPDATE, f"--nnx-baseline=no/{PEAKS}"), f"cannot write no/{PEAKS}: No such file or directory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, args, message", USAGE.values(), ids=USAGE)
+def test_a_bad_file_stops_the_run_before_it_starts(run, peaks, text, args, message):
+    if text is not None:
+        peaks.write_text(text)
+    result = run("raise SystemExit('collected')\n", *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: option --nnx-baseline: {message}"])
+    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+    assert (peaks.read_text() if peaks.exists() else None) == text
+
+
+OF_WHICH = "option {}: of which file? Add --nnx-baseline PATH, or nnx_baseline to the ini file"
+OPTIONS = {
+    **{(option,): OF_WHICH.format(option) for option in (UPDATE, NEW_ONLY, "--nnx-baseline-any-stamp")},
+    (f"--nnx-baseline={PEAKS}", UPDATE, NEW_ONLY): (
+        f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
+    ),
+    ("--nnx-memory-tolerance=5",): "option --nnx-memory-tolerance: memory_tolerance='5' is not a percentage, *",
+}
+
+
+@pytest.mark.parametrize(
+    "args, message", OPTIONS.items(), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_options_that_do_not_go_together(run_inner, args, message):
+    result = run_inner(OK, *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--collect-only",), ("--markers",)], ids=" ".join)
+def test_who_only_asks_needs_no_file(run, args):
+    result = run(OK, *args)
+    assert result.ret == 0
+    assert "there is no file" not in result.stdout.str() + result.stderr.str()

@@ -1,0 +1,20 @@
+"""How the tests of watch mode run a suite; a file whose suites need more has a `watch` of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def watch(pytester, inner_args):
+    """Run a suite watched: the result, and the tests that failed."""
+
+    def run(source, *args, subprocess=False, option="--nnx-watch"):
+        pytester.makepyfile(test_suite=source)
+        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        result = start(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", *filter(None, [option]), *args)
+        return result, sorted(
+            {line.split(" - ")[0].split()[1] for line in result.outlines if line.startswith("FAILED")}
+        )
+
+    return run

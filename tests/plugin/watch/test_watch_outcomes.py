@@ -1,0 +1,162 @@
+"""``--nnx-watch``: what a fixture left, tests that fail, skip or are expected to, and donations that jax could not use."""
+
+from __future__ import annotations
+
+from watched import HEAD
+
+BEFORE = (
+    HEAD
+    + """
+@pytest.fixture
+def model():
+    model = Net()
+    poison(model)
+    return model
+
+def test_innocent(model):
+    assert model.box
+
+SHARED = Net()
+
+@pytest.fixture
+def torn_down():
+    yield
+    poison(SHARED)
+
+def test_first(torn_down):
+    use(SHARED)
+
+def test_second():
+    use(SHARED)
+
+def test_third():
+    use(SHARED)
+"""
+)
+
+
+def test_what_a_fixture_left_is_told_with_the_test_and_not_as_its_doing(watch):
+    result, failed = watch(BEFORE)
+    assert failed == ["test_suite.py::test_innocent", "test_suite.py::test_second"]
+    result.stdout.fnmatch_lines(
+        ["*there before the call of the test: a fixture, a teardown, an import or an earlier test left it"]
+    )
+
+
+RAISES = (
+    HEAD
+    + """
+MODEL = Net()
+
+def test_fails():
+    poison(MODEL)
+    raise ValueError("its own")
+
+def test_after():
+    use(MODEL)
+
+OTHER = Net()
+
+@pytest.mark.xfail(strict=True)
+def test_expected():
+    poison(OTHER)
+    raise ValueError("known")
+
+THIRD = Net()
+
+def test_skips():
+    poison(THIRD)
+    pytest.skip("half way")
+"""
+)
+
+
+def test_a_test_that_fails_keeps_its_own_error_and_is_blamed_all_the_same(watch):
+    result, failed = watch(RAISES)
+    assert failed == ["test_suite.py::test_fails"]
+    result.stdout.fnmatch_lines(
+        [
+            "E       ValueError: its own",
+            "*nnx watch: tracers in MODEL.box.last",
+            "test_suite.py::test_fails  tracers in *",
+        ]
+    )
+    result.stdout.fnmatch_lines(
+        ["test_suite.py::test_expected  tracers in *", "test_suite.py::test_skips  tracers in *"]
+    )
+    result.assert_outcomes(passed=1, failed=1, xfailed=1, skipped=1)
+
+
+RAISES_WITH_ITS_OWN = (
+    HEAD
+    + """
+def test_raises():
+    own = Net()
+    poison(own)
+    raise ValueError("its own")
+"""
+)
+
+
+def test_local_variables_of_a_test_that_raises_are_in_its_traceback(watch):
+    """On every Python: nothing has to be monitored for them."""
+    result, failed = watch(RAISES_WITH_ITS_OWN)
+    assert failed == ["test_suite.py::test_raises"]
+    result.stdout.fnmatch_lines(["E       ValueError: its own", "test_suite.py::test_raises  tracers in own.box.last"])
+
+
+DONATES = (
+    HEAD
+    + """
+import warnings
+
+def total(state):
+    return jax.tree.map(lambda array: array.sum(), state)
+
+def test_for_nothing():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    jax.jit(total, donate_argnums=0)(nnx.state(model))
+
+def test_used():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    jax.jit(lambda state: jax.tree.map(lambda array: array * 2, state), donate_argnums=0)(nnx.state(model))
+
+def test_expected():
+    with pytest.warns(UserWarning, match="donated"):
+        jax.jit(lambda x: x[:1], donate_argnums=0)(jnp.ones((5, 5)))
+
+@pytest.mark.filterwarnings("ignore:Some donated")
+def test_ignored():
+    jax.jit(lambda x: x[:1], donate_argnums=0)(jnp.ones((6, 5)))
+"""
+)
+
+
+def test_donated_leaves_that_jax_could_not_use_fail_the_test(watch):
+    result, failed = watch(DONATES, "-Wdefault")
+    assert failed == ["test_suite.py::test_for_nothing"]
+    result.stdout.fnmatch_lines(
+        [
+            "nnx watch: donated for nothing: model.bias, model.kernel",
+            "  donated    float32?3?   model.bias",
+            "  donated    float32?2,3?   model.kernel",
+            "*to the program called at *test_suite.py:* (test_for_nothing), which has no output of that type for the buffer",
+            "  hint       return the new value of every donated array",
+            "*UserWarning: Some donated buffers were not usable*",
+            "4 tests watched: 1 donated for nothing*",
+        ]
+    )
+
+
+ASSERTED = (
+    HEAD
+    + """
+def test_temporary():
+    assert jax.jit(lambda x: x[:1], donate_argnums=0)(jnp.ones((5, 5))).shape == (1, 5)
+"""
+)
+
+
+def test_what_pytest_keeps_of_an_assertion_is_no_name_of_the_users(watch):
+    result, _ = watch(ASSERTED, "-Wdefault")
+    result.stdout.fnmatch_lines(["  donated    float32?5,5?   which no local variable holds"])
