@@ -1,0 +1,347 @@
+"""Suites whose tests fail, each in a way of its own, and for each program to paste the text that mends it."""
+
+from __future__ import annotations
+
+COUNTS = """
+class Counts(nnx.Module):
+    seen = []
+
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=rngs())
+
+    def __call__(self, x):
+        y = self.linear(x)
+        Counts.seen.append(y)
+        return y
+"""
+BROKEN = {
+    "jit": """
+from leaky import LEAKY, KeepsLastSetInInit, case
+
+@marked
+@pytest.mark.parametrize("name", ["class_attribute", "raises_afterwards", "variable_metadata"])
+def test_leak(nnx_wrap, name):
+    made = LEAKY[name].leaky()
+    nnx_wrap(made.subject)(*made.args)
+
+@marked
+@pytest.mark.skipif(FLAX < (0, 12), reason="earlier flax carries the value out")
+def test_set_in_init(nnx_wrap):
+    made = case(KeepsLastSetInInit)
+    nnx_wrap(made.subject)(*made.args)
+
+@marked
+def test_copies(nnx_wrap):
+    nnx_wrap(reports.call_twice)(reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat())
+
+@marked
+@pytest.mark.parametrize("remat, scan", [(True, False)])
+def test_crash(nnx_wrap, remat, scan):
+    nnx_wrap(reports.autoregressive_decode)(reports.report_4819(rngs(), remat, scan), *reports.inputs_4819())
+
+@marked
+@pytest.mark.parametrize("step", [reports.step_other_dtype, reports.step_drops_one])
+def test_step(nnx_wrap, step):
+    nnx_wrap(step)(reports.Pair(100))
+
+@marked(donate="all")
+@pytest.mark.parametrize("step", [reports.arrays_step_other_dtype, reports.arrays_step_drops_one])
+def test_arrays(nnx_wrap, step):
+    nnx_wrap(step)(jnp.arange(100, dtype=jnp.float32), jnp.ones(100))
+
+def halves(pair):
+    assign(pair.a, pair.a[...] + 1)
+    assign(pair.b, pair.b[...][:50] * 2)
+
+@marked
+def test_shape(nnx_wrap):
+    nnx_wrap(halves)(reports.Pair(100))
+
+P = jax.sharding.PartitionSpec
+
+def resharded(pair):
+    mesh = pair.a[...].sharding.mesh if not isinstance(pair.a[...], jax.core.Tracer) else MESH
+    assign(pair.a, jax.lax.with_sharding_constraint(pair.a[...] + 1, jax.sharding.NamedSharding(MESH, P(None, "x"))))
+
+MESH = jax.sharding.Mesh(jax.devices(), ("x",))
+
+@marked
+def test_sharding(nnx_wrap):
+    pair = reports.Pair(4)
+    assign(pair.a, jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(MESH, P("x"))))
+    nnx_wrap(resharded)(pair)
+
+SIZE = 64
+
+@marked(memory_budget="18KiB")
+def test_budget(nnx_wrap):
+    nnx_wrap(nnx.Linear(SIZE, SIZE, rngs=rngs()))(jnp.ones((8, SIZE)))
+
+@marked(memory_budget="0.5x")
+def test_several(nnx_wrap):
+    nnx_wrap(reports.step_other_dtype)(reports.Pair(5000))
+
+WEIGHTS = jnp.ones((200, 200))
+
+@marked
+def test_captured(nnx_wrap):
+    nnx_wrap(lambda model, x: model(x) @ WEIGHTS)(nnx.Linear(4, 200, rngs=rngs()), jnp.ones((2, 4)))
+
+@marked
+def test_shared(nnx_wrap):
+    pair = reports.Pair(100)
+    pair.b = nnx.Param(pair.a[...])
+    nnx_wrap(reports.step_in_place)(pair)
+
+@marked
+def test_viewed(nnx_wrap):
+    import numpy as np
+
+    pair = reports.Pair(1000)
+    pair.kept = frozenset([Box(np.asarray(pair.a[...]))])
+    nnx_wrap(reports.step_in_place)(pair)
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+def update_a_copy(model, optimizer, x):
+    gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+    copy = nnx.clone(optimizer)
+    copy.update(*((gradients,) if FLAX < (0, 11) else (model, gradients)))
+
+@marked
+def test_dropped_update(nnx_wrap):
+    import optax
+
+    model = nnx.Linear(4, 4, rngs=rngs())
+    nnx_wrap(update_a_copy)(model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param), jnp.ones((2, 4)))
+
+def update_both(optimizer, x):
+    gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(optimizer.model)
+    copy = nnx.clone(optimizer)
+    copy.update(gradients)
+
+@marked
+@pytest.mark.skipif(not hasattr(nnx, "ModelAndOptimizer"), reason="this flax has none")
+def test_model_and_optimizer(nnx_wrap):
+    import optax
+
+    made = nnx.ModelAndOptimizer(nnx.Linear(4, 4, rngs=rngs()), optax.adam(1e-3), wrt=nnx.Param)
+    nnx_wrap(update_both)(made, jnp.ones((2, 4)))
+
+@marked
+def test_abstract(nnx_wrap):
+    model = nnx.eval_shape(lambda: reports.ScanOverRemat(rngs()))
+    nnx_wrap(reports.call_twice)(model, jax.ShapeDtypeStruct((4, 128), jnp.float32))
+
+@marked
+def test_abstract_dtype(nnx_wrap):
+    def step(pair):
+        reports.step_other_dtype(pair)
+
+    nnx_wrap(step)(nnx.eval_shape(lambda: reports.Pair(100)))
+
+@marked
+def test_abstract_update(nnx_wrap):
+    import optax
+
+    model = nnx.eval_shape(lambda: nnx.Linear(4, 4, rngs=rngs()))
+    optimizer = nnx.eval_shape(lambda: nnx.Optimizer(nnx.Linear(4, 4, rngs=rngs()), optax.adam(1e-3), wrt=nnx.Param))
+    nnx_wrap(update_a_copy)(model, optimizer, jax.ShapeDtypeStruct((2, 4), jnp.float32))
+""",
+    "jit > remat": """
+import dataclasses
+
+class Keeps(nnx.Module):
+    kept = []
+
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, *keys):
+        y = self.linear(x)
+        Keeps.kept.append(y)
+        return (y, *keys)
+
+class Trainer:
+    def step(self, model, x):
+        return model(x)
+
+class Owner:
+    def __init__(self):
+        self.model, self.scale, self.name = Keeps(), jnp.ones(4), "owner"
+
+    def step(self, batch):
+        (y,) = self.model(batch["x"] * self.scale)
+        return Result(y, "done")
+
+@dataclasses.dataclass
+class Result:
+    y: jax.Array
+    text: str
+
+class Batch(dict):
+    pass
+
+def of_state(graphdef):
+    return lambda state, x: nnx.merge(graphdef, state)(x)
+
+def gives_the_module(model, x):
+    model(x)
+    return model
+
+X = jnp.ones((2, 4))
+
+@marked
+@pytest.mark.skipif(not hasattr(nnx, "cached_partial"), reason="this flax has none")
+def test_cached(nnx_wrap):
+    nnx_wrap(nnx.cached_partial(lambda model, x: model(x), Keeps()))(X)
+
+@marked
+def test_state(nnx_wrap):
+    graphdef, state = nnx.split(Keeps())
+    nnx_wrap(of_state(graphdef))(state, X)
+
+@marked
+def test_keys(nnx_wrap):
+    nnx_wrap(Keeps())(X, jax.random.key(0))
+
+@marked
+def test_module(nnx_wrap):
+    nnx_wrap(gives_the_module)(Keeps(), X)
+
+@marked
+def test_method(nnx_wrap):
+    nnx_wrap(Trainer().step)(Keeps(), X)
+
+@marked
+def test_owner(nnx_wrap):
+    result = nnx_wrap(Owner().step)(Batch(x=X))
+    assert isinstance(result.y, jax.Array) and result.text == "done"
+
+@marked
+def test_twice(nnx_wrap):
+    y = nnx_wrap(nnx.Linear(4, 8, rngs=rngs()))(X)
+    nnx_wrap(lambda model, y: Keeps.kept.append(model(y)))(nnx.BatchNorm(8, rngs=rngs()), y)
+""",
+    "jit > grad > scan": COUNTS
+    + """
+@marked(transforms="jit,scan,grad")
+def test_nested(nnx_wrap):
+    nnx_wrap(Counts())(jnp.ones((2, 4)))
+""",
+    "scan": COUNTS
+    + """
+@marked
+def test_abstract_leak(nnx_wrap):
+    nnx_wrap(nnx.eval_shape(Counts))(jax.ShapeDtypeStruct((2, 4), jnp.float32))
+
+class Normed(nnx.Module):
+    def __init__(self, mean):
+        self.mean = mean
+
+    def __call__(self, x):
+        assign(self.mean, x.mean())
+        return x
+
+def smuggled():
+    made = []
+    jax.eval_shape(lambda: made.append(nnx.BatchStat(jnp.zeros(()))) or 0)
+    assign_raw(made[0])
+    return made[0]
+
+def assign_raw(variable):
+    for name in ("_raw_value", "raw_value"):
+        if name in dir(variable):
+            return object.__setattr__(variable, name, jnp.zeros(()))
+
+@marked
+@pytest.mark.skipif(FLAX < (0, 10, 7), reason="earlier flax takes a trace that has ended for the one that runs")
+def test_pinned(nnx_wrap):
+    nnx_wrap(Normed(smuggled()))(jnp.ones(4))
+""",
+    "un-nested": """
+def broadcasts(model, xs):
+    return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)
+
+@marked(invariants="parity")
+def test_drops(nnx_wrap):
+    nnx_wrap(broadcasts)(nnx.BatchNorm(8, rngs=rngs()), jnp.arange(48.0).reshape(2, 3, 8))
+
+def updates_a_copy(model, xs):
+    return jax.jit(lambda model, xs: model(xs))(model, xs)
+
+@marked(invariants="parity")
+@pytest.mark.skipif(FLAX < (0, 12), reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
+def test_copy(nnx_wrap):
+    nnx_wrap(updates_a_copy)(nnx.BatchNorm(8, rngs=rngs()), jnp.arange(24.0).reshape(3, 8))
+""",
+    "jit > adds": """
+class Model(nnx.Module):
+    def __init__(self):
+        self.count, self.linear = nnx.Variable(jnp.zeros((), int)), nnx.Linear(4, 4, rngs=rngs())
+
+    def __call__(self, x):
+        assign(self.count, self.count[...] + 1)
+        return self.linear(x)
+
+@marked(invariants="parity", transforms="jit,adds")
+def test_layer(nnx_wrap):
+    nnx_wrap(Model())(jnp.ones((2, 4)))
+""",
+}
+LAYER = """
+import jax
+from healthy import assign
+from pytest_nnxcheck import register_transform
+
+MORE = 1.0
+
+@register_transform("adds")
+def adds(f):
+    def layer(state, *inputs):
+        out = f(state, *inputs)
+        assign(state.count, state.count[...] + int(MORE))
+        return jax.tree.map(lambda leaf: leaf + MORE, out)
+
+    return layer
+"""
+"""A layer that is wrong: of a conftest.py, which is read before the options are."""
+KEPT = ("Keeps.kept.append(", "str(")
+SEEN = ("Counts.seen.append(y)", "pass")
+SCAN = (
+    "return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)",
+    "return nnx.scan(lambda model, x: (model, model(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)[1]",
+)
+MENDED = {
+    "test_leak": (".leaky()", ".healthy()"),
+    "test_set_in_init": ("case(KeepsLastSetInInit)", "__import__('leaky').LEAKY['dict'].healthy()"),
+    "test_copies": ("reports.ScanOverRemat(rngs())", "reports.ScanOverRemat(rngs(), 'functional')"),
+    "test_crash": ("remat=True, scan=False", "remat=False, scan=False"),
+    "test_step[step_other_dtype]": ("import step_other_dtype", "import step_in_place as step_other_dtype"),
+    "test_step[step_drops_one]": ("import step_drops_one", "import step_in_place as step_drops_one"),
+    "test_arrays[arrays_step_other_dtype]": ("import arrays_step_other", "import arrays_step as arrays_step_other"),
+    "test_arrays[arrays_step_drops_one]": ("import arrays_step_drops", "import arrays_step as arrays_step_drops"),
+    "test_shape": ("[:50]", ""),
+    "test_sharding": ('P(None, "x")', 'P("x")'),
+    "test_budget": ("SIZE = 64", "SIZE = 8"),
+    "test_several": ("(reports.step_other_dtype)(reports.Pair(5000))", "(reports.step_in_place)(reports.Pair(50))"),
+    "test_captured": ("WEIGHTS = jnp.ones((200, 200))", "WEIGHTS = jnp.ones((200, 1))"),
+    "test_shared": ("nnx.Param(pair.a[...])", "nnx.Param(pair.a[...] + 0)"),
+    "test_viewed": ("np.asarray(", "np.array("),
+    "test_dropped_update": ("nnx.clone(optimizer)", "optimizer"),
+    "test_model_and_optimizer": ("nnx.clone(optimizer)", "optimizer"),
+    "test_abstract": ("reports.ScanOverRemat(rngs())", "reports.ScanOverRemat(rngs(), 'functional')"),
+    "test_abstract_dtype": ("reports.step_other_dtype", "reports.step_in_place"),
+    "test_abstract_update": ("nnx.clone(optimizer)", "optimizer"),
+    **dict.fromkeys(["test_cached", "test_state", "test_keys", "test_module", "test_method", "test_owner"], KEPT),
+    "test_twice": ("Keeps.kept.append(model(y))", "model(y)"),
+    "test_nested": SEEN,
+    "test_abstract_leak": SEEN,
+    "test_pinned": ("Normed(smuggled())", "Normed(nnx.BatchStat(jnp.zeros(())))"),
+    "test_drops": SCAN,
+    "test_copy": ("jax.jit(", "nnx.jit("),
+    "test_layer": ("MORE = 1.0", "MORE = 0.0"),
+}
+"""By test the text of its program that is wrong, and what mends it."""

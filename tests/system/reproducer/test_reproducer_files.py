@@ -1,0 +1,157 @@
+"""The file of a program to paste: its name, its folder, the places in it that the reader must fill in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from pasted_programs import run_fresh, told
+
+from pytest_nnxcheck.reproducer.files import ProgramWarning, file_name
+
+# --- how a test is written
+
+
+HOLE = """
+class Odd:
+    def __init__(self):
+        self.n = 2
+
+KEPT = []
+
+@pytest.fixture
+def handle(tmp_path):
+    try:
+        yield object()
+    finally:
+        print("closed with a", type(jnp).__name__)
+
+@marked
+def test_hole(nnx_wrap, handle, capsys):
+    nnx_wrap(lambda model, x: KEPT.append(model(x)))(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+"""
+
+
+def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
+    result = inner(HOLE, "--nnx-nesting", "jit")
+    ((_, _, program),) = told(result.stdout.str()).values()
+    text = (pytester.path / program).read_text("utf-8")
+    assert "capsys = FILL_IN  # capsys was a CaptureFixture" in text
+    done = run_fresh(pytester.path / program)
+    assert done.returncode == 1
+    assert "fill in capsys" in done.stderr
+    assert "Traceback" not in done.stderr
+    (pytester.path / "filled.py").write_text(text.replace("capsys = FILL_IN", "capsys = None"), "utf-8")
+    done = run_fresh(pytester.path / "filled.py")
+    assert "AssertionError: nnx invariant broken: tracers" in done.stderr
+    assert "closed with a module" in done.stdout, "a fixture is closed before the modules that it needs are gone"
+
+
+# --- where it lies
+
+
+KILLED = """
+import os, signal
+
+class Kills(nnx.Module):
+    def __init__(self, how, rngs):
+        self.how = how
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        if isinstance(x, jax.core.Tracer):
+            {how}
+        return self.linear(x)
+
+@marked
+def test_kill(nnx_wrap):
+    nnx_wrap(Kills("", nnx.Rngs(0)))(jnp.ones((2, 4)))
+
+@marked
+def test_kill_when_it_runs(nnx_wrap):
+    def forward(model, x):
+        return jax.pure_callback(lambda y: {how}, jax.ShapeDtypeStruct((), jnp.float32), x) if isinstance(x, jax.core.Tracer) else x
+
+    nnx_wrap(forward)(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+"""
+
+
+@pytest.mark.parametrize("test", ["test_kill", pytest.param("test_kill_when_it_runs", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "how, code",
+    [
+        ("os._exit(9)", 9),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", -9, marks=pytest.mark.full),
+    ],
+)
+def test_a_nesting_that_kills_the_process_leaves_its_program(inner, pytester, how, code, test):
+    result = inner(KILLED.replace("{how}", how), "-k", test + " and not " + test + "_", subprocess=True)
+    assert result.ret == code
+    (path,) = pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")
+    assert "written before it ran" in path.read_text("utf-8")
+    assert run_fresh(path).returncode == code
+
+
+LEAK = """
+KEPT = []
+
+@marked
+def test_leak(nnx_wrap):
+    nnx_wrap(lambda model, x: KEPT.append(model(x)))(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)))
+
+@marked
+def test_fine(nnx_wrap):
+    nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4)))
+"""
+
+
+@pytest.mark.parametrize("file", ["nnxcheck", f"nnxcheck/{file_name('test_inner.py::test_leak')}"])
+def test_a_place_that_cannot_be_written_costs_no_run(inner, pytester, file):
+    place = pytester.path / ".pytest_cache/d" / file
+    place.parent.mkdir(parents=True)
+    place.touch()
+    result = inner(LEAK, "--nnx-nesting", "jit", "-W", "always")
+    result.assert_outcomes(failed=1, passed=1, warnings=result.parseoutcomes()["warnings"])
+    result.stdout.re_match_lines([r"E         program     not written: \w+Error: .*"])
+    assert "the programs to paste of test_inner.py::test_leak cannot be written" in result.stdout.str()
+    result.stdout.fnmatch_lines(["E       nnx invariant broken: tracers *"])
+
+
+def test_a_warning_that_is_an_error_costs_no_run_either(inner, pytester):
+    (pytester.path / ".pytest_cache/d").mkdir(parents=True)
+    (pytester.path / ".pytest_cache/d/nnxcheck").touch()
+    result = inner(LEAK, "--nnx-nesting", "jit", "-W", f"error::{ProgramWarning.__module__}.{ProgramWarning.__name__}")
+    result.assert_outcomes(failed=1, passed=1)
+
+
+def test_without_the_cache_it_lies_in_a_temporary_folder(inner, tmp_path, monkeypatch):
+    import tempfile
+
+    from pytest_nnxcheck.plugin import cache
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache._temporary.cache_clear()
+    result = inner(LEAK, "--nnx-nesting", "jit", "-p", "no:cacheprovider")
+    cache._temporary.cache_clear()
+    ((_, _, program),) = told(result.stdout.str()).values()
+    assert Path(program).is_relative_to(tmp_path)
+    assert Path(program).is_file()
+
+
+def test_a_path_with_spaces_is_quoted_in_the_command(inner, pytester):
+    result = inner(LEAK, "--nnx-nesting", "jit", "-o", "cache_dir=a b'ü")
+    ((_, _, program),) = told(result.stdout.str()).values()
+    text = (pytester.path / program).read_text("utf-8")
+    command = next(line for line in text.splitlines() if line.startswith("# run:")).removeprefix("# run:    python ")
+    assert shlex.split(command) == [program]
+    assert "nnx invariant broken: tracers" in run_fresh(pytester.path / program).stderr
+
+
+def test_file_names_are_short_safe_and_each_its_own():
+    names = [
+        file_name(text) for text in ("a/b::c[x]", "a/b::c(x)", "x" * 1000, "x" * 1001, "ü\n\0", "\ud800", "..", "")
+    ]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)

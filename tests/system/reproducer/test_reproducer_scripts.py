@@ -1,0 +1,83 @@
+"""The program to paste outside of pytest: as text, from a check in a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from pasted_programs import run_programs
+
+from pytest_nnxcheck import check, register_transform
+from pytest_nnxcheck.core import catalogue
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.settings import merge
+from pytest_nnxcheck.reproducer.files import own_transforms
+
+SCRIPT = """
+import jax.numpy as jnp
+from flax import nnx
+from pytest_nnxcheck import check, register_transform
+
+KEPT = []
+
+def keep(model, x):
+    KEPT.append(model(x))
+
+def main(width):
+    return check(keep, nnx.Linear(width, width, rngs=nnx.Rngs(0)), jnp.ones((2, width)), nesting="jit")
+
+report = check(keep, nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), nesting="scan")
+print(report.program())
+print("#" * 9)
+print(main(4).program())
+print("#" * 9)
+print(check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4)), nesting="scan").program() == "")
+"""
+
+
+def test_a_check_in_a_script_gives_the_program_as_text(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-W", "ignore", "script.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *programs, none = done.stdout.split("#########\n")
+    paths = [tmp_path / f"program_{number}.py" for number in range(len(programs))]
+    for path, text in zip(paths, programs, strict=True):
+        path.write_text(text)
+    for _, text in run_programs(paths).values():
+        assert text.startswith("nnx invariant broken: tracers\n  leaked KEPT[0]")
+    assert none.strip() == "True"
+
+
+def test_a_check_whose_source_cannot_be_had_has_places_to_fill_in():
+    from leaky import LEAKY
+
+    made = LEAKY["class_attribute"].leaky()
+    scope = {"check": check, "made": made}
+    exec("report = check(made.subject, *made.args, nesting='jit')", scope)
+    text = scope["report"].program()
+    assert "model = FILL_IN  # model was a TracksLargest" in text
+    assert "from leaky import TracksLargest" in text
+    assert scope["report"].program(scope["report"].outcomes[0]) == text
+    assert Nesting.parse("jit") in scope["report"].programs
+
+
+def test_only_transforms_of_one_s_own_that_a_nesting_may_have_are_written():
+    before = dict(catalogue.REGISTERED)
+    try:
+        register_transform("mine")(mine)
+        assert own_transforms(merge({"transforms": ("jit",)})) == []
+        assert own_transforms(merge({"transforms": ("jit", "mine")})) == [mine]
+        assert own_transforms(merge({"nesting": Nesting.parse("jit > mine")})) == [mine]
+    finally:
+        catalogue.REGISTERED.clear()
+        catalogue.REGISTERED.update(before)
+
+
+def mine(f):
+    return f
