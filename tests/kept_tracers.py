@@ -55,6 +55,9 @@ def check(model: Any, kept: Keep, path: str, holder: str, call: Any = jit_call, 
     assert (before.tracers, before.complete) == ((), True)
     call(model, X)
     assert found_in(("model", model)) == ([(path, holder)] if kept is whole else [])
+    later = before.since([("model", model)])
+    assert later is not None
+    assert len(later.tracers) == len(found_in(("model", model)))
     assert before.places.restore() == ()
     assert found_in(("model", model)) == []
     for works in (again or type(model).__call__, call):

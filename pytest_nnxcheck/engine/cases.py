@@ -17,17 +17,17 @@ from pytest_nnxcheck.core.outcome import CallFacts, Listener, TypeMoved, UnNeste
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo, recall
+from pytest_nnxcheck.engine.memo import Memo, evaluated, recall
 from pytest_nnxcheck.engine.observe import measure, observe, traced_again
-from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effect_against
-from pytest_nnxcheck.engine.reference import meaning_of, recalled
+from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effects
+from pytest_nnxcheck.engine.reference import Reference, meaning_of
 from pytest_nnxcheck.invariants import Case
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
 from pytest_nnxcheck.invariants.recompilation import moved, types_moved
 from pytest_nnxcheck.subject.profile import Profile, profile, restored_leaves
-from pytest_nnxcheck.subject.state_facts import Effect, read
+from pytest_nnxcheck.subject.state_facts import read
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import differentiable
 from pytest_nnxcheck.transforms.compose import BASELINE, baseline_for
@@ -97,7 +97,7 @@ class Call:
             return self.memo.remapped[self.key]
 
         def evaluated() -> Profile:
-            with self.subject.leaks_undone(self.subject.state):
+            with self.subject.leaks_undone(self.subject.state, self.example.originals):
                 return profile(self.subject)
 
         return recall(self.memo.profiles, self.key, evaluated)
@@ -160,10 +160,14 @@ class Call:
         long = recall(self.memo.longer, (self.key, donate, nesting), measured)
         return growth(str(loops[0]), LENGTH, short, split(long))
 
-    def reference(self) -> Effect | None:
+    def reference(self) -> Reference | None:
         """What the same calls do without the nesting, made in the same order; none where they cannot run."""
         self.example.compared += 1
-        return recalled(self.memo.references, self.subject, meaning_of(self.nesting), self.example.compared)
+        if self.subject.abstract:
+            return None
+        meaning = meaning_of(self.nesting)
+        calls = evaluated(self.memo.evaluated, self.subject, self.example.compared)
+        return Reference(meaning, calls.effect(self.subject, meaning), calls)
 
 
 def settled(observation: Observation) -> bool:
@@ -171,8 +175,8 @@ def settled(observation: Observation) -> bool:
     return observation.error is None and not observation.leaks
 
 
-def case_of(call: Call, profile: Profile, observation: Observation, wanted: Effect | None) -> Case:
-    """The case of a nesting; ``wanted`` is what the same calls do without it."""
+def case_of(call: Call, profile: Profile, observation: Observation, reference: Reference | None) -> Case:
+    """The case of a nesting; ``reference`` is what the same calls do without it."""
     subject, settings = call.subject, call.settings
     measured = observation.memory is not None and observation.error is None
     baseline = call.un_nested_memory() if measured else None
@@ -186,8 +190,8 @@ def case_of(call: Call, profile: Profile, observation: Observation, wanted: Effe
         bound=bound(observation, profile, baseline, settings.memory_budget) if baseline is not None else None,
         advice=(lambda: judged_advice(call, profile, baseline)) if baseline is not None else tuple,
         debug_nans=bool(jax.config.jax_debug_nans),
-        compare=(lambda: agrees(subject, profile, observation, wanted)) if compares else None,
-        effects=(lambda: (wanted, effect_against(subject, observation, wanted))) if compares and wanted else None,
+        compare=(lambda: agrees(subject, profile, observation, reference)) if compares else None,
+        effects=(lambda: effects(subject, observation, reference.wanted)) if compares and reference else None,
         second_call=(lambda: second_call(call, profile, observation)) if builds_one_jit(call, observation) else None,
         nested_call=lambda: nested_call(subject, observation),
     )

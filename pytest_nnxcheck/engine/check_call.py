@@ -19,12 +19,12 @@ from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
 from pytest_nnxcheck.engine.memo import signature
 from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.invariants import Case, Judgement
 from pytest_nnxcheck.invariants.memory import saved_state
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
-from pytest_nnxcheck.subject.state_facts import Effect
 from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms.compose import maps_written
 from pytest_nnxcheck.transforms.fitness import Misfit
@@ -48,7 +48,7 @@ class Prepared:
 
     profile: Profile
     misfit: Misfit | None = None
-    wanted: Effect | None = None
+    reference: Reference | None = None
 
 
 def check_call(
@@ -89,13 +89,21 @@ def nested(call: Call) -> Checked:
         prepared, observation = remapped(call, prepared, observation)
     if isinstance(observation.error, CheckError):
         raise observation.error
-    case = case_of(call, prepared.profile, observation, prepared.wanted)
+    case = case_of(call, prepared.profile, observation, prepared.reference)
     judgement = invariants.judge(case)
     if judgement.violations and observation.shared:
         # Its message names lines, which must be its own.
         programs = call.memo.shared_programs
-        observation = observe(call.subject, prepared.profile, call.nesting, call.settings.donate, programs, alone=True)
-        case = case_of(call, prepared.profile, observation, prepared.wanted)
+        observation = observe(
+            call.subject,
+            prepared.profile,
+            call.nesting,
+            call.settings.donate,
+            programs,
+            alone=True,
+            originals=call.example.originals,
+        )
+        case = case_of(call, prepared.profile, observation, prepared.reference)
         judgement = invariants.judge(case)
     if judgement.error is not None and not judgement.violations:
         return not_judged(call, judgement.error)
@@ -111,7 +119,7 @@ def prepare(call: Call) -> Prepared:
     if misfit or not call.compares_values:
         return Prepared(profile, misfit)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-    return Prepared(profile, wanted=call.reference())
+    return Prepared(profile, reference=call.reference())
 
 
 def observed(call: Call, profile: Profile) -> Observation:
@@ -122,14 +130,17 @@ def observed(call: Call, profile: Profile) -> Observation:
         if observation is not None:
             return observation
     call.example.values.require(subject)
-    return observe(subject, profile, call.nesting, call.settings.donate, call.memo.shared_programs)
+    programs, originals = call.memo.shared_programs, call.example.originals
+    return observe(subject, profile, call.nesting, call.settings.donate, programs, originals=originals)
 
 
 def traced_in(call: Call, profile: Profile) -> Observation | None:
     """The facts of a nesting, traced; `None` where it must be run."""
     example = call.example
+    if example.originals is None:
+        return None
     return traced.observe(
-        call.subject, profile, call.nesting, example.values, call.memo.shared_programs, example.places[-1]
+        call.subject, profile, call.nesting, example.values, call.memo.shared_programs, example.originals
     )
 
 
@@ -254,7 +265,9 @@ def un_nested(call: Call) -> Checked:
     call.announce(profile)
     if observation is None:
         values.require(call.subject)
-        observation = observe(call.subject, UNKNOWN, call.nesting, call.settings.donate)
+        observation = observe(
+            call.subject, UNKNOWN, call.nesting, call.settings.donate, originals=call.example.originals
+        )
     if observation.error is not None:
         return fails_un_nested(call, observation, observation.error)
     judgement = invariants.judge(case_of_un_nested(call, profile, observation))

@@ -24,7 +24,7 @@ from pytest_nnxcheck.inspection.pointers import (
 )
 from pytest_nnxcheck.inspection.snapshot import Places
 from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
-from pytest_nnxcheck.inspection.walk import walk, without_garbage
+from pytest_nnxcheck.inspection.walk import Walk, walk, without_garbage
 from pytest_nnxcheck.invariants.case import Originals
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values
@@ -42,13 +42,14 @@ class Example:
     """One execution of a test's body: inside it the user's objects change as he expects; when it ends they are put back.
 
     So every nesting meets a module of a wider fixture scope, and a cache in its code, in the same state. ``places`` are those that the
-    calls may change, ``values`` says which arrays the body was handed without a value, ``compared`` how many calls were held against a
+    calls may change, ``originals`` is the walk of what the latest was handed, ``values`` says which arrays the body was handed without a value, ``compared`` how many calls were held against a
     reference. ``unrestored`` are notes on places that could not be put back.
     """
 
     memo: Memo = field(default_factory=Memo)
     values: Values = field(default_factory=Values)
     places: list[Places] = field(default_factory=list)
+    originals: Walk | None = None
     compared: int = 0
     unrestored: tuple[str, ...] = ()
 
@@ -56,6 +57,7 @@ class Example:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.originals = None
         while self.places:
             lost = self.places.pop().restore()
             texts = (f"{place} could not be put back: what a nesting left there is met by the next" for place in lost)
@@ -86,6 +88,7 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
                 f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
             )
     example.places.append(seen.places)
+    example.originals = seen
     leaves = [leaf for leaf in leaves if computed(leaf[1])]
     inputs = [leaf for leaf in inputs if computed(leaf[1])]
     views = [

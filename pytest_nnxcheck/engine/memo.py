@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, TypeVar
+
+import jax
+import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.observation import Memory
 from pytest_nnxcheck.core.outcome import UnNested
-from pytest_nnxcheck.engine.reference import Entry
+from pytest_nnxcheck.engine.reference import Evaluated
+from pytest_nnxcheck.inspection.fingerprint import show
 from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.state_facts import is_array
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was found out of a call, and what its key names by identity: held, so that no id is used again."""
+
+    evaluated: Evaluated
+    held: Any
 
 
 @dataclass(slots=True)
@@ -34,7 +49,7 @@ class Memo:
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     un_nested: dict[Any, UnNested] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
-    references: dict[Any, Entry] = field(default_factory=dict)
+    evaluated: dict[Any, Entry] = field(default_factory=dict)
     mapped: dict[str, str] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
@@ -58,3 +73,83 @@ def signature(subject: Subject) -> Any:
         graph = object()
     kind = (subject.abstract, compat.mode_flags())
     return (subject.name, subject.code, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
+
+
+# --- the calls that a nesting is compared with
+
+
+def evaluated(table: dict[Any, Entry], subject: Subject, number: int) -> Evaluated:
+    """What was found out of a call, the manieth of its example; nothing yet where one of what decides that cannot be told for sure.
+
+    The key holds all that does: the number, the code with what it captured, the graph, the content of state and inputs.
+    """
+    content = identity(subject)
+    if content is None:
+        return Evaluated()
+    entry = recall(table, (number, content), lambda: Entry(Evaluated(), (subject.function, subject.program_of)))
+    return entry.evaluated
+
+
+class Unknown(Exception):
+    """A value whose content cannot be told for sure."""
+
+
+def identity(subject: Subject) -> Any:
+    """What decides the result of a call; None where that cannot be told."""
+    graphdef, leaves = compat.split(subject.state)
+    try:
+        content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
+        inputs = tuple(map(digest, subject.inputs))
+        static = tuple((label, show(value)) for label, value in subject.static)
+        key = (code(subject.function), graphdef, content, inputs, static, compat.mode_flags())
+        hash(key)
+    except (Unknown, TypeError):
+        return None
+    return key
+
+
+def digest(value: Any) -> Any:
+    """The content of an array, as a hash that collides for nobody."""
+    if not is_array(value):
+        return atom(value)
+    array = np.asarray(jax.random.key_data(value) if compat.is_key(value) else value)
+    if array.dtype == object:
+        raise Unknown
+    return describe(value), hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=20).digest()
+
+
+def atom(value: Any) -> Any:
+    """A plain value, told apart by type: ``1 == True == 1.0``."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), repr(value)
+    if isinstance(value, tuple):
+        return tuple(map(atom, value))
+    if is_array(value):
+        return digest(value)
+    if isinstance(value, type) or type(value).__name__ in ("module", "builtin_function_or_method"):
+        return value
+    return code(value)
+
+
+def code(function: Any, seen: frozenset[int] = frozenset()) -> Any:
+    """A function as the code it runs, with all that the code captured. Raises `Unknown`."""
+    own: CodeType | None = getattr(function, "__code__", None)
+    if own is None or id(own) in seen:
+        if own is not None:
+            return own
+        raise Unknown
+    seen |= {id(own)}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    captured = tuple(code(value, seen) if hasattr(value, "__code__") else atom(value) for value in [*cells, *defaults])
+    return own, captured, tuple(plain_globals(own, function.__globals__))
+
+
+def plain_globals(own: CodeType, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The numbers and strings among the globals that code names: a test may set them."""
+    for name in own.co_names:
+        if isinstance(names.get(name), bool | int | float | complex | str | bytes):
+            yield name, atom(names[name])
+    for inner in own.co_consts:
+        if isinstance(inner, CodeType):
+            yield from plain_globals(inner, names)

@@ -22,7 +22,7 @@ from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.origins import marked
 from pytest_nnxcheck.inspection.pointers import read_leaf
 from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import walk, without_garbage
+from pytest_nnxcheck.inspection.walk import Walk, walk
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
@@ -53,25 +53,30 @@ def observe(
     programs: SharedPrograms | None = None,
     *,
     alone: bool = False,
+    originals: Walk | None = None,
 ) -> Observation:
-    """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``."""
+    """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
+
+    ``originals`` is a walk of what the call was handed that found no tracers.
+    """
     subject = subject.for_run()
     state = subject.fresh()
     if misfit := unfit(subject, profile, nesting):
         return Observation(nesting, state, error=Unfit(str(misfit)))
-    guards = Guards(subject)
+    roots = subject.roots(state)
+    before = (originals and originals.extended(roots)) or walk(roots)
+    guards = Guards(subject, before)
     root = Root(subject, profile, nesting, donate, programs=programs or SharedPrograms(on=False), alone=alone)
     program = compose(subject, profile, nesting, guards, root.jit)
     state, inputs = root.handed(state, LENGTH)
     donated = root.donated(state, inputs)
-    before = [read_leaf(*leaf) for leaf in donated]
+    given = [read_leaf(*leaf) for leaf in donated]
     went_in = dict(compat.raw_leaves(state))
-    places = walk(subject.roots(state)).places
     if subject.abstract and not root.compiles:
         output, error, tracers = traced(program, subject, guards, state, inputs)
     else:
         output, error = run(program, state, inputs)
-        remaining = without_garbage(lambda: walk(subject.roots(state)).tracers)
+        remaining = subject.tracers(state, before)
         tracers = remaining or (guards.left() if root.hoisted else ())
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
     places_of = places_in(subject, state)
@@ -80,16 +85,16 @@ def observe(
     dropped = tuple(leak(tracer, report.layer) for report in blamed for tracer in report.leaks)
     good = not error and not tracers
     after = leaves_after(subject, state, root.leaf) if good else {}
-    before = [root.leaf(*leaf) for leaf in donated] if subject.abstract else before
+    given = [root.leaf(*leaf) for leaf in donated] if subject.abstract else given
     plain = [leaf for leaf in plain_leaves(state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)]
     came_back = [*jax.tree.leaves(output), *plain] if not error else []
     leaves = [*after.values(), *(root.leaf("", array) for array in came_back)]
     reused = frozenset(pointer for leaf in leaves for pointer in leaf.pointers)
     if root.memories and good:
         after |= new_values(root, output)
-    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in before) if root.memories and good else ()
+    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given) if root.memories and good else ()
     if tracers:
-        places.restore()
+        before.places.restore()
     if tracers or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
@@ -191,7 +196,7 @@ def traced(
         return program(module, *inputs)
 
     ours: dict[tuple[int, int], Any] = {}
-    with subject.leaks_undone(state):
+    with subject.leaks_undone(state, guards.earlier):
         try:
             output, error = trace(watched, state, inputs, look), None
         except Exception as raised:  # noqa: BLE001 - the user's code may raise anything

@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.outcome import DropCause, DroppedInside, ValueDiffers,
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.dropped_updates import Drop, transparent
-from pytest_nnxcheck.engine.reference import Meaning, evaluate, meaning_of, names_of
+from pytest_nnxcheck.engine.reference import Evaluated, Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants import Judgement
 from pytest_nnxcheck.invariants.parity import compare, differences, scalars
 from pytest_nnxcheck.subject.profile import Profile
@@ -35,14 +35,14 @@ BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
 
 
-def agrees(subject: Subject, facts: Profile, observation: Observation, wanted: Effect | None) -> Judgement:
+def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference | None) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
     nesting = observation.nesting
-    if wanted is None:
+    if reference is None:
         return Judgement(notes=ABSTRACT)
+    wanted = reference.wanted
     if wanted.error is not None:
         return Judgement(notes=(f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
-    meaning = meaning_of(nesting)
     before = read(subject, subject.state)
     got = effect_against(subject, observation, wanted)
     drawn = other_draws(subject, nesting)
@@ -50,11 +50,11 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, wanted: E
     different = differences(wanted, got, before, drawn=bool(drawn))
     if any(difference.rounding for difference in different):
         candidates = different
-        different = beyond_rounding(subject, facts, meaning, wanted, got, candidates, drawn=bool(drawn))
+        different = beyond_rounding(subject, facts, reference, got, candidates, drawn=bool(drawn))
         notes += decided_by_rounding(candidates, different)
     if any(map(is_rounding, different)):
         candidates = different
-        different = beyond_fusion(subject, facts, nesting, wanted, candidates, drawn=bool(drawn))
+        different = beyond_fusion(subject, facts, nesting, reference, candidates, drawn=bool(drawn))
         notes += decided_by_fusion(candidates, different)
     if added := left_behind(different, before, nesting):
         different = tuple(difference for difference in different if difference.path not in added)
@@ -76,8 +76,7 @@ def left_behind(different: Differences, before: Facts, nesting: Nesting) -> list
 def beyond_rounding(
     subject: Subject,
     facts: Profile,
-    meaning: Meaning,
-    wanted: Effect,
+    reference: Reference,
     got: Effect,
     different: Differences,
     *,
@@ -85,12 +84,12 @@ def beyond_rounding(
     inside: bool = False,
 ) -> Differences:
     """The differences that a start which is a few roundings away does not explain: of the values' own types first, then of the lowest precision inside."""
-    before = read(subject, subject.state)
-    if not inside and differences(wanted, evaluate(subject, meaning), before, drawn=drawn):
+    before, wanted = read(subject, subject.state), reference.wanted
+    if not inside and differences(wanted, reference.from_start(subject, Start(again=True)), before, drawn=drawn):
         # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
         return different
     for precision in (0.0, facts.precision):
-        nudged = evaluate(subject, meaning, nudged=True, precision=precision)
+        nudged = reference.from_start(subject, Start(nudged=True, precision=precision))
         if nudged.error is None:
             different = differences(wanted, got, before, nudged, drawn=drawn, inside=inside)
         if not any(difference.rounding for difference in different) or facts.precision <= FLOAT32:
@@ -113,17 +112,17 @@ def is_rounding(difference: ValueDiffers) -> bool:
 
 
 def beyond_fusion(
-    subject: Subject, facts: Profile, nesting: Nesting, wanted: Effect, different: Differences, *, drawn: bool
+    subject: Subject, facts: Profile, nesting: Nesting, reference: Reference, different: Differences, *, drawn: bool
 ) -> Differences:
     """The differences that are left where XLA fuses no operations of the same program."""
     unfused = traced.unfused(subject, facts, nesting)
     if unfused is None:
         return different
-    meaning, before = meaning_of(nesting), read(subject, subject.state)
-    got = effect_of(subject, unfused, names_of(meaning, wanted.structure.names))
+    before, wanted = read(subject, subject.state), reference.wanted
+    got = effect_of(subject, unfused, wanted.names)
     left = differences(wanted, got, before, drawn=drawn)
     if any(map(is_rounding, left)):
-        left = beyond_rounding(subject, facts, meaning, wanted, got, left, drawn=drawn)
+        left = beyond_rounding(subject, facts, reference, got, left, drawn=drawn)
     paths = {difference.path for difference in left}
     return tuple(difference for difference in different if difference.path in paths or not is_rounding(difference))
 
@@ -134,6 +133,11 @@ def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[str, 
     if not decided:
         return ()
     return (f"rounding decides {some(decided)}: where XLA fuses no operations, the nesting gives the un-nested values",)
+
+
+def effects(subject: Subject, observation: Observation, wanted: Effect) -> tuple[Effect, Effect]:
+    """What the same calls did, and what the nesting did, to be held against it."""
+    return wanted, effect_against(subject, observation, wanted)
 
 
 def effect_against(subject: Subject, observation: Observation, wanted: Effect) -> Effect:
@@ -205,7 +209,7 @@ def agrees_inside(subject: Subject, facts: Profile, observation: Observation) ->
     notes = scalars(got.after, before)
     if any(difference.rounding for difference in different):
         candidates = different
-        different = beyond_rounding(subject, facts, (), wanted, got, candidates, inside=True)
+        different = beyond_rounding(subject, facts, Reference((), wanted, Evaluated()), got, candidates, inside=True)
         notes += decided_by_rounding(candidates, different)
     different = tuple(difference for difference in different if not returned(difference, wanted, got))
     if drops:

@@ -1,15 +1,13 @@
 """What a nesting means: the same calls, made eagerly one after the other on a copy of the state, without any transform.
 
-Most transforms mean the call once. Those that mean more have a row in `MEANINGS`; many nestings share one meaning, and a test
-evaluates each only once for the same call.
+Most transforms mean the call once. Those that mean more have a row in `MEANINGS`. Whatever is nested, and in whatever order, the calls are the
+first, second, ... of one trajectory: elements of a ``vmap`` start from equal states and have equal inputs. A test makes these calls once, for all its nestings.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import CodeType
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,13 +16,11 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.observe import run
-from pytest_nnxcheck.inspection.fingerprint import show
 from pytest_nnxcheck.inspection.walk import walk
-from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, changed, is_array, read, structure
+from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Structure, changed, is_array, read, structure
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms.layer import LENGTH, Program
 
@@ -95,7 +91,9 @@ MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
 
 
 def separate(state: Any) -> Any:
-    """The same graph with arrays of its own: a call may donate the arrays that it gets."""
+    """The same graph with arrays of its own: a call may donate the arrays that it gets. Of a place, another at the same call."""
+    if isinstance(state, Place):
+        return Place(state.calls)
     graphdef, leaves = compat.split(state)
     return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
 
@@ -108,16 +106,66 @@ def meaning_of(nesting: Nesting) -> Meaning:
     return tuple(layer.transform for layer in nesting.layers if layer.transform in MEANINGS)
 
 
-def evaluate(subject: Subject, meaning: Meaning, *, nudged: bool = False, precision: float = 0.0) -> Effect:
-    """Make the calls on a copy, and put back whatever else they touched; ``nudged`` from a start that is a few roundings away.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the calls start: from the state and the inputs as they are, or ``nudged``, a few roundings away.
 
-    ``precision`` is the distance between one and the next number of the lowest precision that the program computes in.
+    ``precision`` is the distance between one and the next number of the lowest precision that the program computes in;
+    ``again`` tells a second run from the first.
     """
+
+    again: bool = False
+    nudged: bool = False
+    precision: float = 0.0
+
+    def of(self, subject: Subject) -> tuple[Any, tuple[Any, ...]]:
+        """A copy of the state, and the inputs."""
+        state, inputs = subject.fresh(), subject.inputs
+        if not self.nudged:
+            return state, inputs
+        return nudge(state, self.precision), tuple(nudge_leaf(leaf, self.precision) for leaf in inputs)
+
+
+AS_IT_IS = Start()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What was found out of one call: its trajectories, by where they start, and what its calls do where one gets what another returned."""
+
+    trajectories: dict[Start, Trajectory] = field(default_factory=dict)
+    fed_back: dict[tuple[Meaning, Start], Effect] = field(default_factory=dict)
+
+    def effect(self, subject: Subject, meaning: Meaning, start: Start = AS_IT_IS) -> Effect:
+        """What the calls of a meaning do, made on a copy; whatever else they touch is put back."""
+        if any(row_of(name).iterates for name in meaning):
+            if (meaning, start) not in self.fed_back:
+                self.fed_back[meaning, start] = fed_back(subject, meaning, start)
+            return self.fed_back[meaning, start]
+        calls = calls_of(meaning)
+        if start not in self.trajectories or not self.trajectories[start].covers(calls):
+            self.trajectories[start] = follow(subject, start, calls)
+        return self.trajectories[start].effect(meaning)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the same calls do without the nesting; what they do from another start is found out once it is asked for."""
+
+    meaning: Meaning
+    wanted: Effect
+    evaluated: Evaluated
+
+    def from_start(self, subject: Subject, start: Start) -> Effect:
+        """What the same calls do from another start."""
+        return self.evaluated.effect(subject, self.meaning, start)
+
+
+def fed_back(subject: Subject, meaning: Meaning, start: Start) -> Effect:
+    """The calls of a meaning in which one gets what another returned, each made where it stands."""
     subject = subject.for_run()
-    state, inputs = subject.fresh(), subject.inputs
-    if nudged:
-        state, inputs = nudge(state, precision), tuple(nudge_leaf(leaf, precision) for leaf in inputs)
-    program = composed(subject, meaning)
+    state, inputs = start.of(subject)
+    program = composed(subject.program, meaning)
 
     def whole(state: Any, *inputs: Any) -> Any:
         for name in meaning:
@@ -135,24 +183,25 @@ def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ..
     try:
         if error is not None:
             return Effect(error=error)
-        output = un_nested(meaning, returned)
-        returned_structure = structure(subject.output_tree.names, subject.output_tree.rebuild, output)
-        after = changed(before, read(subject, state))
-        kept = Facts(
-            {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED},
-            {},
-        )
-        return Effect(returned, names_of(meaning, returned_structure.names), output, returned_structure, kept, after)
+        last = Step.of(subject, returned, un_nested(meaning, returned), changed(before, read(subject, state)))
+        return assembled(meaning, returned, before, last)
     finally:
         places.restore()
 
 
-def composed(subject: Subject, meaning: Meaning) -> Program:
+def assembled(meaning: Meaning, returned: Any, before: Facts, last: Step) -> Effect:
+    """The effect of calls that returned this, of which one was the last."""
+    after, names = last.after, last.structure.names
+    kept = {name: leaf for name, leaf in before.leaves.items() if after.leaves.get(name, leaf).value is not UNCHANGED}
+    output = un_nested(meaning, returned)
+    return Effect(returned, names_of(meaning, names), output, last.structure, Facts(kept, {}), after)
+
+
+def composed(call: Program, meaning: Meaning) -> Program:
     """The eager program of a meaning."""
-    program: Program = subject.program
-    axes = 0
+    program, axes = call, 0
     for name in reversed(meaning):
-        program = MEANINGS[name](program, subject.program, axes)
+        program = MEANINGS[name](program, call, axes)
         axes += bool(row_of(name).axis)
     return program
 
@@ -176,6 +225,90 @@ def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:
     return tree
 
 
+# --- a trajectory: the same call again and again
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call: what it returned, with its structure, and what it left in the state."""
+
+    returned: Any
+    structure: Structure
+    after: Facts
+
+    @classmethod
+    def of(cls, subject: Subject, returned: Any, output: tuple[Any, ...], after: Facts) -> Step:
+        """The call that a program of the subject ended with; ``output`` is that of one call."""
+        return cls(returned, structure(subject.output_tree.names, subject.output_tree.rebuild, output), after)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A call made again and again with the same inputs, from a state ``before``; ``error`` ended it."""
+
+    before: Facts
+    steps: tuple[Step, ...]
+    error: Exception | None = None
+
+    def covers(self, calls: int) -> bool:
+        """Whether it says what so many calls do."""
+        return self.error is not None or len(self.steps) >= calls
+
+    def effect(self, meaning: Meaning) -> Effect:
+        """What the calls of a meaning do."""
+        if calls_of(meaning) > len(self.steps):
+            return Effect(error=self.error)
+        place = Place()
+        returned = composed(lambda place: self.steps[place.advance()].returned, meaning)(place)
+        return assembled(meaning, returned, self.before, self.steps[place.calls - 1])
+
+
+@dataclass(slots=True)
+class Place:
+    """How many calls of a trajectory were made: stands for a state where calls are put together."""
+
+    calls: int = 0
+
+    def advance(self) -> int:
+        """Make a call; its number, from zero."""
+        self.calls += 1
+        return self.calls - 1
+
+
+def calls_of(meaning: Meaning) -> int:
+    """The length of the trajectory that all calls of a meaning are on."""
+    numbers: list[int] = []
+    composed(lambda place: numbers.append(place.advance()), meaning)(Place())
+    return max(numbers) + 1
+
+
+def donated(arrays: Any, facts: Facts) -> bool:
+    """Whether some of these arrays, or of a state's, were donated since."""
+    values = [*jax.tree.leaves(arrays), *(leaf.value for leaf in facts.leaves.values())]
+    return any(isinstance(value, jax.Array) and value.is_deleted() for value in values)
+
+
+def follow(subject: Subject, start: Start, calls: int, *, apart: bool = False) -> Trajectory:
+    """Make so many calls one after the other, and put back whatever else they touched; ``apart``, each on arrays of its own."""
+    subject = subject.for_run()
+    state, inputs = start.of(subject)
+    before, places = read(subject, state), walk(subject.roots(state)).places
+    steps: list[Step] = []
+    error = None
+    try:
+        while len(steps) < calls and error is None:
+            state = separate(state) if apart else state
+            returned, error = run(subject.program, state, inputs)
+            if error is None:
+                steps.append(Step.of(subject, returned, returned, changed(before, read(subject, state))))
+    finally:
+        places.restore()
+    if not apart and (donated((), before) or any(donated(step.returned, step.after) for step in steps)):
+        # The call donates what it is handed.
+        return follow(subject, start, calls, apart=True)
+    return Trajectory(before, tuple(steps), error)
+
+
 # --- a reference that starts a few roundings away: what it changes, no other order of the same operations can keep
 
 
@@ -193,96 +326,3 @@ def nudge_leaf(leaf: Any, precision: float = 0.0) -> Any:
     units = NUDGE if leaf.dtype.itemsize >= 4 else 1
     factor = 1 + max(units * float(jnp.finfo(leaf.dtype).eps), precision) * steps  # type: ignore[no-untyped-call]
     return (jnp.asarray(leaf) * jnp.asarray(factor, leaf.dtype)).astype(leaf.dtype)
-
-
-# --- the memo
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A reference, and what its key names by identity: held, so that no id is used again."""
-
-    effect: Effect
-    held: Any
-
-
-def recalled(table: dict[Any, Entry], subject: Subject, meaning: Meaning, number: int) -> Effect | None:
-    """The reference of a call, the manieth of its example, from the table or evaluated; none where the call cannot run.
-
-    The key holds all that decides the result: the number, the code with what it captured, the graph, the content of state and inputs.
-    Where one of them cannot be told for sure, the reference is evaluated anew.
-    """
-    if subject.abstract:
-        return None
-    content = identity(subject)
-    if content is None:
-        return evaluate(subject, meaning)
-    key = (number, meaning, content)
-    if key not in table:
-        table[key] = Entry(evaluate(subject, meaning), (subject.function, subject.program_of))
-    return table[key].effect
-
-
-class Unknown(Exception):
-    """A value whose content cannot be told for sure."""
-
-
-def identity(subject: Subject) -> Any:
-    """What decides the result of a call; None where that cannot be told."""
-    graphdef, leaves = compat.split(subject.state)
-    try:
-        content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
-        inputs = tuple(map(digest, subject.inputs))
-        static = tuple((label, show(value)) for label, value in subject.static)
-        key = (code(subject.function), graphdef, content, inputs, static, compat.mode_flags())
-        hash(key)
-    except (Unknown, TypeError):
-        return None
-    return key
-
-
-def digest(value: Any) -> Any:
-    """The content of an array, as a hash that collides for nobody."""
-    if not is_array(value):
-        return atom(value)
-    array = np.asarray(jax.random.key_data(value) if compat.is_key(value) else value)
-    if array.dtype == object:
-        raise Unknown
-    return describe(value), hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=20).digest()
-
-
-def atom(value: Any) -> Any:
-    """A plain value, told apart by type: ``1 == True == 1.0``."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return type(value), repr(value)
-    if isinstance(value, tuple):
-        return tuple(map(atom, value))
-    if is_array(value):
-        return digest(value)
-    if isinstance(value, type) or type(value).__name__ in ("module", "builtin_function_or_method"):
-        return value
-    return code(value)
-
-
-def code(function: Any, seen: frozenset[int] = frozenset()) -> Any:
-    """A function as the code it runs, with all that the code captured. Raises `Unknown`."""
-    own: CodeType | None = getattr(function, "__code__", None)
-    if own is None or id(own) in seen:
-        if own is not None:
-            return own
-        raise Unknown
-    seen |= {id(own)}
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    captured = tuple(code(value, seen) if hasattr(value, "__code__") else atom(value) for value in [*cells, *defaults])
-    return own, captured, tuple(plain_globals(own, function.__globals__))
-
-
-def plain_globals(own: CodeType, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The numbers and strings among the globals that code names: a test may set them."""
-    for name in own.co_names:
-        if isinstance(names.get(name), bool | int | float | complex | str | bytes):
-            yield name, atom(names[name])
-    for inner in own.co_consts:
-        if isinstance(inner, CodeType):
-            yield from plain_globals(inner, names)

@@ -18,8 +18,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
-from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.inspection.walk import holds_beside, walk, without_garbage
+from pytest_nnxcheck.inspection.walk import Walk, holds_beside
 from pytest_nnxcheck.subject import jaxpr_flow, uncomputed
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -73,18 +72,18 @@ def observe(
     nesting: Nesting,
     values: Values,
     programs: compat.SharedPrograms,
-    places: Places,
+    originals: Walk,
 ) -> Observation | None:
     """The observation of a nesting by tracing it; `None` where that is not clean, or says too little: then it must be run.
 
-    ``places`` are those that the call may change, as they were before it.
+    ``originals`` is a walk of what the call was handed that found no tracers.
     """
     subject = subject.for_run()
-    guards = Guards(subject)
+    guards = Guards(subject, originals)
     trace = stage(subject, facts, nesting, guards)
-    spoiled = bool(without_garbage(lambda: walk(subject.roots(subject.state)).tracers))
+    spoiled = bool(subject.tracers(subject.state, originals))
     if spoiled:
-        places.restore()
+        originals.places.restore()
     if spoiled or trace.dead or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
@@ -162,7 +161,7 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
         trace.graphdef, after = compat.split(module)
         changed, trace.treedef = jax.tree.flatten(after)
         # An attribute that a run would have given an array has a tracer of ours now.
-        trace.dead = trace.dead or holds_beside(module, changed)
+        trace.dead = trace.dead or holds_beside(module, changed, guards.earlier)
         trace.outputs = len(output)
         return [*output, *changed]
 

@@ -192,6 +192,7 @@ def open_cache(cache: Any, name: Name, visit: Visit) -> None:
 
 
 def open_exception(error: BaseException, name: Name, visit: Visit) -> None:
+    visit.fleeting.append((open_exception, error, name))
     fields = class_dict(BaseException)
     put_items(list(fields["args"].__get__(error)), "exception", name.then(".args"), visit)
     for field in ("__cause__", "__context__"):
@@ -205,6 +206,7 @@ def open_exception(error: BaseException, name: Name, visit: Visit) -> None:
 
 
 def open_traceback(traceback: TracebackType, name: Name, visit: Visit) -> None:
+    visit.fleeting.append((open_traceback, traceback, name))
     links: list[TracebackType] = []
     link: TracebackType | None = traceback
     while link is not None:
@@ -215,6 +217,7 @@ def open_traceback(traceback: TracebackType, name: Name, visit: Visit) -> None:
 
 
 def open_frame(frame: FrameType, name: Name, visit: Visit) -> None:
+    visit.fleeting.append((open_frame, frame, name))
     open_locals(frame, frame.f_lineno, name, visit)
 
 
@@ -238,6 +241,7 @@ _SUSPENDED = {
 
 
 def open_generator(value: Any, name: Name, visit: Visit) -> None:
+    visit.fleeting.append((open_generator, value, name))
     frame, waits_for = _SUSPENDED[type(value)]
     visit.put(read_slot(class_dict(type(value))[frame], value), "frame", name)
     visit.put(read_slot(class_dict(type(value))[waits_for], value), "frame", name)

@@ -117,6 +117,7 @@ def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001
 
 def open_referents(value: Any, name: Name, visit: Visit) -> None:
     """What C code holds has no names: iterators, views, instances whose class shadows ``__dict__``."""
+    visit.fleeting.append((open_referents, value, name))
     for index, item in enumerate(referents(value)):
         if item is not type(value):
             visit.put(item, class_name(type(value)), name.listed(index))
@@ -124,6 +125,7 @@ def open_referents(value: Any, name: Name, visit: Visit) -> None:
 
 def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
     """``jax.jit(f)``, ``jax.custom_vjp(f)``: library objects, of which the user's functions are opened and nothing else."""
+    visit.fleeting.append((open_jax_function, value, name))
     for item in (visit.layout(type(value)).read(value) or {}).values():
         if id(type(item)) in _CODE or top_package(type(item)) in _JAX:
             visit.put(item, "attribute", name)

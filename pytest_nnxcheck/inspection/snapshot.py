@@ -11,7 +11,9 @@ import collections
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -29,20 +31,34 @@ from pytest_nnxcheck.inspection.raw_access import (
 if TYPE_CHECKING:
     import numpy as np
 
-PutBack = Callable[[Any, Any], None]
+Contents = Iterable[Any]
 _CLASS_UPKEEP = frozenset(
     "__dict__ __weakref__ __doc__ __slots__ __abstractmethods__ __annotations__ __annotations_cache__".split()
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of place: how one is put back, and what it holds where that is not what it held; both of (place, what was saved of it)."""
+
+    put_back: Callable[[Any, Any], None]
+    changed: Callable[[Any, Any], Contents]
 
 
 class Places:
     """What the mutable places held at the time of a walk. Holds strong references, arrays among them."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[str, PutBack, Any, Any]] = []
+        self._kept: list[tuple[str, Kind, Any, Any]] = []
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def and_those(self, others: Places) -> Places:
+        """These places and others, as one."""
+        places = Places()
+        places._kept = self._kept + others._kept
+        return places
 
     def restore(self) -> tuple[str, ...]:
         """Put every place back as it was at the walk. Returns the places that could not be put back, normally none.
@@ -51,54 +67,59 @@ class Places:
         that was unset cannot be unset again without its token: it is set to `None`.
         """
         failed = []
-        for name, put_back, place, saved in self._kept:
+        for name, kind, place, saved in self._kept:
             try:
-                put_back(place, saved)
+                kind.put_back(place, saved)
             except (TypeError, AttributeError, ValueError, RuntimeError):
                 failed.append(name)
         return tuple(failed)
 
+    def changes(self) -> Iterator[Any]:
+        """What the places hold that changed since the walk. Raises what C code raises where another thread changes a container meanwhile."""
+        for _, kind, place, saved in self._kept:
+            yield from kind.changed(place, saved)
+
     def keep_list(self, name: str, value: list[Any], items: list[Any]) -> None:
-        self._kept.append((name, _refill_list, value, items))
+        self._kept.append((name, _LIST, value, items))
 
     def keep_deque(self, name: str, value: collections.deque[Any], items: list[Any]) -> None:
-        self._kept.append((name, _refill_deque, value, items))
+        self._kept.append((name, _DEQUE, value, items))
 
     def keep_set(self, name: str, value: set[Any]) -> None:
-        self._kept.append((name, _refill_set, value, set.copy(value)))
+        self._kept.append((name, _SET, value, set.copy(value)))
 
     def keep_dict(self, name: str, value: dict[Any, Any]) -> None:
         if any(base is collections.OrderedDict for base in mro(type(value))):
-            self._kept.append((name, _refill_ordered, value, _ordered_items(value)))
+            self._kept.append((name, _ORDERED, value, _ordered_items(value)))
         else:
-            self._kept.append((name, _refill_dict, value, dict(dict.items(value))))
+            self._kept.append((name, _DICT, value, dict(dict.items(value))))
 
     def keep_attributes(self, name: str, value: Any, stored: Layout) -> None:
         own = stored.read(value)
         saved = (stored, None if own is None else own.copy(), stored.read_slots(value))
-        self._kept.append((name, _put_attributes, value, saved))
+        self._kept.append((name, _ATTRIBUTES, value, saved))
 
     def keep_class(self, name: str, cls: type) -> None:
-        self._kept.append((name, _put_class, cls, dict(class_dict(cls))))
+        self._kept.append((name, _CLASS, cls, dict(class_dict(cls))))
 
     def keep_function(self, name: str, function: FunctionType) -> None:
-        self._kept.append((name, _put_defaults, function, (function.__defaults__, function.__kwdefaults__)))
+        self._kept.append((name, _DEFAULTS, function, (function.__defaults__, function.__kwdefaults__)))
 
     def keep_cell(self, name: str, cell: CellType, content: Any) -> None:
-        self._kept.append((name, _put_cell, cell, content))
+        self._kept.append((name, _CELL, cell, content))
 
     def keep_names(self, name: str, namespace: dict[str, Any], names: Iterable[str]) -> None:
         saved = {key: dict.get(namespace, key, MISSING) for key in names}
-        self._kept.append((name, _put_names, namespace, saved))
+        self._kept.append((name, _NAMES, namespace, saved))
 
     def keep_cache(self, name: str, cache: Any, entries: tuple[tuple[Any, Any], ...]) -> None:
-        self._kept.append((name, _clear_cache, cache, entries))
+        self._kept.append((name, _CACHE, cache, entries))
 
     def keep_context(self, name: str, variable: contextvars.ContextVar[Any], value: Any) -> None:
-        self._kept.append((name, _put_context, variable, value))
+        self._kept.append((name, _CONTEXT, variable, value))
 
     def keep_objects(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        self._kept.append((name, _put_objects, array, array.copy()))
+        self._kept.append((name, _OBJECTS, array, array.copy()))
 
 
 def _refill_list(value: list[Any], items: list[Any]) -> None:
@@ -194,3 +215,91 @@ def _put_context(variable: contextvars.ContextVar[Any], value: Any) -> None:
 
 def _put_objects(array: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> None:
     array[...] = saved
+
+
+# --- what a place holds that changed
+
+
+def _are(now: Iterable[Any], before: Iterable[Any]) -> bool:
+    """Whether these are those, element by element, of two collections of one length."""
+    return all(map(operator.is_, now, before))
+
+
+def _in_list(value: list[Any], items: list[Any]) -> Contents:
+    kept = list.__len__(value) == len(items) and _are(list.__iter__(value), items)
+    return () if kept else list.__iter__(value)
+
+
+def _in_deque(value: collections.deque[Any], items: list[Any]) -> Contents:
+    return () if same(collections.deque.__iter__(value), items) else tuple(collections.deque.__iter__(value))
+
+
+def _in_set(value: set[Any], items: set[Any]) -> Contents:
+    return () if same(set.__iter__(value), items) else tuple(set.__iter__(value))
+
+
+def _in_dict(value: dict[Any, Any], items: dict[Any, Any]) -> Contents:
+    if dict.__len__(value) == len(items) and _are(dict.values(value), items.values()) and _are(dict.keys(value), items):
+        return ()
+    return (*dict.keys(value), *dict.values(value))
+
+
+def _in_ordered(value: collections.OrderedDict[Any, Any], items: list[tuple[Any, Any]]) -> Contents:
+    return (
+        ()
+        if same(itertools.chain(*_ordered_items(value)), itertools.chain(*items))
+        else itertools.chain(*_ordered_items(value))
+    )
+
+
+def _in_attributes(value: Any, saved: tuple[Layout, dict[str, Any] | None, list[tuple[str, Any]]]) -> Contents:
+    stored, attributes, slots = saved
+    in_slots = [
+        item for (_, before), (_, item) in zip(slots, stored.read_slots(value), strict=True) if item is not before
+    ]
+    own = stored.read(value)
+    return in_slots if own is None else (*in_slots, *_in_dict(own, attributes or {}))
+
+
+def _in_class(cls: type, saved: dict[str, Any]) -> Contents:
+    return _in_dict(dict(class_dict(cls)), saved)
+
+
+def _in_defaults(function: FunctionType, saved: tuple[tuple[Any, ...] | None, dict[str, Any] | None]) -> Contents:
+    now = (function.__defaults__, function.__kwdefaults__)
+    return () if same(now, saved) else now
+
+
+def _in_cell(cell: CellType, content: Any) -> Contents:
+    try:
+        now = cell.cell_contents
+    except ValueError:
+        now = MISSING
+    return () if now is content else (now,)
+
+
+def _in_names(namespace: dict[str, Any], saved: dict[str, Any]) -> Contents:
+    now = (dict.get(namespace, key, MISSING) for key in saved)
+    return [item for item, before in zip(now, saved.values(), strict=True) if item is not before]
+
+
+def _in_cache(cache: Any, entries: tuple[tuple[Any, Any], ...]) -> Contents:
+    now = cache_entries(cache)
+    return () if same(itertools.chain(*now), itertools.chain(*entries)) else itertools.chain(*now)
+
+
+def _in_context(variable: contextvars.ContextVar[Any], value: Any) -> Contents:
+    now = variable.get(MISSING)
+    return () if now is value else (now,)
+
+
+def _in_objects(array: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> Contents:
+    return () if same(array.flat, saved.flat) else array.flat
+
+
+_LIST, _DEQUE, _SET = Kind(_refill_list, _in_list), Kind(_refill_deque, _in_deque), Kind(_refill_set, _in_set)
+_DICT, _ORDERED = Kind(_refill_dict, _in_dict), Kind(_refill_ordered, _in_ordered)
+_ATTRIBUTES, _CLASS = Kind(_put_attributes, _in_attributes), Kind(_put_class, _in_class)
+_DEFAULTS, _CELL = Kind(_put_defaults, _in_defaults), Kind(_put_cell, _in_cell)
+_NAMES, _CONTEXT = Kind(_put_names, _in_names), Kind(_put_context, _in_context)
+_CACHE, _OBJECTS = Kind(_clear_cache, _in_cache), Kind(_put_objects, _in_objects)

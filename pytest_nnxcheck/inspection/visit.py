@@ -97,6 +97,8 @@ class Visit:
         self.nodes: list[tuple[str, Any]] = []
         # Objects are kept, not only their ids, so that no id is used again while the walk runs.
         self.seen: dict[int, Any] = {id(MISSING): MISSING}
+        # What changes without a place that tells: it is opened anew by whoever asks what changed.
+        self.fleeting: list[tuple[Opener, Any, Name]] = []
         self.complete = True
         self.passing = False
         self._queue: deque[tuple[Any, str, Name]] = deque()

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, TypeVar
 
 from pytest_nnxcheck.inspection.open_code import CODE
 from pytest_nnxcheck.inspection.open_data import openers_for
 from pytest_nnxcheck.inspection.raw_access import mro
 from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.inspection.visit import Found, Name, Visit
+from pytest_nnxcheck.inspection.visit import Found, Name, Opener, Visit
 
 T = TypeVar("T")
+CHANGED = Name("what changed")
 YOUNG, OLD = 1, 2
 """The generations that are collected: inside a nesting, where the collector is held back, what it made is young."""
 
@@ -27,17 +30,53 @@ YOUNG, OLD = 1, 2
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
     """What a walk met: tracers, nearest first and each once; jax and NumPy arrays, graph nodes and the user's classes of such, with
-    their paths; the mutable places.
+    their paths; the mutable places; all that was ``seen``, by id.
 
-    ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at.
+    ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at. ``fleeting`` is
+    what changes without a place that tells, ``modules`` are the names of those that were imported.
     """
 
     tracers: tuple[Found, ...]
     arrays: tuple[tuple[str, Any], ...]
     nodes: tuple[tuple[str, Any], ...]
     places: Places
-    objects: int
+    seen: Mapping[int, object]
+    fleeting: tuple[tuple[Opener, Any, Name], ...]
+    modules: frozenset[str]
     complete: bool = True
+
+    @property
+    def objects(self) -> int:
+        """How many objects were met."""
+        return len(self.seen) - 1
+
+    def since(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
+        """A walk through what this one has not seen and through what changed since: it meets every tracer that a whole walk would, most
+        under another name. `None` where that cannot be told.
+        """
+        if self.tracers or not self.complete or self.modules != sys.modules.keys():
+            return None
+        visit = Visit(functools.partial(openers_for, code=CODE))
+        visit.seen.update(self.seen)
+        try:
+            changed = list(self.places.changes())
+            if any(type(item) is ModuleType for item in changed):
+                return None
+            for item in changed:
+                visit.put(item, "", CHANGED)
+            for opener, value, name in self.fleeting:
+                opener(value, name, visit)
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+        visit.run([(Name(name), value) for name, value in roots])
+        return walked(visit) if visit.complete else None
+
+    def extended(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
+        """This walk and one from other roots as one, with the places of both; `None` where that one met a tracer, or cannot be told."""
+        later = self.since(roots)
+        if later is None or later.tracers:
+            return None
+        return replace(later, places=self.places.and_those(later.places), fleeting=(*self.fleeting, *later.fleeting))
 
 
 def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out: Iterable[object] = ()) -> Walk:
@@ -53,8 +92,31 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     visit.run([root for root, error in zip(named, errors, strict=True) if not error])
     visit.passing = True
     visit.run([root for root, error in zip(named, errors, strict=True) if error])
-    arrays, nodes = tuple(visit.arrays), tuple(visit.nodes)
-    return Walk(tuple(visit.tracers), arrays, nodes, visit.places, len(visit.seen) - 1, visit.complete)
+    return walked(visit)
+
+
+def walked(visit: Visit) -> Walk:
+    """What a visit met that is over."""
+    return Walk(
+        tracers=tuple(visit.tracers),
+        arrays=tuple(visit.arrays),
+        nodes=tuple(visit.nodes),
+        places=visit.places,
+        seen=visit.seen,
+        fleeting=tuple(visit.fleeting),
+        modules=frozenset(sys.modules),
+        complete=visit.complete,
+    )
+
+
+def tracers_since(
+    earlier: Walk | None, roots: list[tuple[str, object]], matters: Callable[[Found], bool]
+) -> tuple[Found, ...]:
+    """The tracers that a walk from the roots finds and that matter; a whole walk is made only where there are some, or where an earlier one tells nothing."""
+    later = None if earlier is None else earlier.since(roots)
+    if later is not None and not any(map(matters, later.tracers)):
+        return ()
+    return tuple(filter(matters, walk(roots).tracers))
 
 
 def without_garbage(look: Callable[[], T], finds: Callable[[T], object] = bool, generation: int = YOUNG) -> T:
@@ -70,10 +132,10 @@ def without_garbage(look: Callable[[], T], finds: Callable[[T], object] = bool, 
     return look()
 
 
-def holds_beside(node: object, leaves: Iterable[object]) -> bool:
+def holds_beside(node: object, leaves: Iterable[object], earlier: Walk | None = None) -> bool:
     """Whether tracers are reachable from a graph node that are none of its leaves: its structure holds them, which jax compares later on."""
     own = {id(leaf) for leaf in leaves}
-    return any(id(leaked.tracer) not in own for leaked in walk([("", node)]).tracers)
+    return bool(tracers_since(earlier, [("", node)], lambda leaked: id(leaked.tracer) not in own))
 
 
 def is_exception(value: object) -> bool:

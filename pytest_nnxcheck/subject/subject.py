@@ -19,7 +19,8 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.inspection.walk import walk, without_garbage
+from pytest_nnxcheck.inspection.visit import Found
+from pytest_nnxcheck.inspection.walk import Walk, tracers_since, walk, without_garbage
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 
@@ -136,18 +137,24 @@ class Subject:
         )
         return [*nodes, *self.opened, *self.static, (function_name(self.function), self.function)]
 
+    def tracers(
+        self, state: Any, earlier: Walk | None = None, matters: Callable[[Found], bool] = lambda _: True
+    ) -> tuple[Found, ...]:
+        """The tracers that are reachable from a copy of the state, the rest of what was handed in, and the code, and that matter; ``earlier`` is a walk that found none."""
+        return without_garbage(lambda: tracers_since(earlier, self.roots(state), matters))
+
     @contextlib.contextmanager
-    def leaks_undone(self, state: Any) -> Iterator[None]:
-        """Where a run or a trace leaves tracers, put back the places that it touched, and empty the caches of jax.
+    def leaks_undone(self, state: Any, before: Walk | None = None) -> Iterator[None]:
+        """Where a run or a trace leaves tracers, put back the places that it touched, as they were at a walk ``before``, and empty the caches of jax.
 
         Those compare static attributes: a dead tracer among them makes every later call raise.
         """
-        places = walk(self.roots(state)).places
+        before = before or walk(self.roots(state))
         try:
             yield
         finally:
-            if without_garbage(lambda: walk(self.roots(state)).tracers):
-                places.restore()
+            if self.tracers(state, before):
+                before.places.restore()
                 jax.clear_caches()
 
 

@@ -21,7 +21,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED, Transform
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import walk, without_garbage
+from pytest_nnxcheck.inspection.walk import Walk
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import branches, gradients, iteration, loops, mapping, wrappers
@@ -44,9 +44,10 @@ class Blame:
 
 @dataclass(slots=True)
 class Guards:
-    """The guards of one run of a program; reports come from the innermost layer outwards."""
+    """The guards of one run of a program; reports come from the innermost layer outwards. ``earlier`` is a walk from before the run."""
 
     subject: Subject
+    earlier: Walk | None = None
     live: list[dict[tuple[int, int], Any]] = field(default_factory=lambda: [{}])
     reports: list[Blame] = field(default_factory=list)
     mutated: list[tuple[Layer, str]] = field(default_factory=list)
@@ -71,20 +72,15 @@ class Guards:
         traces = [compat.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if compat.is_tracer(leaf)]
         return {compat.trace_key(trace): trace for trace in traces}
 
-    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> list[Found]:
+    def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> tuple[Found, ...]:
         """The tracers that belong to none of the traces that are alive."""
-
-        def of_ended_traces() -> list[Found]:
-            every = walk(self.subject.roots(state)).tracers
-            return [leak for leak in every if trace_of(leak) not in alive]
-
-        return without_garbage(of_ended_traces)
+        return self.subject.tracers(state, self.earlier, lambda leak: trace_of(leak) not in alive)
 
     def look(self, layer: Layer, state: Any, alive: dict[tuple[int, int], Any]) -> None:
         dead = self.dead(state, alive)
         if dead:
             traces = frozenset(map(trace_of, dead))
-            self.reports.append(Blame(layer, tuple(dead), traces))
+            self.reports.append(Blame(layer, dead, traces))
 
     @contextmanager
     def unchanged(self, layer: Layer, state: Any) -> Iterator[None]:

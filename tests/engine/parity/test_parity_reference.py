@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from checking import text
 from flax import nnx
@@ -11,10 +12,11 @@ from healthy import WIDTH, assign, numbers
 from parity_calls import Counter, Counts, X, norm, parity
 
 from pytest_nnxcheck.engine import reference
-from pytest_nnxcheck.engine.reference import evaluate, identity, recalled
+from pytest_nnxcheck.engine.memo import evaluated, identity
+from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, fed_back
 from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.state_facts import read
+from pytest_nnxcheck.subject.state_facts import UNCHANGED, read
 from pytest_nnxcheck.transforms import wrappers
 
 # --- comparing
@@ -85,30 +87,98 @@ def test_the_reference_leaves_the_users_objects_alone():
 
     model = Logs()
     before = model.counter[...]
-    found = evaluate(bind(model, (X,), {}), ("scan", "while_loop"))
+    found = Evaluated().effect(bind(model, (X,), {}), ("scan", "while_loop"))
     assert found.after.leaves["model.counter"].value == 4
     assert log == []
     assert model.counter[...] is before
 
 
-def test_a_reference_is_evaluated_once_for_equal_calls_and_anew_for_others(monkeypatch):
+def trains(model, x):
+    assign(model.mean, model.mean[...] + x.mean())
+    return {"out": model(x), "mean": model.mean[...]}
+
+
+@nnx.jit(donate_argnums=0)
+def donates(model, x):
+    return trains(model, x)
+
+
+MEANINGS = [
+    (),
+    ("scan",),
+    ("vmap",),
+    ("call_first",),
+    ("scan", "vmap"),
+    ("vmap", "while_loop"),
+    ("while_loop", "scan", "vmap"),
+    ("call_first", "scan", "fori_loop"),
+    ("vmap", "call_first"),
+]
+
+
+@pytest.mark.parametrize("start", [AS_IT_IS, Start(nudged=True)])
+@pytest.mark.parametrize("call", [trains, donates])
+def test_the_calls_of_a_meaning_are_those_of_one_trajectory(call, start):
+    subject, trajectory = bind(call, (norm(), X), {}), Evaluated()
+    for meaning in MEANINGS:
+        got, wanted = trajectory.effect(subject, meaning, start), fed_back(subject, meaning, start)
+        assert (got.error, wanted.error) == (None, None)
+        assert (got.names, got.structure) == (wanted.names, wanted.structure)
+        for one, other in ((got.returned, wanted.returned), (got.output, wanted.output)):
+            jax.tree.map(np.testing.assert_array_equal, one, other)
+        for path, leaf in wanted.after.leaves.items():
+            assert (got.after.leaves[path].value is UNCHANGED) == (leaf.value is UNCHANGED), path
+            if leaf.value is not UNCHANGED:
+                np.testing.assert_array_equal(got.after.leaves[path].value, leaf.value)
+    assert len(trajectory.trajectories[start].steps) == 5
+    assert not any(leaf.value.is_deleted() for leaf in trajectory.trajectories[start].before.leaves.values())
+
+
+def test_a_meaning_that_needs_more_calls_than_succeed_raises_and_others_do_not():
+    class Breaks(nnx.Module):
+        def __init__(self):
+            self.counter = Counter(jnp.zeros((), jnp.int32))
+
+        def __call__(self, x):
+            assign(self.counter, self.counter[...] + 1)
+            if self.counter[...] > 2:
+                raise ValueError("worn out")
+            return x
+
+    calls, subject = Evaluated(), bind(Breaks(), (X,), {})
+    assert str(calls.effect(subject, ("scan", "scan")).error) == "worn out"
+    assert calls.effect(subject, ("scan",)).error is None
+    assert calls.effect(subject, ()).error is None
+
+
+def test_calls_are_made_once_for_all_nestings_of_equal_calls_and_anew_for_others(monkeypatch):
     made = []
-    monkeypatch.setattr(reference, "evaluate", lambda subject, meaning: made.append(meaning) or len(made))
+    follow = reference.follow
+
+    def counted(subject, start, calls, **kwargs):
+        made.append(calls)
+        return follow(subject, start, calls, **kwargs)
+
+    monkeypatch.setattr(reference, "follow", counted)
     model, table = norm(), {}
 
     def ask(function, scale=1.0, meaning=("scan",), number=1):
-        return recalled(table, bind(function, (model, X * scale), {}), meaning, number)
+        made.clear()
+        subject = bind(function, (model, X * scale), {})
+        evaluated(table, subject, number).effect(subject, meaning)
+        return made
 
     def scaled(by):
         return lambda model, x: model(x) * by
 
-    assert ask(scaled(2.0)) == ask(scaled(2.0)) == 1
-    assert ask(scaled(3.0)) == 2, "what the code captured"
-    assert ask(scaled(2.0), scale=2.0) == 3, "the inputs"
-    assert ask(scaled(2.0), meaning=()) == 4
-    assert ask(scaled(2.0), number=2) == 5, "the second call of an example"
+    assert ask(scaled(2.0), meaning=("vmap", "scan")) == [2]
+    assert ask(scaled(2.0)) == ask(scaled(2.0), meaning=()) == []
+    assert ask(scaled(2.0), meaning=("scan", "scan")) == [4], "more calls than were made"
+    assert ask(scaled(3.0)) == [2], "what the code captured"
+    assert ask(scaled(2.0), scale=2.0) == [2], "the inputs"
+    assert ask(scaled(2.0), number=2) == [2], "the second call of an example"
     assign(model.mean, model.mean[...] + 1)
-    assert ask(scaled(2.0)) == 6, "the state"
+    assert ask(scaled(2.0)) == [2], "the state"
 
 
 def test_a_call_that_captured_what_cannot_be_told_has_no_identity():

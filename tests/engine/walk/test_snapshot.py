@@ -19,6 +19,7 @@ from flax import nnx
 
 import pytest_nnxcheck.inspection.snapshot
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.inspection.snapshot import Kind
 from pytest_nnxcheck.inspection.walk import walk
 
 
@@ -279,7 +280,7 @@ def test_a_place_that_cannot_be_put_back_is_named_and_the_others_are(monkeypatch
     def refuse(*_: Any) -> None:
         raise TypeError("immutable")
 
-    monkeypatch.setattr(pytest_nnxcheck.inspection.snapshot, "_refill_list", refuse)
+    monkeypatch.setattr(pytest_nnxcheck.inspection.snapshot, "_LIST", Kind(refuse, lambda *_: ()))
     value: dict[str, Any] = {"frozen": [], "other": {}}
     kept = places(value)
     value["other"]["new"] = 1

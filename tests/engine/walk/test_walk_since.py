@@ -1,0 +1,178 @@
+"""A later walk looks only where something may have changed since an earlier one, and meets every tracer that a whole walk would.
+
+`kept_tracers.check` asserts that of every place in which a module keeps a tracer; here stands what changes without a place that tells.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import call
+from flax import nnx
+from healthy import rngs
+
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.inspection import visit
+from pytest_nnxcheck.inspection.walk import Walk, tracers_since, walk
+
+
+def dead_tracer() -> Any:
+    """A tracer of a trace that has ended."""
+    kept: list[Any] = []
+    jax.make_jaxpr(lambda x: kept.append(x) or x)(jnp.ones(()))
+    return kept[0]
+
+
+def met(found: Walk | None) -> list[int]:
+    assert found is not None
+    return [id(leak.tracer) for leak in found.tracers]
+
+
+def everything(_: object) -> bool:
+    return True
+
+
+def takes_from(box: Any) -> Iterator[None]:
+    while True:
+        held = box.last  # noqa: F841  # a local variable that the walk reads
+        yield
+
+
+def generator() -> tuple[Any, Callable[[Any], object]]:
+    box = SimpleNamespace(last=None)
+    taking = takes_from(box)
+    next(taking)
+
+    def put(value: Any) -> None:
+        box.last = value
+        next(taking)
+        box.last = None
+
+    return taking, put
+
+
+def exception() -> tuple[Any, Callable[[Any], object]]:
+    error = ValueError("kept")
+    return error, lambda value: setattr(error, "args", (value,))
+
+
+def raised() -> tuple[Any, Callable[[Any], object]]:
+    error = ValueError("kept")
+
+    def put(value: Any) -> None:  # a local variable of a frame that the traceback keeps
+        try:
+            raise error
+        except ValueError:
+            return
+
+    return error, put
+
+
+def traceback() -> tuple[Any, Callable[[Any], object]]:
+    box = SimpleNamespace(last=None)
+    taking = takes_on(box)
+    next(taking)
+    return box.error, lambda value: (setattr(box, "last", value), next(taking), setattr(box, "last", None))
+
+
+def takes_on(box: Any) -> Iterator[None]:
+    try:
+        int("no number")
+    except ValueError as error:
+        box.error = error
+    while True:
+        held = box.last  # noqa: F841  # a local variable of a frame that goes on
+        yield
+
+
+def iterator() -> tuple[Any, Callable[[Any], object]]:
+    items: list[Any] = [None]
+    return iter(items), lambda value: items.__setitem__(0, value)
+
+
+def cycle() -> tuple[Any, Callable[[Any], object]]:
+    items: list[Any] = []
+    return itertools.chain([1], items), items.append
+
+
+FLEETING = (generator, exception, raised, traceback, iterator, cycle)
+
+
+@pytest.mark.parametrize("kind", FLEETING)
+def test_what_changes_without_a_place_that_tells_is_opened_anew(
+    kind: Callable[[], tuple[Any, Callable[[Any], object]]],
+) -> None:
+    root, put = kind()
+    box = SimpleNamespace(holds=root)
+    earlier = walk([("box", box)])
+    assert met(earlier.since([("box", box)])) == []
+    tracer = dead_tracer()
+    put(tracer)
+    assert met(walk([("box", box)])) == [id(tracer)]
+    assert met(earlier.since([("box", box)])) == [id(tracer)]
+
+
+def test_nothing_is_told_after_a_walk_that_found_something_or_ended_early() -> None:
+    assert walk([("tracer", dead_tracer())]).since([]) is None
+    assert walk([("list", [[], [], []])], most=1).since([]) is None
+    assert walk([("list", [])]).since([]) is not None
+
+
+def test_a_module_that_was_imported_since_is_looked_through(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_house.py").write_text("KEPT = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    source = """
+        def keeps(value):
+            import late_house
+            late_house.KEPT.append(value)
+    """
+    names: dict[str, Any] = {"__name__": "user"}
+    exec(textwrap.dedent(source), names)  # a function whose globals are its own
+    roots = [("keeps", names["keeps"])]
+    earlier = walk(roots)
+    names["keeps"](dead_tracer())
+    assert earlier.since(roots) is None
+    assert [leak.path for leak in tracers_since(earlier, roots, everything)] == ["late_house.KEPT[0]"]
+    monkeypatch.delitem(sys.modules, "late_house")
+
+
+def test_the_tracers_that_matter_are_named_as_a_whole_walk_names_them() -> None:
+    model = SimpleNamespace(last=None)
+    earlier = walk([("model", model)])
+    model.last = dead_tracer()
+    assert [leak.path for leak in tracers_since(earlier, [("model", model)], everything)] == ["model.last"]
+    assert tracers_since(earlier, [("model", model)], lambda _: False) == ()
+
+
+X = jnp.ones((3, 4))
+HOUSE = [SimpleNamespace(number=number) for number in range(3000)]
+
+
+class KnowsManyObjects(nnx.Linear):
+    def __call__(self, x: Any) -> Any:
+        assert HOUSE
+        return super().__call__(x)
+
+
+@pytest.mark.parametrize("nesting", ["un-nested", "jit > scan > remat", "vmap > while_loop"])
+def test_what_a_call_does_not_change_is_walked_through_once(nesting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real = visit.Visit._open  # each object that is opened, counted
+
+    def counted(self: Any, value: Any, holder: str, name: Any) -> None:
+        opened.append(isinstance(value, SimpleNamespace))
+        real(self, value, holder, name)
+
+    model, example = KnowsManyObjects(4, 4, rngs=rngs()), Example()
+    call(model, X, nesting=nesting, example=example)  # profiles the call, and imports what it needs
+    monkeypatch.setattr(visit.Visit, "_open", counted)
+    assert call(model, X, nesting=nesting, example=example).outcome.verdict == "held"
+    assert sum(opened) == len(HOUSE)
