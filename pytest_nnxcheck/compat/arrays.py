@@ -132,7 +132,8 @@ def as_array(leaf: Any) -> Any:
     leaf = unwrapped(leaf)
     if not isinstance(leaf, (*NUMBERS, np.ndarray, np.generic)):
         return leaf
-    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype) if hasattr(leaf, "dtype") else None)
+    # Not asarray, which takes over an aligned buffer of NumPy's that the next call may write to.
+    return jnp.array(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype) if hasattr(leaf, "dtype") else None)
 
 
 def is_array(value: Any) -> bool:

@@ -120,7 +120,7 @@ class Start:
 
     def of(self, subject: Subject) -> tuple[Any, tuple[Any, ...]]:
         """A copy of the state, and the inputs."""
-        state, inputs = subject.fresh(), subject.inputs
+        state, inputs = subject.fresh(), tuple(map(copy_leaf, subject.inputs))
         if not self.nudged:
             return state, inputs
         return nudge(state, self.precision), tuple(nudge_leaf(leaf, self.precision) for leaf in inputs)
@@ -294,13 +294,22 @@ def follow(subject: Subject, start: Start, calls: int, *, apart: bool = False) -
     state, inputs = start.of(subject)
     before, places = read(subject, state), walk(subject.roots(state)).places
     steps: list[Step] = []
-    error = None
+    handed = before
+    error: Exception | None = None
     try:
         while len(steps) < calls and error is None:
-            state = separate(state) if apart else state
-            returned, error = run(subject.program, state, inputs)
+            if apart:
+                try:
+                    state = separate(state)
+                except (TypeError, ValueError) as refused:  # flax has no place for what the call put there
+                    error = refused
+                    break
+                handed = read(subject, state)
+            returned, error = run(subject.program, state, tuple(map(copy_leaf, inputs)))
             if error is None:
-                steps.append(Step.of(subject, returned, returned, changed(before, read(subject, state))))
+                last = steps[-1].after if apart and steps else None
+                after = changed(handed, read(subject, state), last)
+                steps.append(Step.of(subject, returned, returned, after))
     finally:
         places.restore()
     if not apart and (donated((), before) or any(donated(step.returned, step.after) for step in steps)):

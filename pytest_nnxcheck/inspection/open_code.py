@@ -54,6 +54,7 @@ _NOT_STATE = frozenset(
 def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
     open_closure(function, visit)
     if is_library(dict.get(function.__globals__, "__name__")):
+        visit.places.keep_names(str(name), function.__dict__, ("__wrapped__",))
         visit.put(dict.get(function.__dict__, "__wrapped__"), "attribute", name)
         return
     visit.places.keep_function(str(name), function)
@@ -169,6 +170,8 @@ _FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
 
 def open_fields(value: Any, name: Name, visit: Visit) -> None:
     base = next(base for base in mro(type(value)) if base in _FIELDS)
+    if base is functools.partial:
+        visit.fleeting.append((open_fields, value, name))
     for field, text in _FIELDS[base]:
         visit.put(read_slot(class_dict(base)[field], value), class_name(base), name.then(text))
 
@@ -180,6 +183,7 @@ def open_cell(cell: CellType, name: Name, visit: Visit) -> None:
 
 
 def open_cache(cache: Any, name: Name, visit: Visit) -> None:
+    visit.fleeting.append((open_cache, cache, name))
     entries = cache_entries(cache)
     visit.places.keep_cache(str(name), cache, entries)
     for index, (key, result) in enumerate(entries):

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Contents = Iterable[Any]
+_PARTS = ("__defaults__", "__kwdefaults__", "__dict__", "__code__")
+"""What of a function can be replaced."""
 _CLASS_UPKEEP = frozenset(
     "__dict__ __weakref__ __doc__ __slots__ __abstractmethods__ __annotations__ __annotations_cache__".split()
 )
@@ -96,14 +98,14 @@ class Places:
 
     def keep_attributes(self, name: str, value: Any, stored: Layout) -> None:
         own = stored.read(value)
-        saved = (stored, None if own is None else own.copy(), stored.read_slots(value))
+        saved = (type(value), stored, None if own is None else own.copy(), stored.read_slots(value))
         self._kept.append((name, _ATTRIBUTES, value, saved))
 
     def keep_class(self, name: str, cls: type) -> None:
-        self._kept.append((name, _CLASS, cls, dict(class_dict(cls))))
+        self._kept.append((name, _CLASS, cls, (mro(cls), dict(class_dict(cls)))))
 
     def keep_function(self, name: str, function: FunctionType) -> None:
-        self._kept.append((name, _DEFAULTS, function, (function.__defaults__, function.__kwdefaults__)))
+        self._kept.append((name, _FUNCTION, function, _parts(function)))
 
     def keep_cell(self, name: str, cell: CellType, content: Any) -> None:
         self._kept.append((name, _CELL, cell, content))
@@ -158,8 +160,11 @@ def _refill_ordered(value: collections.OrderedDict[Any, Any], items: list[tuple[
             collections.OrderedDict.__setitem__(value, key, item)
 
 
-def _put_attributes(value: Any, saved: tuple[Layout, dict[str, Any] | None, list[tuple[str, Any]]]) -> None:
-    stored, attributes, slots = saved
+Attributes = tuple[type, Layout, dict[str, Any] | None, list[tuple[str, Any]]]
+
+
+def _put_attributes(value: Any, saved: Attributes) -> None:
+    _, stored, attributes, slots = saved
     own = stored.read(value)
     if own is not None and attributes is not None:
         _refill_dict(own, attributes)
@@ -170,7 +175,8 @@ def _put_attributes(value: Any, saved: tuple[Layout, dict[str, Any] | None, list
             descriptor.__set__(value, before)
 
 
-def _put_class(cls: type, saved: Mapping[str, Any]) -> None:
+def _put_class(cls: type, parts: tuple[tuple[type, ...], Mapping[str, Any]]) -> None:
+    _, saved = parts
     now = dict(class_dict(cls))
     for key in [key for key in now if key not in saved and key not in _CLASS_UPKEEP]:
         type.__delattr__(cls, key)
@@ -179,8 +185,14 @@ def _put_class(cls: type, saved: Mapping[str, Any]) -> None:
             type.__setattr__(cls, key, before)
 
 
-def _put_defaults(function: FunctionType, saved: tuple[tuple[Any, ...] | None, dict[str, Any] | None]) -> None:
-    function.__defaults__, function.__kwdefaults__ = saved
+def _parts(function: FunctionType) -> tuple[Any, ...]:
+    return tuple(getattr(function, part) for part in _PARTS)
+
+
+def _put_parts(function: FunctionType, saved: tuple[Any, ...]) -> None:
+    for part, before, now in zip(_PARTS, saved, _parts(function), strict=True):
+        if before is not now:
+            setattr(function, part, before)
 
 
 def _put_cell(cell: CellType, content: Any) -> None:
@@ -252,22 +264,22 @@ def _in_ordered(value: collections.OrderedDict[Any, Any], items: list[tuple[Any,
     )
 
 
-def _in_attributes(value: Any, saved: tuple[Layout, dict[str, Any] | None, list[tuple[str, Any]]]) -> Contents:
-    stored, attributes, slots = saved
-    in_slots = [
-        item for (_, before), (_, item) in zip(slots, stored.read_slots(value), strict=True) if item is not before
-    ]
+def _in_attributes(value: Any, saved: Attributes) -> Contents:
+    cls, stored, attributes, slots = saved
+    changed = [now for (_, before), (_, now) in zip(slots, stored.read_slots(value), strict=True) if now is not before]
+    if type(value) is not cls:
+        changed.append(type(value))
     own = stored.read(value)
-    return in_slots if own is None else (*in_slots, *_in_dict(own, attributes or {}))
+    return changed if own is None else (*changed, *_in_dict(own, attributes or {}))
 
 
-def _in_class(cls: type, saved: dict[str, Any]) -> Contents:
-    return _in_dict(dict(class_dict(cls)), saved)
+def _in_class(cls: type, saved: tuple[tuple[type, ...], dict[str, Any]]) -> Contents:
+    bases, attributes = saved
+    return (*(() if mro(cls) is bases else mro(cls)), *_in_dict(dict(class_dict(cls)), attributes))
 
 
-def _in_defaults(function: FunctionType, saved: tuple[tuple[Any, ...] | None, dict[str, Any] | None]) -> Contents:
-    now = (function.__defaults__, function.__kwdefaults__)
-    return () if same(now, saved) else now
+def _in_function(function: FunctionType, saved: tuple[Any, ...]) -> Contents:
+    return [now for now, before in zip(_parts(function), saved, strict=True) if now is not before]
 
 
 def _in_cell(cell: CellType, content: Any) -> Contents:
@@ -300,6 +312,6 @@ def _in_objects(array: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> Con
 _LIST, _DEQUE, _SET = Kind(_refill_list, _in_list), Kind(_refill_deque, _in_deque), Kind(_refill_set, _in_set)
 _DICT, _ORDERED = Kind(_refill_dict, _in_dict), Kind(_refill_ordered, _in_ordered)
 _ATTRIBUTES, _CLASS = Kind(_put_attributes, _in_attributes), Kind(_put_class, _in_class)
-_DEFAULTS, _CELL = Kind(_put_defaults, _in_defaults), Kind(_put_cell, _in_cell)
+_FUNCTION, _CELL = Kind(_put_parts, _in_function), Kind(_put_cell, _in_cell)
 _NAMES, _CONTEXT = Kind(_put_names, _in_names), Kind(_put_context, _in_context)
 _CACHE, _OBJECTS = Kind(_clear_cache, _in_cache), Kind(_put_objects, _in_objects)

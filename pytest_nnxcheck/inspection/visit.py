@@ -25,6 +25,9 @@ _LONGEST_KEY = 60
 
 _LONGEST_NAME = 400
 
+UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""What reading an object raises where C code of an extension refuses, or another thread changes a container."""
+
 Opener = Callable[[Any, "Name", "Visit"], None]
 
 
@@ -160,6 +163,6 @@ class Visit:
         for opener in openers:
             try:
                 opener(value, name, self)
-            except (AttributeError, TypeError, ValueError, RuntimeError):
+            except UNREADABLE:
                 # C code of an extension refused, or another thread changed a container: one object less, and said so.
                 self.complete = False

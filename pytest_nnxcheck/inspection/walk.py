@@ -12,14 +12,14 @@ import gc
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from pytest_nnxcheck.inspection.open_code import CODE
 from pytest_nnxcheck.inspection.open_data import openers_for
-from pytest_nnxcheck.inspection.raw_access import mro
+from pytest_nnxcheck.inspection.raw_access import MISSING, mro, same_dict
 from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.inspection.visit import Found, Name, Opener, Visit
+from pytest_nnxcheck.inspection.visit import UNREADABLE, Found, Name, Opener, Visit
 
 T = TypeVar("T")
 CHANGED = Name("what changed")
@@ -33,7 +33,7 @@ class Walk:
     their paths; the mutable places; all that was ``seen``, by id.
 
     ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at. ``fleeting`` is
-    what changes without a place that tells, ``modules`` are the names of those that were imported.
+    what changes without a place that tells, ``modules`` are those that were imported, by name.
     """
 
     tracers: tuple[Found, ...]
@@ -42,7 +42,7 @@ class Walk:
     places: Places
     seen: Mapping[int, object]
     fleeting: tuple[tuple[Opener, Any, Name], ...]
-    modules: frozenset[str]
+    modules: Mapping[str, object]
     complete: bool = True
 
     @property
@@ -54,29 +54,29 @@ class Walk:
         """A walk through what this one has not seen and through what changed since: it meets every tracer that a whole walk would, most
         under another name. `None` where that cannot be told.
         """
-        if self.tracers or not self.complete or self.modules != sys.modules.keys():
+        if self.tracers or not self.complete:
             return None
         visit = Visit(functools.partial(openers_for, code=CODE))
         visit.seen.update(self.seen)
         try:
             changed = list(self.places.changes())
-            if any(type(item) is ModuleType for item in changed):
+            if any(map(opens_names, changed)) or not same_dict(dict(sys.modules), self.modules):
                 return None
             for item in changed:
                 visit.put(item, "", CHANGED)
             for opener, value, name in self.fleeting:
                 opener(value, name, visit)
-        except (AttributeError, TypeError, ValueError, RuntimeError):
+        except UNREADABLE:
             return None
         visit.run([(Name(name), value) for name, value in roots])
         return walked(visit) if visit.complete else None
 
     def extended(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
-        """This walk and one from other roots as one, with the places of both; `None` where that one met a tracer, or cannot be told."""
+        """A walk from other roots that has the places of this one too, and goes on from both; `None` where it met a tracer, or cannot be told."""
         later = self.since(roots)
         if later is None or later.tracers:
             return None
-        return replace(later, places=self.places.and_those(later.places), fleeting=(*self.fleeting, *later.fleeting))
+        return replace(later, places=self.places.and_those(later.places))
 
 
 def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out: Iterable[object] = ()) -> Walk:
@@ -104,7 +104,7 @@ def walked(visit: Visit) -> Walk:
         places=visit.places,
         seen=visit.seen,
         fleeting=tuple(visit.fleeting),
-        modules=frozenset(sys.modules),
+        modules=dict(sys.modules),
         complete=visit.complete,
     )
 
@@ -136,6 +136,11 @@ def holds_beside(node: object, leaves: Iterable[object], earlier: Walk | None = 
     """Whether tracers are reachable from a graph node that are none of its leaves: its structure holds them, which jax compares later on."""
     own = {id(leaf) for leaf in leaves}
     return bool(tracers_since(earlier, [("", node)], lambda leaked: id(leaked.tracer) not in own))
+
+
+def opens_names(changed: object) -> bool:
+    """Whether what a place holds now decides which names of a module a function opens: a module, other code, a name that is gone."""
+    return changed is MISSING or any(base in (ModuleType, CodeType) for base in mro(type(changed)))
 
 
 def is_exception(value: object) -> bool:

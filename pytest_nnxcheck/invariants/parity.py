@@ -124,8 +124,11 @@ def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterat
 def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
     """The arrays of an output by name, with the axes that the layers added where ``whole`` says so."""
     arrays: dict[str, list[Any]] = {}
-    names, tree = (effect.names, effect.returned) if whole else (effect.structure.names, effect.output)
-    for name, leaf in zip(jax.tree.leaves(names), jax.tree.leaves(tree), strict=True):
+    tree, arrays_of = (effect.names, effect.returned) if whole else (effect.structure.names, effect.output)
+    names, leaves = jax.tree.leaves(tree), jax.tree.leaves(arrays_of)
+    if len(names) != len(leaves):  # the first call of `call_first` returned more than the second, or less
+        names = [f"output {number}" for number in range(len(leaves))]
+    for name, leaf in zip(names, leaves, strict=True):
         arrays.setdefault(name, []).append(leaf)
     return arrays
 

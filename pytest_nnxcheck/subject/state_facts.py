@@ -68,13 +68,19 @@ class Effect:
     error: Exception | None = None
 
 
-def changed(before: Facts, after: Facts) -> Facts:
-    """The facts after a run without the arrays that it left in place, so that a kept effect holds no copy of the state."""
-    leaves = {
-        name: Leaf(UNCHANGED, leaf.kind) if name in before.leaves and before.leaves[name].value is leaf.value else leaf
-        for name, leaf in after.leaves.items()
-    }
-    return Facts(leaves, after.attributes)
+def changed(before: Facts, after: Facts, earlier: Facts | None = None) -> Facts:
+    """The facts after a run without the arrays that it left in place, so that a kept effect holds no copy of the state.
+
+    Where the state ``before`` is a copy of what an ``earlier`` run left, what is left in place is what that says of it.
+    """
+
+    def leaf_of(name: str, leaf: Leaf) -> Leaf:
+        if name not in before.leaves or before.leaves[name].value is not leaf.value:
+            return leaf
+        kept = earlier.leaves.get(name) if earlier is not None else None
+        return Leaf(UNCHANGED if kept is None else kept.value, leaf.kind)
+
+    return Facts({name: leaf_of(name, leaf) for name, leaf in after.leaves.items()}, after.attributes)
 
 
 def read(subject: Subject, state: Any) -> Facts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ from pytest_nnxcheck.engine.memo import evaluated, identity
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, fed_back
 from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.state_facts import UNCHANGED, read
+from pytest_nnxcheck.subject.state_facts import UNCHANGED, Facts, Leaf, changed, read
 from pytest_nnxcheck.transforms import wrappers
 
 # --- comparing
@@ -132,6 +134,57 @@ def test_the_calls_of_a_meaning_are_those_of_one_trajectory(call, start):
                 np.testing.assert_array_equal(got.after.leaves[path].value, leaf.value)
     assert len(trajectory.trajectories[start].steps) == 5
     assert not any(leaf.value.is_deleted() for leaf in trajectory.trajectories[start].before.leaves.values())
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def scaled_in_place(scale, x):
+    return x * scale
+
+
+def donates_its_input(model, x):
+    return scaled_in_place(model.scale[...], x)
+
+
+@pytest.mark.parametrize("nesting", ["jit", "scan", "vmap", "call_first", "jit > while_loop"])
+def test_an_input_that_the_call_donates_inside_is_there_for_the_next_call(nesting):
+    x = X * 1.0
+    found = parity(donates_its_input, norm(), x, nesting=nesting)
+    assert (found.outcome.verdict, x.is_deleted()) == ("held", False), text(found)
+    assert "not asserted" not in text(found)
+
+
+def test_what_a_call_that_donates_leaves_in_place_is_known_to_be_so():
+    @functools.partial(nnx.jit, donate_argnums=0)
+    def donates(model, x):
+        return model(x)
+
+    def call(model, counts, x):
+        return model(donates(counts, x))
+
+    subject = bind(call, (norm(), Counts(plain=False), X), {})
+    effect = Evaluated().effect(subject, ("scan", "while_loop"))
+    assert effect.error is None
+    assert effect.after.leaves["model.scale"].value is UNCHANGED
+    assert effect.after.leaves["counts.counter"].value == 4
+
+
+def test_what_an_earlier_call_changed_is_not_unchanged_where_this_one_left_it():
+    old, new, copy = (Leaf(jnp.full(1, number), "Param") for number in range(3))
+    assert changed(Facts({"w": old}, {}), Facts({"w": old}, {})).leaves["w"].value is UNCHANGED
+    assert changed(Facts({"w": copy}, {}), Facts({"w": copy}, {}), Facts({"w": new}, {})).leaves["w"] == new
+
+
+def test_an_array_of_numpy_that_is_written_in_place_is_each_call_s_own():
+    held = np.zeros(256, np.uint8)
+    start = -held.ctypes.data % 64  # jax takes over what is aligned
+    buffer = held[start : start + 128].view(np.float32)
+
+    def adds(model, x):
+        buffer[...] += 1
+        return buffer
+
+    returned = Evaluated().effect(bind(adds, (norm(), X), {}), ("scan",)).returned
+    assert returned[0][:, 0].tolist() == [1, 2]
 
 
 def test_a_meaning_that_needs_more_calls_than_succeed_raises_and_others_do_not():

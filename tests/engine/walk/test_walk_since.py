@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,15 @@ from healthy import rngs
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.inspection import visit
 from pytest_nnxcheck.inspection.walk import Walk, tracers_since, walk
+
+Kept = tuple[Any, Callable[[Any], object]]
+"""An object, and what puts a value where it holds it."""
+
+
+@pytest.fixture(autouse=True)
+def _no_late_house() -> Iterator[None]:
+    yield
+    sys.modules.pop("late_house", None)
 
 
 def dead_tracer() -> Any:
@@ -46,7 +57,7 @@ def takes_from(box: Any) -> Iterator[None]:
         yield
 
 
-def generator() -> tuple[Any, Callable[[Any], object]]:
+def generator() -> Kept:
     box = SimpleNamespace(last=None)
     taking = takes_from(box)
     next(taking)
@@ -59,12 +70,12 @@ def generator() -> tuple[Any, Callable[[Any], object]]:
     return taking, put
 
 
-def exception() -> tuple[Any, Callable[[Any], object]]:
+def exception() -> Kept:
     error = ValueError("kept")
     return error, lambda value: setattr(error, "args", (value,))
 
 
-def raised() -> tuple[Any, Callable[[Any], object]]:
+def raised() -> Kept:
     error = ValueError("kept")
 
     def put(value: Any) -> None:  # a local variable of a frame that the traceback keeps
@@ -76,7 +87,7 @@ def raised() -> tuple[Any, Callable[[Any], object]]:
     return error, put
 
 
-def traceback() -> tuple[Any, Callable[[Any], object]]:
+def traceback() -> Kept:
     box = SimpleNamespace(last=None)
     taking = takes_on(box)
     next(taking)
@@ -93,12 +104,12 @@ def takes_on(box: Any) -> Iterator[None]:
         yield
 
 
-def iterator() -> tuple[Any, Callable[[Any], object]]:
+def iterator() -> Kept:
     items: list[Any] = [None]
     return iter(items), lambda value: items.__setitem__(0, value)
 
 
-def cycle() -> tuple[Any, Callable[[Any], object]]:
+def cycle() -> Kept:
     items: list[Any] = []
     return itertools.chain([1], items), items.append
 
@@ -108,7 +119,7 @@ FLEETING = (generator, exception, raised, traceback, iterator, cycle)
 
 @pytest.mark.parametrize("kind", FLEETING)
 def test_what_changes_without_a_place_that_tells_is_opened_anew(
-    kind: Callable[[], tuple[Any, Callable[[Any], object]]],
+    kind: Callable[[], Kept],
 ) -> None:
     root, put = kind()
     box = SimpleNamespace(holds=root)
@@ -118,6 +129,139 @@ def test_what_changes_without_a_place_that_tells_is_opened_anew(
     put(tracer)
     assert met(walk([("box", box)])) == [id(tracer)]
     assert met(earlier.since([("box", box)])) == [id(tracer)]
+
+
+class Holder:
+    """A plain object of the user's."""
+
+
+def uses(x: Any) -> Any:
+    return x
+
+
+def names_a_module(x: Any) -> Any:
+    return NAMED.last if NAMED is not None else x
+
+
+NAMED: Any = None
+
+
+class Named(types.ModuleType):
+    """A module of a class of its own, as lazy imports make them."""
+
+
+def dict_of_a_function() -> Kept:
+    def own(x: Any) -> Any:
+        return x
+
+    return own, lambda value: setattr(own, "__dict__", {"last": value})
+
+
+def dict_of_a_cache() -> Kept:
+    cached = functools.cache(uses)
+    return cached, lambda value: setattr(cached, "__dict__", {"last": value})
+
+
+def code_of_a_function() -> Kept:
+    def own(x: Any) -> Any:
+        return x
+
+    def put(value: Any) -> None:
+        house = types.ModuleType("house")
+        own.__globals__["THERE"] = house
+        vars(house)["last"] = value
+        own.__code__ = (lambda x: THERE.last).__code__  # noqa: F821  # a name that is there when it runs
+
+    return own, put
+
+
+def class_of_an_object() -> Kept:
+    held = Holder()
+    return held, lambda value: setattr(held, "__class__", type("Other", (Holder,), {"last": value}))
+
+
+def bases_of_a_class() -> Kept:
+    class Base(Holder):
+        pass
+
+    class Derived(Base):
+        pass
+
+    return Derived(), lambda value: setattr(Derived, "__bases__", (type("Other", (Base,), {"last": value}),))
+
+
+def state_of_a_partial() -> Kept:
+    held = functools.partial(uses, 1)
+    return held, lambda value: held.__setstate__((uses, (value,), {}, {}))
+
+
+def function_of_a_library() -> Kept:
+    wrapped = functools.wraps(uses)(jax.tree_util.Partial(uses).func)
+    library = types.FunctionType(uses.__code__, {"__name__": "jax.numpy"})
+    return [library, wrapped], lambda value: setattr(library, "__wrapped__", [value])
+
+
+def module_of_a_class_of_its_own() -> Kept:
+    def put(value: Any) -> None:
+        module = Named("lazy")
+        module.last = value
+        names_a_module.__globals__["NAMED"] = module
+
+    return names_a_module, put
+
+
+def module_in_the_place_of_another() -> Kept:
+    source = "def keeps():\n    import late_house\n    return late_house.KEPT\n"
+    names: dict[str, Any] = {"__name__": "user"}
+    exec(source, names)  # a function whose globals are its own
+    sys.modules["late_house"] = types.ModuleType("late_house")
+
+    def put(value: Any) -> None:
+        sys.modules["late_house"] = types.ModuleType("late_house")
+        vars(sys.modules["late_house"])["KEPT"] = value
+
+    return names["keeps"], put
+
+
+def name_that_is_gone() -> Kept:
+    source = "def keeps():\n    return late_house.KEPT\n"
+    names: dict[str, Any] = {"__name__": "user", "late_house": None}
+    exec(source, names)  # a function whose globals are its own
+    sys.modules["late_house"] = types.ModuleType("late_house")
+
+    def put(value: Any) -> None:
+        vars(sys.modules["late_house"])["KEPT"] = value
+        del names["late_house"]
+
+    return names["keeps"], put
+
+
+REPLACED = (
+    dict_of_a_function,
+    dict_of_a_cache,
+    code_of_a_function,
+    class_of_an_object,
+    bases_of_a_class,
+    state_of_a_partial,
+    function_of_a_library,
+    module_of_a_class_of_its_own,
+    module_in_the_place_of_another,
+    name_that_is_gone,
+)
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+def test_parts_that_are_replaced_are_looked_through(kind: Callable[[], Kept], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "NAMED", None)
+    monkeypatch.setitem(globals(), "THERE", None)
+    root, put = kind()
+    roots = [("root", [root])]
+    earlier = walk(roots)
+    assert earlier.tracers == tracers_since(earlier, roots, everything) == ()
+    tracer = dead_tracer()
+    put(tracer)
+    assert [leak.tracer is tracer for leak in walk(roots).tracers] == [True]
+    assert [leak.tracer is tracer for leak in tracers_since(earlier, roots, everything)] == [True]
 
 
 def test_nothing_is_told_after_a_walk_that_found_something_or_ended_early() -> None:
@@ -141,7 +285,6 @@ def test_a_module_that_was_imported_since_is_looked_through(tmp_path: Any, monke
     names["keeps"](dead_tracer())
     assert earlier.since(roots) is None
     assert [leak.path for leak in tracers_since(earlier, roots, everything)] == ["late_house.KEPT[0]"]
-    monkeypatch.delitem(sys.modules, "late_house")
 
 
 def test_the_tracers_that_matter_are_named_as_a_whole_walk_names_them() -> None:
