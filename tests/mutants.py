@@ -65,6 +65,11 @@ MUTANTS = (
     Mutant("subject/write_back.py", "if path in values and not real:", "if path in values:", "test_abstract.py"),
     Mutant("subject/write_back.py", "and not lists_nodes(value)", "", "test_subject.py"),
     Mutant("subject/subject.py", "*self.static, ", "", "test_leaky.py"),
+    Mutant("subject/captured_constants.py", "if not is_filled(const)", "if True", "test_memory_lines.py"),
+    Mutant("subject/profile.py", "describe(as_array(leaf) if isinstance(leaf, NUMBERS) else leaf)", "describe(leaf)", "test_subject.py"),
+    Mutant("engine/check_call.py", "    jax.clear_caches()\n    observation = once()\n", "    observation = once()\n", "test_subject.py"),
+    Mutant("engine/check_call.py", "if bound.name in call.memo.own_jits:", "if False:", "test_subject.py"),
+    Mutant("engine/memo.py", "graph = tuple((path, fingerprint(value)) for", "graph = tuple(path for", "test_subject.py"),
     Mutant("subject/jaxpr_flow.py", "COND: of_cond}", "}", "test_dataflow.py"),
     Mutant("subject/signatures.py", "call.__signature__ =", "_ =", "test_abstract.py test_compose.py test_check_call.py"),
     # transforms

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from pytest_nnxcheck import compat, invariants
 from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -68,7 +70,12 @@ def check_call(
     originals = look_at_originals(bound, settings, example)
     bound.refuse_what_flax_cannot_split()
     call = Call(bound, signature(bound), nesting, settings, example, originals, publish)
-    checked = nested(call) if nesting.layers else un_nested(call)
+    try:
+        checked = nested(call) if nesting.layers else un_nested(call)
+    finally:
+        if bound.name in call.memo.own_jits:
+            # The user's own object must not meet what a jit that it keeps captured under ours.
+            jax.clear_caches()
     return replace(checked, facts=call.facts())
 
 
@@ -130,8 +137,38 @@ def observed(call: Call, profile: Profile) -> Observation:
         if observation is not None:
             return observation
     call.example.values.require(subject)
-    programs, originals = call.memo.shared_programs, call.example.originals
-    return observe(subject, profile, call.nesting, call.settings.donate, programs, originals=originals)
+    return run(call, profile)
+
+
+def run(call: Call, profile: Profile) -> Observation:
+    """The facts of a nesting that is run; a second time, with jax' caches empty, where a plain object's own jit met a trace of ours.
+
+    The user's object holds the values of the program while that runs, and jax keeps what a jitted function captured by way of it.
+    """
+
+    def once() -> Observation:
+        programs, originals = call.memo.shared_programs, call.example.originals
+        return observe(call.subject, profile, call.nesting, call.settings.donate, programs, originals=originals)
+
+    observation = once()
+    if not meets_own_jit(call, observation):
+        return observation
+    call.memo.own_jits.add(call.subject.name)
+    jax.clear_caches()
+    observation = once()
+    if not meets_own_jit(call, observation):
+        return observation
+    label, _ = call.subject.opened[0]
+    reason = (
+        f"a jitted function that {label} keeps has captured what {label} holds, and goes on with that whatever it holds "
+        "by now: hand the module to the jitted function as an argument"
+    )
+    return replace(observation, error=Unfit(reason))
+
+
+def meets_own_jit(call: Call, observation: Observation) -> bool:
+    """Whether a call of a plain object met a tracer that nothing which is reachable holds: jax keeps it, for a jitted function."""
+    return bool(call.subject.opened) and not observation.leaks and compat.is_tracer_error(observation.error)
 
 
 def traced_in(call: Call, profile: Profile) -> Observation | None:
@@ -265,9 +302,7 @@ def un_nested(call: Call) -> Checked:
     call.announce(profile)
     if observation is None:
         values.require(call.subject)
-        observation = observe(
-            call.subject, UNKNOWN, call.nesting, call.settings.donate, originals=call.example.originals
-        )
+        observation = run(call, UNKNOWN)
     if observation.error is not None:
         return fails_un_nested(call, observation, observation.error)
     judgement = invariants.judge(case_of_un_nested(call, profile, observation))

@@ -16,7 +16,7 @@ from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.observation import Memory
 from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.engine.reference import Evaluated
-from pytest_nnxcheck.inspection.fingerprint import show
+from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import is_array
 from pytest_nnxcheck.subject.subject import Subject
@@ -40,7 +40,8 @@ class Memo:
 
     ``remapped`` are profiles with the leaves that the call restores, ``gradients`` say why it has none, ``longer`` is the memory of
     programs of twice the length, ``mapped`` a note on what lies in mapped files, ``compared_by_value`` the first
-    of the plain objects with arrays that were met under a path by a call of that number.
+    of the plain objects with arrays that were met under a path by a call of that number, ``own_jits`` the names of subjects whose plain object
+    keeps a jitted function that captured what it holds.
     """
 
     profiles: dict[Any, Profile] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class Memo:
     evaluated: dict[Any, Entry] = field(default_factory=dict)
     mapped: dict[str, str] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
+    own_jits: set[str] = field(default_factory=set)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
 
 
@@ -68,9 +70,8 @@ def signature(subject: Subject) -> Any:
     shapes = tuple((path, describe(leaf)) for path, leaf in compat.flat_state(leaves))
     try:
         graph: Any = hash(graphdef)
-    except TypeError:
-        # An unhashable attribute: such a module cannot enter nnx.jit either, so that no profile is worth keeping.
-        graph = object()
+    except TypeError:  # an attribute that has no hash, a plain dataclass say
+        graph = tuple((path, fingerprint(value)) for path, value in compat.attributes(subject.state))
     kind = (subject.abstract, compat.mode_flags())
     return (subject.name, subject.code, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
 

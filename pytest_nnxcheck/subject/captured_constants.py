@@ -11,9 +11,12 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.subject import jaxpr_flow
 
+SMALLEST = 2
+"""Elements from which on XLA makes a constant of equal ones a broadcast."""
+
 
 def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, ...]:
-    """The constants of a jaxpr, largest first; ``kept`` are the arrays of the user's code, each with its name."""
+    """The constants of a jaxpr that take up memory, largest first; ``kept`` are the arrays of the user's code, each with its name."""
     constants = [
         Captured(
             const.nbytes,
@@ -22,8 +25,16 @@ def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, 
             name_of(const, kept),
         )
         for const in jaxpr_flow.constants(closed)
+        if not is_filled(const)
     ]
     return tuple(sorted(constants, key=lambda constant: -constant.bytes))
+
+
+def is_filled(const: Any) -> bool:
+    """Whether an array of NumPy's holds one value alone, ``np.zeros(n)`` say: XLA keeps that value, and no array of it."""
+    if not isinstance(const, np.ndarray) or const.size < SMALLEST or const.dtype == object:
+        return False
+    return bool((const == const.flat[0]).all())
 
 
 def line_of(closed: Any, const: Any) -> str:

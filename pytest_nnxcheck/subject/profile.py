@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import describe, nbytes
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
@@ -83,6 +83,11 @@ UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1
 """The profile of a call that cannot be evaluated: enough for a plain jit."""
 
 
+def type_in_a_trace(leaf: Any) -> str:
+    """The type that a trace takes a leaf in with: a Python number has that of the array which jax makes of it."""
+    return describe(as_array(leaf) if isinstance(leaf, NUMBERS) else leaf)
+
+
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
     subject = subject.for_run()
@@ -121,7 +126,7 @@ def profile(subject: Subject) -> Profile:
     ]
     rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in number_of}
-    types = {key: describe(leaf) for key, leaf in numbered(before)}
+    types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
     captures = captured(closed, walk(subject.roots(subject.state)).arrays)
     parameters = differentiable(subject, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checking import call, text
 from flax import nnx
 from healthy import node_list
 from hypothesis import given
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.engine.memo import signature
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.subject import Nodes, flatten_output, spell
 from pytest_nnxcheck.subject.write_back import graft
@@ -219,3 +222,79 @@ def test_a_plain_list_of_graph_nodes_is_not_written_back():
     graft(mine, copy)
     assert mine._listed == [inner]
     assert inner.calls == 1
+
+
+# --- what the module of a stranger holds
+
+
+@dataclasses.dataclass
+class Config:
+    """Compares by value, and so has no hash."""
+
+    width: int
+
+
+class Configured(nnx.Module):
+    def __init__(self, config):
+        self.config = config
+        self.linear = nnx.Linear(4, config.width, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.linear(x)
+
+
+def test_calls_of_equal_modules_are_known_from_each_other_where_an_attribute_has_no_hash():
+    def key(config, width=4):
+        return signature(bind(Configured(config), (jnp.ones((2, width)),), {}))
+
+    assert key(Config(4)) == key(Config(4)) != key(Config(5))
+    twin = Configured(Config(4))
+    twin.config = Config(5)
+    assert key(Config(4)) != signature(bind(twin, (jnp.ones((2, 4)),), {})), "the same shapes"
+
+
+class Bound:
+    def __init__(self, wrap):
+        self.module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.jitted = wrap(self.apply)
+
+    def apply(self, x):
+        return self.module(x)
+
+    def process(self, x):
+        return self.jitted(x)
+
+
+class Static:
+    def __init__(self):
+        self.module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def process(self, x):
+        return self.module(x)
+
+
+@pytest.mark.parametrize("made", [lambda: Bound(jax.jit), lambda: Bound(nnx.jit), Static])
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "vmap", "jit > scan", "eval_shape"])
+def test_an_object_whose_own_jit_captured_its_module_holds_or_is_left_out_with_the_reason(made, nesting, example):
+    owner = made()
+    found = call(owner.process, jnp.ones(3), nesting=nesting, example=example)
+    assert found.outcome.verdict == ("rejected" if nesting == "eval_shape" else "held"), text(found)
+    if nesting == "eval_shape":
+        assert "hand the module to the jitted function as an argument" in found.outcome.reason
+    assert owner.process(jnp.ones(3)).shape == (3,), "the user's own object works on"
+
+
+class Scaled(nnx.Module):
+    def __init__(self):
+        self.scale = nnx.Variable(2.0)
+
+    def __call__(self, x):
+        return x * self.scale.value
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("nesting", ["scan", "while_loop", "jit > scan > while_loop"])
+def test_a_python_number_in_a_variable_is_carried(nesting):
+    found = call(Scaled(), jnp.ones(3), nesting=nesting)
+    assert (found.outcome.verdict, found.outcome.reason) == ("held", "")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import call, source
+from checking import call, source, text
 from healthy import numbers
 from jax import lax
 from memory_evidence import KiB, line, rows, told
@@ -166,7 +166,7 @@ def closure():
 
 
 def nowhere(x):
-    return x @ jnp.asarray(np.ones((256, 64), np.float32) * 0.5)
+    return x @ jnp.asarray(np.eye(256, 64, dtype=np.float32))
 
 
 @pytest.mark.parametrize(
@@ -189,3 +189,16 @@ def test_a_captured_array_has_the_line_that_uses_it_and_its_name(subject, fragme
         + (f"   {name}" if name else "")
         + f"   used at {one.line}",
     ]
+
+
+@pytest.mark.parametrize("fill, captures", [(np.zeros, False), (np.ones, False), (np.arange, True)])
+def test_an_array_of_one_value_is_no_constant_of_the_program(fill, captures):
+    """XLA keeps the value, and makes the array where it is used: the program itself has no more constants than a few bytes."""
+
+    def adds(x):
+        return x + fill(1 << 16).astype(np.float32)[:8] + jnp.asarray(fill(1 << 15).astype(np.float32)).sum()
+
+    found = call(adds, jnp.ones(8), nesting="jit")
+    compiled = jax.jit(adds).lower(jnp.ones(8)).compile()
+    assert (compiled.memory_analysis().temp_size_in_bytes < 1 << 15) or captures
+    assert ("captures" in text(found)) is captures
