@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.outcome import CallFacts, Listener, TypeMoved, UnNeste
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.memo import Memo, evaluated, recall
+from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
 from pytest_nnxcheck.engine.observe import measure, observe, traced_again
 from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effects
 from pytest_nnxcheck.engine.reference import Reference, meaning_of
@@ -166,7 +166,7 @@ class Call:
         if self.subject.abstract:
             return None
         meaning = meaning_of(self.nesting)
-        calls = evaluated(self.memo.evaluated, self.subject, self.example.compared)
+        calls = evaluated_calls(self.memo.evaluated, self.subject, self.example.compared)
         return Reference(meaning, calls.effect(self.subject, meaning), calls)
 
 

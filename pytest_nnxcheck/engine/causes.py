@@ -23,6 +23,7 @@ from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import CapturedBy, Explanation, ValueAsked
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
+from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.subject import Subject
 
@@ -149,8 +150,4 @@ def closure_of(function: Any) -> dict[str, Any]:
     if not inspect.isfunction(function):
         return {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    contents = {}
-    for name, cell in cells:
-        with contextlib.suppress(ValueError):
-            contents[name] = cell.cell_contents
-    return contents
+    return {name: content for name, cell in cells if (content := cell_content(cell)) is not MISSING}

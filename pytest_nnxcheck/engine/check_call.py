@@ -100,16 +100,7 @@ def nested(call: Call) -> Checked:
     judgement = invariants.judge(case)
     if judgement.violations and observation.shared:
         # Its message names lines, which must be its own.
-        programs = call.memo.shared_programs
-        observation = observe(
-            call.subject,
-            prepared.profile,
-            call.nesting,
-            call.settings.donate,
-            programs,
-            alone=True,
-            originals=call.example.originals,
-        )
+        observation = run_once(call, prepared.profile, alone=True)
         case = case_of(call, prepared.profile, observation, prepared.reference)
         judgement = invariants.judge(case)
     if judgement.error is not None and not judgement.violations:
@@ -145,17 +136,12 @@ def run(call: Call, profile: Profile) -> Observation:
 
     The user's object holds the values of the program while that runs, and jax keeps what a jitted function captured by way of it.
     """
-
-    def once() -> Observation:
-        programs, originals = call.memo.shared_programs, call.example.originals
-        return observe(call.subject, profile, call.nesting, call.settings.donate, programs, originals=originals)
-
-    observation = once()
+    observation = run_once(call, profile)
     if not meets_own_jit(call, observation):
         return observation
     call.memo.own_jits.add(call.subject.name)
     jax.clear_caches()
-    observation = once()
+    observation = run_once(call, profile)
     if not meets_own_jit(call, observation):
         return observation
     label, _ = call.subject.opened[0]
@@ -164,6 +150,13 @@ def run(call: Call, profile: Profile) -> Observation:
         "by now: hand the module to the jitted function as an argument"
     )
     return replace(observation, error=Unfit(reason))
+
+
+def run_once(call: Call, profile: Profile, *, alone: bool = False) -> Observation:
+    """The facts of a nesting that is run, ``alone`` where its program must be its own."""
+    programs, originals = call.memo.shared_programs, call.example.originals
+    donate = call.settings.donate
+    return observe(call.subject, profile, call.nesting, donate, programs, alone=alone, originals=originals)
 
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:

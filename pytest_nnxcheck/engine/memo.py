@@ -17,6 +17,7 @@ from pytest_nnxcheck.core.observation import Memory
 from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
+from pytest_nnxcheck.inspection.raw_access import cell_content
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import is_array
 from pytest_nnxcheck.subject.subject import Subject
@@ -79,7 +80,7 @@ def signature(subject: Subject) -> Any:
 # --- the calls that a nesting is compared with
 
 
-def evaluated(table: dict[Any, Entry], subject: Subject, number: int) -> Evaluated:
+def evaluated_calls(table: dict[Any, Entry], subject: Subject, number: int) -> Evaluated:
     """What was found out of a call, the manieth of its example; nothing yet where one of what decides that cannot be told for sure.
 
     The key holds all that does: the number, the code with what it captured, the graph, the content of state and inputs.
@@ -140,7 +141,7 @@ def code(function: Any, seen: frozenset[int] = frozenset()) -> Any:
             return own
         raise Unknown
     seen |= {id(own)}
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    cells = map(cell_content, function.__closure__ or ())
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     captured = tuple(code(value, seen) if hasattr(value, "__code__") else atom(value) for value in [*cells, *defaults])
     return own, captured, tuple(plain_globals(own, function.__globals__))

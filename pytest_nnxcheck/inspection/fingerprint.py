@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import FunctionType, MethodType
 from typing import Any
 
-from pytest_nnxcheck.inspection.raw_access import MISSING, class_dict, layout, read_slot, top_package
+from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout, top_package
 
 DEEPEST, LONGEST = 5, 200
 _ATOMS = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)
@@ -32,8 +32,8 @@ def fingerprint(value: Any, depth: int = DEEPEST) -> Any:
 
 
 def of_function(function: FunctionType, depth: int) -> Any:
-    cells = [read_slot(class_dict(type(cell))["cell_contents"], cell) for cell in function.__closure__ or ()]
-    parts = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), tuple(cells))
+    cells = tuple(map(cell_content, function.__closure__ or ()))
+    parts = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells)
     return (function.__code__, *(fingerprint(part, depth) for part in parts))
 
 

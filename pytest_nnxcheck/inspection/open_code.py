@@ -30,6 +30,7 @@ from pytest_nnxcheck.inspection.raw_access import (
     MISSING,
     LruCache,
     cache_entries,
+    cell_content,
     class_dict,
     class_name,
     is_library,
@@ -69,13 +70,6 @@ def open_closure(function: FunctionType, visit: Visit) -> None:
         content = cell_content(cell)
         visit.places.keep_cell(f"{variable} ({note})", cell, content)
         visit.put(content, "closure", Name(variable, note))
-
-
-def cell_content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
 
 
 def open_defaults(function: FunctionType, visit: Visit) -> None:

@@ -12,7 +12,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 MISSING: Any = object()
@@ -70,15 +70,20 @@ def module_namespace(value: object) -> dict[str, Any] | None:
     return None if is_library(dict.get(namespace, "__name__")) else namespace
 
 
+def are(these: Iterable[object], those: Iterable[object]) -> bool:
+    """Whether these are those, one by one, as far as the shorter goes."""
+    return all(map(operator.is_, these, those))
+
+
 def same(these: Iterable[object], those: Iterable[object]) -> bool:
     """Whether two collections hold the very same objects in the same order; ``==`` is the user's code."""
     first, second = list(these), list(those)
-    return len(first) == len(second) and all(map(operator.is_, first, second))
+    return len(first) == len(second) and are(first, second)
 
 
 def same_dict(these: Mapping[Any, Any], those: Mapping[Any, Any]) -> bool:
     """Whether two exact dicts hold the very same keys and values in the same order."""
-    return same(these.keys(), those.keys()) and same(these.values(), those.values())
+    return len(these) == len(those) and are(these.values(), those.values()) and are(these.keys(), those.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,14 @@ def read_slot(descriptor: Any, value: Any) -> Any:
     try:
         return descriptor.__get__(value)
     except AttributeError:
+        return MISSING
+
+
+def cell_content(cell: CellType) -> Any:
+    """What a closure's cell holds, `MISSING` where that is nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
         return MISSING
 
 

@@ -11,7 +11,6 @@ import collections
 import contextlib
 import contextvars
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
@@ -21,7 +20,9 @@ from pytest_nnxcheck.inspection.raw_access import (
     MISSING,
     Layout,
     LruCache,
+    are,
     cache_entries,
+    cell_content,
     class_dict,
     mro,
     same,
@@ -232,13 +233,8 @@ def _put_objects(array: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> No
 # --- what a place holds that changed
 
 
-def _are(now: Iterable[Any], before: Iterable[Any]) -> bool:
-    """Whether these are those, element by element, of two collections of one length."""
-    return all(map(operator.is_, now, before))
-
-
 def _in_list(value: list[Any], items: list[Any]) -> Contents:
-    kept = list.__len__(value) == len(items) and _are(list.__iter__(value), items)
+    kept = list.__len__(value) == len(items) and are(list.__iter__(value), items)
     return () if kept else list.__iter__(value)
 
 
@@ -251,9 +247,8 @@ def _in_set(value: set[Any], items: set[Any]) -> Contents:
 
 
 def _in_dict(value: dict[Any, Any], items: dict[Any, Any]) -> Contents:
-    if dict.__len__(value) == len(items) and _are(dict.values(value), items.values()) and _are(dict.keys(value), items):
-        return ()
-    return (*dict.keys(value), *dict.values(value))
+    now = value if type(value) is dict else dict(dict.items(value))
+    return () if same_dict(now, items) else (*now.keys(), *now.values())
 
 
 def _in_ordered(value: collections.OrderedDict[Any, Any], items: list[tuple[Any, Any]]) -> Contents:
@@ -283,10 +278,7 @@ def _in_function(function: FunctionType, saved: tuple[Any, ...]) -> Contents:
 
 
 def _in_cell(cell: CellType, content: Any) -> Contents:
-    try:
-        now = cell.cell_contents
-    except ValueError:
-        now = MISSING
+    now = cell_content(cell)
     return () if now is content else (now,)
 
 

@@ -60,7 +60,7 @@ class Walk:
         visit.seen.update(self.seen)
         try:
             changed = list(self.places.changes())
-            if any(map(opens_names, changed)) or not same_dict(dict(sys.modules), self.modules):
+            if any(map(opens_names, changed)) or not same_dict(sys.modules, self.modules):
                 return None
             for item in changed:
                 visit.put(item, "", CHANGED)
@@ -69,7 +69,7 @@ class Walk:
         except UNREADABLE:
             return None
         visit.run([(Name(name), value) for name, value in roots])
-        return walked(visit) if visit.complete else None
+        return walked(visit, self.modules) if visit.complete else None
 
     def extended(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
         """A walk from other roots that has the places of this one too, and goes on from both; `None` where it met a tracer, or cannot be told."""
@@ -92,11 +92,11 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     visit.run([root for root, error in zip(named, errors, strict=True) if not error])
     visit.passing = True
     visit.run([root for root, error in zip(named, errors, strict=True) if error])
-    return walked(visit)
+    return walked(visit, dict(sys.modules))
 
 
-def walked(visit: Visit) -> Walk:
-    """What a visit met that is over."""
+def walked(visit: Visit, modules: Mapping[str, object]) -> Walk:
+    """What a visit met that is over, while these modules were imported."""
     return Walk(
         tracers=tuple(visit.tracers),
         arrays=tuple(visit.arrays),
@@ -104,7 +104,7 @@ def walked(visit: Visit) -> Walk:
         places=visit.places,
         seen=visit.seen,
         fleeting=tuple(visit.fleeting),
-        modules=dict(sys.modules),
+        modules=modules,
         complete=visit.complete,
     )
 

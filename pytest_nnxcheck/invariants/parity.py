@@ -124,8 +124,8 @@ def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterat
 def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
     """The arrays of an output by name, with the axes that the layers added where ``whole`` says so."""
     arrays: dict[str, list[Any]] = {}
-    tree, arrays_of = (effect.names, effect.returned) if whole else (effect.structure.names, effect.output)
-    names, leaves = jax.tree.leaves(tree), jax.tree.leaves(arrays_of)
+    trees = (effect.names, effect.returned) if whole else (effect.structure.names, effect.output)
+    names, leaves = map(jax.tree.leaves, trees)
     if len(names) != len(leaves):  # the first call of `call_first` returned more than the second, or less
         names = [f"output {number}" for number in range(len(leaves))]
     for name, leaf in zip(names, leaves, strict=True):

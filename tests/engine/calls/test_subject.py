@@ -227,6 +227,19 @@ def test_a_plain_list_of_graph_nodes_is_not_written_back():
 # --- what the module of a stranger holds
 
 
+def test_a_function_whose_closure_has_an_empty_cell_is_called_as_any_other():
+    def made():
+        def applies(model, x):
+            return model(x) if x.ndim else never
+
+        if MODULE_LEVEL is None:
+            never = 0
+        return applies
+
+    found = call(made(), nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting="jit", invariants="parity")
+    assert found.outcome.verdict == "held", text(found)
+
+
 @dataclasses.dataclass
 class Config:
     """Compares by value, and so has no hash."""

@@ -14,7 +14,7 @@ from healthy import WIDTH, assign, numbers
 from parity_calls import Counter, Counts, X, norm, parity
 
 from pytest_nnxcheck.engine import reference
-from pytest_nnxcheck.engine.memo import evaluated, identity
+from pytest_nnxcheck.engine.memo import evaluated_calls, identity
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, fed_back
 from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.subject.bind import bind
@@ -218,7 +218,7 @@ def test_calls_are_made_once_for_all_nestings_of_equal_calls_and_anew_for_others
     def ask(function, scale=1.0, meaning=("scan",), number=1):
         made.clear()
         subject = bind(function, (model, X * scale), {})
-        evaluated(table, subject, number).effect(subject, meaning)
+        evaluated_calls(table, subject, number).effect(subject, meaning)
         return made
 
     def scaled(by):
