@@ -98,6 +98,14 @@ def in_jit_cured(model: Any, x: jax.Array) -> jax.Array:
     return nnx.jit(lambda model, x: model(x))(model, x)
 
 
+def in_checkpoint(model, x):
+    return jax.checkpoint(model)(x)
+
+
+def in_checkpoint_cured(model, x):
+    return nnx.remat(lambda model, x: model(x))(model, x)
+
+
 OWN = {
     "while_loop": (in_while_loop, in_while_loop_cured),
     "fori_loop": (in_fori_loop, in_fori_loop_cured),
@@ -105,6 +113,7 @@ OWN = {
     "cond": (in_cond, in_cond_cured),
     "switch": (in_switch, in_switch_cured),
     "jit": (in_jit, in_jit_cured),
+    "checkpoint": (in_checkpoint, in_checkpoint_cured),
 }
 
 
@@ -122,7 +131,7 @@ class Tied(nnx.Module):
 
 
 class Steps(nnx.Module):
-    """Applies its layer three times at most, and clips: as Python says it, or as jax does."""
+    """Applies its layer three times at most, clips, and selects: as Python says it, or as jax does."""
 
     def __init__(self):
         self.linear = nnx.Linear(4, 4, rngs=rngs())
@@ -136,6 +145,14 @@ class Steps(nnx.Module):
             for _ in range(jnp.argmax(x)):
                 x = self.linear(x)
             return x
+        if how == "slice":
+            return self.linear(x[: jnp.argmax(x)])
+        if how == "jax.lax.dynamic_slice":
+            return self.linear(jax.lax.dynamic_slice(x, (jnp.argmax(x), 0), (1, 4)))
+        if how == "mask":
+            return self.linear(x)[x.sum(axis=1) > 0].sum()
+        if how == "jnp.where as a mask":
+            return jnp.where(x.sum(axis=1) > 0, self.linear(x).sum(axis=1), 0.0).sum()
         return nnx.while_loop(
             lambda carry: carry[1].sum() > 0, lambda carry: (carry[0], carry[0].linear(carry[1]) - 1e3), (self, x)
         )[1]

@@ -61,7 +61,10 @@ def check(model: Any, kept: Keep, path: str, holder: str, call: Any = jit_call, 
     assert before.places.restore() == ()
     assert found_in(("model", model)) == []
     for works in (again or type(model).__call__, call):
-        jax.clear_caches()  # a tracer in the structure of a module stays in the keys of jax's caches, where it meets the next call
+        if (
+            kept is whole
+        ):  # a tracer in the structure of a module stays in the keys of jax's caches, where it meets the next call
+            jax.clear_caches()
         assert works(model, X).shape == X.shape
         assert before.places.restore() == ()
         assert found_in(("model", model)) == []

@@ -40,7 +40,8 @@ MUTANTS = (
     Mutant("compat/graph.py", "device=in_type(shape)", "device=None", "test_sharded.py"),
     Mutant("compat/arrays.py", "sharding.num_devices > 1", "len(sharding.device_set) > 1", "test_sharded.py"),
     Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
-    Mutant("compat/graph.py", "errors = jax.errors\n    return isinstance(", "errors = jax.errors\n    return False and isinstance(", "test_hints.py"),
+    Mutant("compat/graph.py", "return isinstance(error, classes) or ", "return ", "test_hints.py"),
+    Mutant("compat/graph.py", ' or (isinstance(error, IndexError) and "static start/stop/step" in str(error))', "", "test_hints.py"),
     Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_memory_breakdown.py test_memory_lines.py"),
     # inspection
     Mutant("inspection/raw_access.py", '_MAKERS = {"abc", "types"}', "_MAKERS = set()", "test_walk_code.py"),
@@ -107,6 +108,8 @@ MUTANTS = (
     Mutant("engine/parity.py", "return [path for path in missing if path not in before.leaves]", "return []", "test_parity_reference.py test_parity.py"),
     Mutant("engine/example.py", "bool(first is value or first == value)", "pass", "test_bad_input.py"),
     Mutant("engine/memo.py", "__tracebackhide__ = True", "__tracebackhide__ = False", "test_check_call.py"),
+    Mutant("engine/causes.py", "    return recall(memo.captured, key, lambda: capturing(subject))", "    return capturing(subject)", "test_neighbours.py"),
+    Mutant("engine/causes.py", "    if compat.is_graph_node(function):\n        names", "    if False:\n        names", "test_neighbours.py"),
     Mutant("engine/causes.py", "if not any(other.transform.endswith(name) for other in same):", "if True:", "test_neighbours.py"),
     Mutant("engine/check_call.py", "if judgement.violations and observation.shared:", "if False:", "test_findings.py"),
     Mutant("engine/memo.py", "if key not in table:", "if True:", "test_check_call.py"),

@@ -127,13 +127,20 @@ def is_tracer_error(error: BaseException | None) -> bool:
 
 
 def asks_for_value(error: BaseException | None) -> bool:
-    """Whether the exception is what jax raises when Python asks for the value of a tracer. Public. All versions."""
+    """Whether the exception is what jax raises when Python asks for the value of a tracer. All versions.
+
+    Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax'.
+    """
     import jax
 
     errors = jax.errors
-    return isinstance(
-        error, errors.ConcretizationTypeError | errors.TracerArrayConversionError | errors.TracerIntegerConversionError
+    classes = (
+        errors.ConcretizationTypeError,
+        errors.TracerArrayConversionError,
+        errors.TracerIntegerConversionError,
+        errors.NonConcreteBooleanIndexError,
     )
+    return isinstance(error, classes) or (isinstance(error, IndexError) and "static start/stop/step" in str(error))
 
 
 def is_refusal(error: BaseException | None) -> bool:

@@ -52,9 +52,19 @@ _LINK = re.compile(r"\s*\(https?://[^\s()]+\)")
 _LONGEST_LINE = 160
 
 
+def closed_line(text: str) -> str:
+    """The first line; with those that follow, as far as they close the brackets that it opens: the repr of a module has many lines."""
+    first, *others = text.splitlines() or [""]
+    for other in others:
+        if len(first) > _LONGEST_LINE or sum(map(first.count, "([{")) <= sum(map(first.count, ")]}")):
+            break
+        first += f" {other.strip()}"
+    return first
+
+
 def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table."""
-    text = _LINK.sub("", str(error).strip().partition("\n")[0])
+    text = _LINK.sub("", closed_line(str(error).strip()))
     name = type(error).__name__
     if len(text) > _LONGEST_LINE:
         start = text[:_LONGEST_LINE]
@@ -64,7 +74,7 @@ def first_line(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """``TypeError: the first line``."""
-    first = next(iter(str(error).splitlines()), "")
+    first = closed_line(str(error))
     return f"{type(error).__name__}: {first}".rstrip(": ")
 
 

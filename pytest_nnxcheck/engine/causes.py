@@ -22,6 +22,7 @@ from pytest_nnxcheck.compat.frames import CALLED
 from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import CapturedBy, Explanation, ValueAsked
 from pytest_nnxcheck.engine.abstract_run import trace
+from pytest_nnxcheck.engine.memo import Memo, recall
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content
 from pytest_nnxcheck.inspection.walk import walk
@@ -32,19 +33,29 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 SHOWN = 4
 
 
-def causes(subject: Subject, error: BaseException, observation: Observation | None) -> tuple[Explanation, ...]:
-    """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
+def causes(
+    subject: Subject, error: BaseException, observation: Observation | None, memo: Memo, key: Any
+) -> tuple[Explanation, ...]:
+    """What explains the user's exception: the tracers that are left, and the transform that captured a module.
+
+    What does not depend on the nesting is found out once for each ``key``, the signature of the call.
+    """
     if compat.asks_for_value(error):
         return (ValueAsked(),)
     if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
         return ()
     leaks = (observation.leaks or observation.dropped) if observation else ()
-    leaks = leaks or merged_inside(subject)
-    return (*leaks[:SHOWN], *captured(subject))
+    leaks = leaks or recall(memo.merged, key, lambda: merged_inside(subject))
+    return (*leaks[:SHOWN], *captured(subject, memo, key))
 
 
-def captured(subject: Subject) -> tuple[CapturedBy, ...]:
-    """The transforms that the call applies to a function which captured a graph node: where, and what."""
+def captured(subject: Subject, memo: Memo, key: Any) -> tuple[CapturedBy, ...]:
+    """The transforms that the call applies to a function which captured a graph node; the same under every nesting."""
+    return recall(memo.captured, key, lambda: capturing(subject))
+
+
+def capturing(subject: Subject) -> tuple[CapturedBy, ...]:
+    """The transforms that the call, made once more, applies to a function which captured a graph node: where, and what."""
     captures: dict[CapturedBy, None] = {}
     running: list[FrameType] = []
 
@@ -133,8 +144,11 @@ def user_caller(frame: FrameType) -> FrameType | None:
 
 
 def captured_nodes(frame: FrameType) -> list[str]:
-    """Names and types of the graph nodes in the closures of the functions that a transform was called with."""
+    """Names and types of the graph nodes in the closures of the functions that a transform was called with, or that are such a function."""
     names: dict[str, None] = {}
+    function = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+    if compat.is_graph_node(function):
+        names[type(function).__name__] = None
     for value in list(frame.f_locals.values()):
         for item in value if isinstance(value, tuple | list) else (value,):
             for name, held in closure_of(item).items():

@@ -259,7 +259,7 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
     nesting = call.nesting
     if compat.is_mode_refusal(error, nesting.mode):
         return Checked(None, Outcome(nesting, "rejected", reason=compat.mode_words(error), by_mode=True))
-    explanations = causes.causes(call.subject, error, observation)
+    explanations = causes.causes(call.subject, error, observation, call.memo, call.key)
     return Checked(
         None,
         Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, causes=explanations),
@@ -307,7 +307,7 @@ def un_nested(call: Call) -> Checked:
         return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
-        captured = causes.captured(call.subject)
+        captured = causes.captured(call.subject, call.memo, call.key)
         violations = tuple(replace(violation, explained=captured) for violation in violations)
     outcome = Outcome(call.nesting, "violated", violations, notes=notes_of(judgement), evidence=left(observation))
     return Checked(observation.rebuild(observation.output), outcome)

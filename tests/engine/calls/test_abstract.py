@@ -57,6 +57,7 @@ class Block(nnx.Module):
         return x + self.drop(self.norm(self.linear(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effort", [{"effort": "quick"}, pytest.param({"max_examples": 5}, marks=pytest.mark.full)])
 def test_a_module_of_200_gigabytes_is_checked_and_nothing_is_allocated(effort):
     width = 220_000

@@ -111,6 +111,7 @@ def test_what_the_checks_read_of_a_model_is_read_in_graph_mode():
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @has_modes
 def test_a_violation_in_one_mode_is_none_in_another():
     def two_calls(model, x):
@@ -224,6 +225,7 @@ def test_abstract_subjects_are_compiled_in_every_mode(mode):
     assert check(model, jax.ShapeDtypeStruct((2, 4), jnp.float32), **settings).modes == {mode: "held"}
 
 
+@pytest.mark.slow
 @has_modes
 def test_a_body_that_builds_what_a_mode_cannot_is_rejected_there(pytester, inner_args):
     pytester.makepyfile(
@@ -275,6 +277,7 @@ def test_a_closure_refused_in_one_mode_holds_in_another():
     assert (verdicts["graph: jit[closure]"], verdicts["tree: jit[closure]"]) == ("rejected", "held")
 
 
+@pytest.mark.slow
 @has_modes
 def test_modes_are_drawn_beside_the_arguments_of_a_test(run_inner):
     source = """

@@ -288,6 +288,7 @@ def test_what_the_un_nested_call_puts_into_a_plain_object_is_there_also_where_it
     assert seen[0]
 
 
+@pytest.mark.slow
 def test_a_callback_runs_under_every_nesting():
     # A list would be put back after every nesting, as all that the call's code holds.
     calls = itertools.count()

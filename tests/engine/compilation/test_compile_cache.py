@@ -287,6 +287,7 @@ print(len(list(ours.glob("*"))), len(list(his.glob("*lambda*-cache"))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_a_users_own_folder_is_left_alone(by, tmp_path):
     ours, his = tmp_path / "ours", tmp_path / "his"

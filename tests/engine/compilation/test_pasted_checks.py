@@ -49,6 +49,7 @@ def keeps(x):
     return x
 
 
+@pytest.mark.slow
 def test_a_tracer_that_is_alive_is_a_leak():
     with pytest.raises(AssertionError, match=r"leaked KEPT\['x'\]   float32\[3\]"):
         leaves_no_tracers(lambda: jax.jit(keeps)(jnp.ones(3)), [("KEPT['x']", "float32[3]")], living_tracers)

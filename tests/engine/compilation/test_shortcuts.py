@@ -191,6 +191,7 @@ LEAK = "leaky class_attribute"
 SINGLES = {"sweep": "singles", "max_examples": 0, "styles": "argument"}
 
 
+@pytest.mark.slow
 def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
     def blind(subject: Any, facts: Any, nesting: Any, *_: Any) -> Observation:
         state = subject.fresh()
@@ -201,6 +202,7 @@ def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
     assert {"scan", "vmap"} <= differing(fast, slow).keys()
 
 
+@pytest.mark.slow
 def test_programs_that_are_taken_for_equal_are_seen(monkeypatch):
     monkeypatch.setattr("pytest_nnxcheck.compat.shared_programs.canonical", lambda text: "")
     make, chosen = CORPUS["healthy batch_norm_train"], {"styles": "argument", "transforms": "jit,while_loop"}

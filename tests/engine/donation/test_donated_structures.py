@@ -143,6 +143,7 @@ def test_what_is_returned_in_any_order_and_place_is_kept(plan, order, known):
     assert lost_by(plan, order, known) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["forgotten", "retyped"])
 @given(data=st.data(), order=ORDERS)
 def test_exactly_the_one_that_is_lost_is_named(fault, data, order):
@@ -180,6 +181,7 @@ def run(plan, nesting):
 NESTINGS = st.sampled_from(["jit", "jit[functional]", "jit > vmap"])
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(plan=plans(None), nesting=NESTINGS)
 def test_the_engine_keeps_what_is_returned(plan, nesting):

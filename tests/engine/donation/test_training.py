@@ -49,6 +49,7 @@ def assert_healthy(subject, args, nesting, **settings):
 # --- every leaf that is read keeps its pointer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", [*ROOTS, "jit > remat"])
 @pytest.mark.parametrize("name", ["mlp_and_adam", pytest.param("attention_and_adam", marks=pytest.mark.full)])
 def test_every_leaf_of_a_training_step_keeps_its_pointer(name, nesting):
@@ -87,6 +88,7 @@ def bfloat16_args(learning_rate):
     return Mlp(rngs(), jnp.bfloat16), batch_of(), learning_rate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ROOTS)
 def test_a_learning_rate_that_promotes_is_named_with_every_parameter(nesting):
     found = call(sgd, *bfloat16_args(jnp.asarray(0.1, jnp.float32)), nesting=nesting)
@@ -126,6 +128,7 @@ def keeps_parameters(copy):
     return optax.GradientTransformation(lambda params: jax.tree.map(copy, params), update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ROOTS)
 def test_an_optimizer_that_holds_buffers_of_the_model_is_named_with_both_paths(nesting):
     def args(copy):
@@ -192,6 +195,7 @@ if not takes_over(jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), 
     OPT_STATE.add("opt_state[0].count")  # elsewhere the loss, which has as many bytes, takes its buffer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", [*ROOTS, "jit > scan"])
 def test_a_functional_step_that_does_not_return_the_optimizer_is_named_with_every_leaf(nesting):
     donate = "state,params,opt_state"
@@ -202,6 +206,7 @@ def test_a_functional_step_that_does_not_return_the_optimizer_is_named_with_ever
     assert_healthy(functional_step(ADAM), functional_args(ADAM), nesting, donate=donate)
 
 
+@pytest.mark.slow
 def test_the_leaves_that_are_named_are_those_that_are_forgotten():
     """Moments and parameters have the same types: the names tell them apart, and so does their order."""
     found = call(forgets_params, *functional_args(ADAM), nesting="jit", donate="state,params,opt_state")
@@ -253,6 +258,7 @@ def jitted_clone(model, optimizer, batch):
     return nnx.jit(clones)(model, optimizer, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step, nesting", [*product([clones, merges], ROOTS), (jitted_clone, "jit")])
 def test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf(step, nesting):
     def args():
@@ -280,6 +286,7 @@ def test_the_optimizer_of_a_step_that_updates_a_copy_stays_behind(step):
     assert int(optimizer.step[...]) == 1
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_only_read_or_returned_is_no_dropped_update():
     def returns_the_copy(model, optimizer, batch):
         copy = nnx.clone(optimizer)
@@ -304,6 +311,7 @@ def test_an_optimizer_that_is_only_read_or_returned_is_no_dropped_update():
 # --- the names of arguments
 
 
+@pytest.mark.slow
 def test_arguments_are_donated_by_name():
     def decode(model, cache, token):
         new = cache["keys"].at[0].set(token[0].astype(jnp.bfloat16))

@@ -119,6 +119,7 @@ def test_where_the_reference_raises_a_note_says_so():
     assert "finite not asserted: the same calls raise un-nested, ValueError: once" in found.outcome.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch_norm_train", "dropout"])
 def test_healthy_models_hold_where_values_are_needed(name):
     case = HEALTHY[name]()

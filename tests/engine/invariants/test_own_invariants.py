@@ -120,6 +120,7 @@ def test_one_about_compiled_programs_is_asked_under_a_jit_alone():
     assert seen == ["jit > remat"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [True, False])
 def test_values_are_there_whether_it_says_so_or_not(values):
     ran = []
@@ -154,6 +155,7 @@ def test_one_that_is_on_by_default_is_in_every_check_from_there_on():
     assert check(linear(), INPUT, nesting="jit", invariants="tracers").ok
 
 
+@pytest.mark.slow
 def test_it_is_expected_to_fail_like_any_other():
     register_invariant(Invariant("asked", lambda call: [Breach(summary="no")], compiled=True))
     report = check(linear(), INPUT, invariants="asked", max_examples=0, expected_failures={"asked": "known"})

@@ -79,6 +79,7 @@ def test_the_users_objects_are_left_as_without_it():
     assert left[0][0] == 1
 
 
+@pytest.mark.slow
 def test_an_abstract_call_is_not_judged_and_says_so_once():
     model = nnx.eval_shape(lambda: Weighs(STRONG))
     report = check(

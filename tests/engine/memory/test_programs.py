@@ -156,6 +156,7 @@ def copied(rows):
     return total + (again @ again).sum()
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_copied_is_told_and_a_batch_is_not():
     model = nnx.Linear(*WIDE, rngs=rngs())
     graphdef, state = nnx.split(model)

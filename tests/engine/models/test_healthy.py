@@ -31,7 +31,7 @@ def assert_healthy(outcome):
     assert 0 < outcome.peak <= outcome.budget
 
 
-@pytest.mark.parametrize("model", models(["batch_norm_train", "scan_over_layers"], otherwise=pytest.mark.slow))
+@pytest.mark.parametrize("model", models(["batch_norm_train"], otherwise=pytest.mark.slow))
 def test_a_model_breaks_no_invariant(model):
     memo = Memo()
     for nesting in ARRAY[model]:
@@ -77,6 +77,7 @@ def test_a_model_breaks_no_invariant_under_any_pair(model):
             assert_healthy(outcome_of(model, Nesting((Layer("jit"), *pair), mode), memo))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", models(["batch_norm_train"]))
 def test_a_model_holds_or_is_rejected_under_the_defaults(model):
     """With the styles that capture the module, where that does not leak in truth (google/flax#4520)."""

@@ -88,6 +88,7 @@ def held(subject, *args, example=None, nesting="jit", **kwargs):
     return found.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ["un-nested", "jit", "jit[functional] > remat"])
 def test_a_trainer_sees_its_model_trained_and_its_calls_counted(nesting):
     trainer = Trainer()
@@ -99,6 +100,7 @@ def test_a_trainer_sees_its_model_trained_and_its_calls_counted(nesting):
     assert not np.array_equal(trainer.model.layers[0].kernel[...], before)
 
 
+@pytest.mark.slow
 def test_what_a_plain_object_keeps_of_a_trace_is_a_leak():
     class Keeps(Trainer):
         def __call__(self, x):
@@ -129,6 +131,7 @@ def test_arrays_of_a_plain_object_are_inputs_and_a_new_one_that_it_keeps_is_a_le
     assert "tracers remain in self.average" in str(check(Ema().update, numbers(X), nesting="jit"))
 
 
+@pytest.mark.slow
 def test_nodes_of_the_state_come_back_as_the_users_own():
     def step(model, norm, x):
         return {"model": model, "norm": norm}, model.layers[0].kernel, model(norm(x))

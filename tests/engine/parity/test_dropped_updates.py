@@ -181,6 +181,7 @@ def test_parity_may_be_an_expected_failure():
     assert check(broadcasts, norm(), XS, expected_failures=known, **few).ok
 
 
+@pytest.mark.slow
 def test_on_the_command_line(pytester, inner_args):
     pytester.makepyfile(
         """

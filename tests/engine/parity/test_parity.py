@@ -240,6 +240,7 @@ NESTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_random_numbers_give_no_false_alarm(nesting):
     drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
@@ -256,6 +257,7 @@ def drop_with(model, rngs, x):
     return model(x, rngs=rngs)
 
 
+@pytest.mark.slow
 def test_keys_whose_draws_differ_in_a_batch_are_excepted_and_said_so():
     class Noise(nnx.Module):
         def __init__(self):

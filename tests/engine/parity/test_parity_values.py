@@ -143,6 +143,7 @@ def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(
     assert note.endswith(": inputs a few roundings away move the un-nested result as far")
 
 
+@pytest.mark.slow
 def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
     """What rounding decides in a jit inside it is told, but no exception of a trace of ours."""
 
@@ -156,6 +157,7 @@ def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
     assert "model.first.bias" in text(found)
 
 
+@pytest.mark.slow
 def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
     right = wrappers.jit_functional
 

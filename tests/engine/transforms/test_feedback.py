@@ -151,6 +151,7 @@ def test_nothing_that_returns_more_is_put_inside(inner):
     assert "number of steps is not known" in impossible(Nesting.parse("grad > iterate_while_loop"))
 
 
+@pytest.mark.slow
 def test_the_peak_of_many_steps_counts_what_every_step_returns(example):
     def block(model, x):
         return x + model(x)

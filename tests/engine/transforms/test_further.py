@@ -72,6 +72,7 @@ def test_with_the_module_captured_gradients_are_by_the_floating_point_inputs(nes
     np.testing.assert_allclose(gradient, jax.grad(lambda x: linear(x).sum())(x), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_element_of_an_axis_has_gradients_of_its_own():
     twice = run(Norm(), numbers((4, 3)), jnp.int32(2), nesting="vmap > grad")
     assert [leaf.shape[0] for leaf in jax.tree.leaves(twice.returned)] == [2] * 6
@@ -247,6 +248,7 @@ def test_a_gradient_that_leaves_tracers_behind_is_found_and_put_back():
 # --- what was left out is said once, and drawn no more
 
 
+@pytest.mark.slow
 def test_a_subject_without_parameters_is_checked_under_the_rest():
     settings = {"transforms": ("jit", "remat", "grad"), "styles": "argument"}
     made = check(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), numbers((4, 3)), **settings)
@@ -331,6 +333,7 @@ def test_a_model_above_the_floor_stays_below_1_4_of_its_expected_peak(nesting, e
         assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ["jit > grad > scan > remat", "jit > grad > fori_loop > remat"])
 def test_what_a_differentiated_loop_saves_is_no_copy_of_the_models_own(nesting, example):
     found = call(Twin(), numbers((16, 256)), nesting=nesting, example=example)
@@ -356,6 +359,7 @@ def test_which_nestings_differentiate_a_loop(nesting, saves):
     assert saves_steps(Nesting.parse(nesting)) is saves
 
 
+@pytest.mark.slow
 def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient(example):
     x = numbers((32, 64))
     plain, under = (
@@ -368,6 +372,7 @@ def test_the_expected_peak_of_a_gradient_is_that_of_the_un_nested_gradient(examp
     assert broken(over) == ["memory"]
 
 
+@pytest.mark.slow
 def test_a_differentiated_loop_keeps_the_activations_of_each_step(example):
     x = numbers((512, 64))
     one, two = (
@@ -377,6 +382,7 @@ def test_a_differentiated_loop_keeps_the_activations_of_each_step(example):
     assert two.budget > 1.5 * one.budget
 
 
+@pytest.mark.slow
 def test_a_remat_inside_a_loop_saves_memory_and_one_around_all_of_it_does_not(example):
     x = numbers((512, 64))
     peaks = {

@@ -81,6 +81,7 @@ def test_only_what_cannot_be_broadcast_is_mapped():
     assert restored_leaves(bind(norm, (X,), {}), frozenset({("mean",), ("var",)})) == frozenset()
 
 
+@pytest.mark.slow
 @in_place
 def test_what_must_be_mapped_is_expected_for_each_element():
     report = check(InPlace(), X, styles="argument", transforms="jit,vmap", memory_budget="1.2x")

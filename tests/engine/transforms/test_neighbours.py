@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 import reports
 from checking import broken, call, text
+from cures import in_checkpoint
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from hypothesis import given
@@ -20,6 +21,8 @@ from pytest_nnxcheck.core.nesting import Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.engine import causes
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import wording
 from pytest_nnxcheck.runner import neighbours, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
@@ -224,8 +227,30 @@ def test_a_capture_of_value_and_grad_is_told_once():
         return nnx.value_and_grad(loss)(model)[0]
 
     linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
-    (cause,) = causes.captured(bind(step, (linear, norm, numbers(BATCH)), {}))
+    (cause,) = causes.capturing(bind(step, (linear, norm, numbers(BATCH)), {}))
     assert (cause.transform, cause.nodes) == ("value_and_grad", ("stats (BatchNorm)",))
+
+
+def test_a_module_that_is_handed_over_as_the_function_is_captured():
+    (cause,) = causes.capturing(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    assert (cause.transform, cause.nodes) == ("checkpoint", ("BatchNorm",))
+
+
+def test_a_call_is_made_once_more_for_all_nestings(monkeypatch):
+    """The caches of jax are emptied after it, so that whatever comes next compiles anew."""
+    made: list[str] = []
+    rehearse = causes.rehearse
+
+    def counted(subject, *arguments):
+        made.append(subject.name)
+        return rehearse(subject, *arguments)
+
+    monkeypatch.setattr(causes, "rehearse", counted)
+    norm, memo = nnx.BatchNorm(WIDTH, rngs=rngs()), Memo()
+    for nesting in ("jit", "jit > remat", "remat"):
+        with Example(memo) as example:
+            assert call(in_checkpoint, norm, numbers(BATCH), nesting=nesting, example=example).outcome.causes
+    assert len(made) == 2  # who captured, and what was merged inside
 
 
 def test_a_loop_over_a_bound_method_captured_its_self():
@@ -239,7 +264,7 @@ def test_a_loop_over_a_bound_method_captured_its_self():
         def decode(self, x):
             return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
 
-    (cause,) = causes.captured(bind(Decoder().decode, (numbers(BATCH),), {}))
+    (cause,) = causes.capturing(bind(Decoder().decode, (numbers(BATCH),), {}))
     (text_of_cause,) = wording.explanation(cause)
     assert "captured self (Decoder); pass the module in the loop's carry" in text_of_cause
-    assert causes.captured(bind(lambda x: x, (jnp.ones(3),), {})) == ()
+    assert causes.capturing(bind(lambda x: x, (jnp.ones(3),), {})) == ()

@@ -82,6 +82,7 @@ def test_a_tracer_that_only_the_test_keeps_is_its_own_business():
     assert look([("model", model), ("kept", kept)]).leftovers == ()
 
 
+@pytest.mark.slow
 def test_nothing_of_a_test_is_kept_alive():
     reported = Reported()
     after = look([("kept", made_inside())])

@@ -117,6 +117,7 @@ def test_where_it_moves_there_is_none(make, nesting, shortcuts):
     assert not found.outcome.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batch_norm_train", "dropout", "linear"])
 def test_no_healthy_model_has_the_note(name):
     case = HEALTHY[name]()

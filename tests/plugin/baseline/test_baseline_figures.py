@@ -49,6 +49,7 @@ def test_x(nnx_wrap): nnx_wrap(Model(percent=int(os.environ.get("DRAWN", "100"))
 """
 
 
+@pytest.mark.slow
 def test_drawn_nestings_are_compared_and_another_edition_draws_others(run, peaks, monkeypatch):
     run(DRAWS, UPDATE)
     before = entries(peaks)
@@ -116,6 +117,7 @@ def test_mlp(nnx_wrap):
 """
 
 
+@pytest.mark.slow
 def test_a_real_model_that_grows_by_a_tenth(pytester, inner_args, peaks):
     def start(width, *args):
         pytester.makepyfile(test_real=REAL.replace("{width}", str(width)))

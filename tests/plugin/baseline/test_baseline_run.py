@@ -116,6 +116,7 @@ def test_what_is_new_passes_and_is_added_where_asked(run, peaks):
 STALE = [ERROR, "  test_inner.py::test_x: there is no such test"]
 
 
+@pytest.mark.slow
 def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
     run(OK, UPDATE)
     before = peaks.read_bytes()
@@ -157,6 +158,7 @@ def test_what_a_command_line_leaves_out(pytester, inner_args, args, narrowed, co
     assert selection.Selection.of(config).covers("test_inner.py") == covered
 
 
+@pytest.mark.slow
 def test_a_nesting_that_does_not_run_any_more_is_stale(run, peaks):
     run(OK, UPDATE)
     fewer = OK.replace("max_examples=0", "max_examples=0, transforms='jit,vmap'")
@@ -204,6 +206,7 @@ def test_a_setting_narrows_a_run_that_leaves_out_nestings_by_it(name):
     assert TABLE[name].narrows == (others < count or not {*usual} <= {*planned})
 
 
+@pytest.mark.slow
 def test_a_test_that_is_there_is_not_stale_whatever_became_of_it(run, peaks):
     run(OK, UPDATE)
     for source, status in {

@@ -238,6 +238,7 @@ def test_a_rerun_starts_afresh(run_inner, pytester):
     assert {attempt.count('name="nnx_nestings"') for attempt in attempts} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_leaves_a_partial_summary(run_inner):
     # A background job of a shell starts with the signal ignored.

@@ -36,6 +36,7 @@ def test_what_is_refused_is_a_collection_error_with_file_and_line(run_inner, pyt
     assert "Traceback" not in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_workers_say_the_same_of_a_bad_marker(run_inner):
     result = run_inner("\n@marked(max_depth=0)\ndef test_x(nnx_wrap): pass\n", "-n2", subprocess=True)
     result.assert_outcomes(errors=1)
@@ -148,5 +149,6 @@ def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_no_more():
     }
 
 
+@pytest.mark.slow
 def test_the_test_above_can_fail():
     assert "hypothesis" in loaded("import pytest_nnxcheck.api")

@@ -1,5 +1,7 @@
 """The forms of a test: functions, methods, classes, fixtures, parametrize, and the user's own hypothesis decorators."""
 
+import pytest
+
 HYPOTHESIS = "from hypothesis import HealthCheck, example, given, note, seed, settings, strategies as st\n"
 
 
@@ -27,6 +29,7 @@ def test_forms_of_a_test(run_inner, pytester):
     result.stdout.re_match_lines([rf"{name}.py::\S+  \d\d nestings: \d\d held; .*" for name in files])
 
 
+@pytest.mark.slow
 def test_fixtures_of_every_scope(run_inner):
     source = """
 @pytest.fixture(scope="{0}", params=[1, 2])
@@ -127,6 +130,7 @@ def test_{}(nnx_wrap, data):
     run_inner(HYPOTHESIS + source + ran).assert_outcomes(passed=3)
 
 
+@pytest.mark.slow
 def test_further_forms_with_the_users_given(run_inner):
     source = """
 from hypothesis import assume

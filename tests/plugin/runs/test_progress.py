@@ -107,6 +107,7 @@ def test_the_line_of_a_nesting():
 # --- what is said --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_line_a_nesting_with_v_in_a_pipe(run_inner):
     result = run_inner(SUITE, "-v", subprocess=True)
     result.assert_outcomes(passed=1)

@@ -170,6 +170,7 @@ def test_stopped(nnx_wrap):
 )
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_not_lost_and_writes_no_baseline(run_inner, pytester):
     asked = ["--nnx-report=report.json", "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update"]
     result = run_inner(STOPPED, *asked, subprocess=True)

@@ -122,6 +122,7 @@ def test_eight(nnx_wrap, mesh):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["-n0", pytest.param("-n1", marks=pytest.mark.full)])
 def test_devices_are_simulated(run_inner, monkeypatch, workers):
     monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=2 --xla_cpu_enable_fast_math=false")
@@ -133,6 +134,7 @@ def test_devices_are_simulated(run_inner, monkeypatch, workers):
     result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  39 nestings: 39 held; *"][::-1])
 
 
+@pytest.mark.slow
 def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\nnnx_devices = 3\n")

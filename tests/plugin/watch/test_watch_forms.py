@@ -84,6 +84,7 @@ def late():
 )
 
 
+@pytest.mark.slow
 def test_every_form_of_a_test(watch):
     _, failed = watch(FORMS)
     assert failed == [
@@ -143,6 +144,7 @@ test_under_a_transform.__wrapped__ = inside
 )
 
 
+@pytest.mark.slow
 @local_variables
 def test_the_local_variables_of_a_test(watch):
     result, failed = watch(LOCAL)
@@ -150,6 +152,7 @@ def test_the_local_variables_of_a_test(watch):
     result.stdout.fnmatch_lines(["*tracers in model.box.last", "*tracers in models?'a'??0?.box.last"])
 
 
+@pytest.mark.slow
 def test_python_that_sees_no_returns_says_so(watch):
     result, _ = watch(LOCAL)
     says_so = "; local variables of tests, and calls of modules, are watched from Python 3.12 on" in result.stdout.str()
@@ -231,6 +234,7 @@ def test_class_held():
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["as written", "reversed"])
 def test_what_the_code_of_a_model_keeps_is_found_when_the_model_is_gone(watch, pytester, order):
     """The test that left it is blamed, whatever comes before and after."""

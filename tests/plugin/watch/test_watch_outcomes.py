@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from watched import HEAD
 
 BEFORE = (
@@ -35,6 +36,7 @@ def test_third():
 )
 
 
+@pytest.mark.slow
 def test_what_a_fixture_left_is_told_with_the_test_and_not_as_its_doing(watch):
     result, failed = watch(BEFORE)
     assert failed == ["test_suite.py::test_innocent", "test_suite.py::test_second"]
@@ -71,6 +73,7 @@ def test_skips():
 )
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_keeps_its_own_error_and_is_blamed_all_the_same(watch):
     result, failed = watch(RAISES)
     assert failed == ["test_suite.py::test_fails"]

@@ -63,6 +63,7 @@ def test_a_program_of_a_fixture_is_told_as_such(watch):
     )
 
 
+@pytest.mark.slow
 def test_the_ini_file_has_a_budget_too_and_a_worker_is_held_to_it(watch, pytester):
     pytest.importorskip("xdist")
     pytester.makeini("[pytest]\nnnx_watch = fail\nnnx_memory_budget = 100KiB\n")

@@ -77,6 +77,7 @@ def pytest_collection_modifyitems(items):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_order_of_the_tests_does_not_matter(watch, pytester, seed):
     pytester.makeconftest(SHUFFLE.format(seed=seed))
@@ -89,6 +90,7 @@ def test_a_path_may_follow_the_option(watch, pytester):
     result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
 
 
+@pytest.mark.slow
 def test_the_ini_file_asks_for_it_and_the_command_line_takes_it_back(watch, pytester):
     pytester.makeini("[pytest]\nnnx_watch = fail\n")
     assert watch(THIRTY, option=None)[1] == BLAMED
@@ -101,6 +103,7 @@ def test_a_bad_word_says_what_to_write(watch, pytester):
     result.stderr.fnmatch_lines(["*ini option nnx_watch (tox.ini): unknown watch 'fial', did you mean 'fail'?*"])
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_step_has_it_too(watch, pytester, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "summary.md"))

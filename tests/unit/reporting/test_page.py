@@ -180,6 +180,7 @@ def test_transforms_of_the_users_own_have_columns():
     assert heads[:4] == ["test", "jit", "grad", "&lt;own&gt;"]
 
 
+@pytest.mark.slow
 @given(HOSTILE, HOSTILE, HOSTILE)
 def test_no_text_becomes_a_part_of_the_page(name, words, file):
     def rendered(name, words, file):

@@ -58,6 +58,7 @@ def outcomes_of(draw, nesting):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(reports(), max_size=3, unique_by=lambda report: records.plain(report.test_id)))
 def test_any_run_survives_json_and_agrees_with_the_schema(found):
