@@ -61,7 +61,8 @@ class Buffer:
 
     ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``stack`` are
     ``path:line`` of the user's frames, innermost first; where a generated layer made the buffer there are none, and ``layer`` names it.
-    A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither.
+    A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither. A ``broadcast``
+    repeats far fewer elements, and computes nothing.
 
     ``parameter`` is the number of the program's parameter that the buffer is, or is made of by copies only, the operations in
     ``through``; ``whole`` says that it is a copy of all of it. Parameter numbers are those of the flat arguments where the program
@@ -78,6 +79,7 @@ class Buffer:
     through: tuple[str, ...] = ()
     layer: str = ""
     inserted: bool = False
+    broadcast: bool = False
 
 
 @dataclass(frozen=True, slots=True)

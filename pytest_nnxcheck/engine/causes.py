@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -152,9 +152,19 @@ def captured_nodes(frame: FrameType) -> list[str]:
     for value in list(frame.f_locals.values()):
         for item in value if isinstance(value, tuple | list) else (value,):
             for name, held in closure_of(item).items():
-                if compat.is_graph_node(held):
-                    names[f"{name} ({type(held).__name__})"] = None
+                for label, node in nodes_in(name, held):
+                    names[f"{label} ({type(node).__name__})"] = None
     return list(names)
+
+
+def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
+    """The graph nodes that a captured value is, or holds as a list, tuple or dict of them."""
+    if compat.is_graph_node(held):
+        yield name, held
+    elif isinstance(held, list | tuple):
+        yield from ((f"{name}[{index}]", node) for index, node in enumerate(held) if compat.is_graph_node(node))
+    elif isinstance(held, dict):
+        yield from ((f"{name}[{key!r}]", node) for key, node in held.items() if compat.is_graph_node(node))
 
 
 def closure_of(function: Any) -> dict[str, Any]:

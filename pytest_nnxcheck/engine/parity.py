@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,10 +17,10 @@ from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import DropCause, DroppedInside, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import traced
-from pytest_nnxcheck.engine.dropped_updates import Drop, transparent
+from pytest_nnxcheck.engine.dropped_updates import Drop, differ, transparent
 from pytest_nnxcheck.engine.reference import Evaluated, Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants import Judgement
-from pytest_nnxcheck.invariants.parity import compare, differences, scalars
+from pytest_nnxcheck.invariants.parity import by_name, compare, differences, scalars
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import Effect, Facts, read, structure, type_of
 from pytest_nnxcheck.subject.subject import Subject
@@ -211,18 +212,31 @@ def agrees_inside(subject: Subject, facts: Profile, observation: Observation) ->
         candidates = different
         different = beyond_rounding(subject, facts, Reference((), wanted, Evaluated()), got, candidates, inside=True)
         notes += decided_by_rounding(candidates, different)
-    different = tuple(difference for difference in different if not returned(difference, wanted, got))
+    different = tuple(left for difference in different if (left := not_returned(difference, wanted, got, before)))
     if drops:
         return Judgement((Violation("parity", findings=tuple(map(dropped_inside, drops))),), notes)
     return Judgement(violations(different, "copy" if different and different[0].label == "dropped" else ""), notes)
 
 
-def returned(difference: ValueDiffers, wanted: Effect, got: Effect) -> bool:
-    """Whether an update that is missing in the state is among what the call returns, as a call in functional style has it."""
+def not_returned(difference: ValueDiffers, wanted: Effect, got: Effect, before: Facts) -> ValueDiffers | None:
+    """What is left of an update that is missing in the state: nothing where the call returns it, as one in functional style does.
+
+    Where it returns the leaf with another value, that value is what differs.
+    """
     leaf = wanted.after.leaves.get(difference.path)
     if difference.label != "dropped" or leaf is None:
-        return False
-    return any(compare("", leaf.value, array, None, None, "") is None for array in got.output)
+        return difference
+    root = re.sub(r"\W.*", "", difference.path)
+    beside = [path for path in before.leaves if re.match(rf"{root}\b", path)]
+    shapes = [before.leaves[path].value.shape for path in beside]
+    for name, arrays in by_name(got, whole=False).items():
+        # A module that a jit hands out as a copy comes in its arrays, all under the name of the output.
+        if difference.path in beside and [array.shape for array in arrays] == shapes:
+            array = arrays[beside.index(difference.path)]
+            if differ(before.leaves[difference.path].value, array):
+                return compare(f"{name}{difference.path.removeprefix(root)}", leaf.value, array, None, None, "")
+    is_returned = any(compare("", leaf.value, array, None, None, "") is None for array in got.output)
+    return None if is_returned else difference
 
 
 def dropped_inside(drop: Drop) -> DroppedInside:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_module
@@ -44,6 +44,10 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
 def state_copies(memory: Memory, parameters: Collection[int]) -> tuple[Buffer, ...]:
     """The buffers at the peak that hold all of one of these parameters once more, reached by copies only."""
     return tuple(buffer for buffer in memory.buffers if buffer.whole and buffer.parameter in parameters)
+
+
+FEWER = 8
+"""How many times the elements of what it repeats a broadcast has, at least, of which no copy of anything is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +179,27 @@ class _Reader:
             values = tuple(value for value in values if value in self.results) or values
         origin_of = {value: origins.origin(self.module, value) for value in values}
         named = [self._named(value, size, kind, origin_of) for value in values]
-        return max(
+        chosen = max(
             named, key=lambda buffer: (buffer.whole, not buffer.inserted, buffer.stack != (), buffer.layer != "")
         )
+        large = [value for value in values if 2 * self.module.shape(value).size > size]
+        return replace(chosen, broadcast=bool(large) and all(map(self._is_broadcast, large)))
+
+    def _is_broadcast(self, value: Position) -> bool:
+        """Whether a value repeats far fewer elements, and computes nothing."""
+        instruction = self.module.instructions[value[0]]
+        for _ in self.module.instructions:
+            match instruction.opcode:
+                case "fusion" | "call":
+                    instruction = self.module.instructions[self.module.roots[instruction.called[0]]]
+                case "bitcast":
+                    instruction = self.module.instructions[instruction.operands[0]]
+                case _:
+                    break
+        if instruction.opcode != "broadcast":
+            return False
+        repeated = self.module.shape((instruction.operands[0], ()))
+        return repeated.elements * FEWER <= self.module.shape(value).elements
 
     def _named(self, value: Position, size: int, kind: str, origin_of: dict[Position, Origin]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]

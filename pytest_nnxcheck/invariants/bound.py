@@ -49,12 +49,24 @@ def gradient_bytes(nesting: Nesting, profile: Profile) -> int:
     return sum(sizes[layer.captures] for layer in nesting.layers if layer.row.pair == "gradients")
 
 
+def shared_broadcasts(observation: Observation, baseline: Memory) -> int:
+    """Bytes of the broadcasts that two calls in one program share: XLA makes them once, where it fuses those of one call away."""
+    if observation.memory is None or not any(layer.row.pair == "first call" for layer in observation.nesting.layers):
+        return 0
+    return max(broadcasts(observation.memory) - broadcasts(baseline), 0)
+
+
+def broadcasts(memory: Memory) -> int:
+    return sum(buffer.bytes for buffer in memory.buffers if buffer.broadcast)
+
+
 def bound(observation: Observation, profile: Profile, baseline: Memory, budget: Budget | None) -> Bound:
     """The bound of a nesting: the user's budget, else twice the expected peak plus 64 KiB. Bytes bound one call."""
-    expected = expected_peak(profile, baseline, observation.nesting)
+    shared = shared_broadcasts(observation, baseline)
+    expected = expected_peak(profile, baseline, observation.nesting) + shared
     if budget is None:
         return Bound(expected, DEFAULT_FACTOR * expected + FLOOR, multiple=f"{DEFAULT_FACTOR}x", default=True)
     if budget.bytes is not None:
-        axes = on_top(profile, baseline, observation.nesting)
+        axes = on_top(profile, baseline, observation.nesting) + shared
         return Bound(expected, budget.bytes + axes, axes=axes)
     return Bound(expected, round((budget.factor or 0) * expected), multiple=str(budget))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.evidence import FLOOR, Advice, Bound
 from pytest_nnxcheck.core.nesting import Nesting
@@ -52,7 +54,8 @@ def memory(observation: Observation, profile: Profile, bound: Bound) -> tuple[Fi
     if bound.default and too_many(size, profile):
         findings.append(StateCopied(figures=figures, bytes=size))
     if bound.default and captures(observation, profile):
-        findings.append(ConstantsCaptured(figures=figures, bytes=profile.constant_bytes))
+        size = held_constants(observation, profile)
+        findings.append(ConstantsCaptured(figures=replace(figures, cause="captured constant"), bytes=size))
     return tuple(findings)
 
 
@@ -84,7 +87,18 @@ def saved_state(observation: Observation, profile: Profile) -> tuple[str, ...]:
 def captures(observation: Observation, profile: Profile) -> bool:
     """Whether the call captures constants worth telling that are the user's: a generated closure captures the state by construction."""
     own = not any(layer.captures for layer in observation.nesting.layers)
-    return own and profile.constant_bytes >= FLOOR
+    return own and held_constants(observation, profile) >= FLOOR
+
+
+def held_constants(observation: Observation, profile: Profile) -> int:
+    """Bytes of the captured constants that the program holds: XLA keeps a slice of one that is sliced, and one of several that are equal.
+
+    Those of one value alone, which it folds away, stand for others in a test.
+    """
+    used = observation.memory
+    if used is None or not used.named:
+        return profile.constant_bytes
+    return min(profile.constant_bytes, used.constants + profile.uniform_bytes)
 
 
 def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:

@@ -45,7 +45,7 @@ TABLE = {
     " never come out",
     "not donated": "donate {names} as well: with donate={donate!r} the nesting holds, at a peak of {peak}; in your own code"
     " nnx.jit(f, donate_argnames=...)",
-    "shared": "give one of them an array of its own: jnp.copy(value)",
+    "shared": "give one of them an array of its own, jnp.copy(value); after nnx.clone too, which copies no array",
     "dropped": "update the optimizer that was passed in, or return the copy",
     "viewed": "copy the view: np.array(view), or drop it before the step",
     "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",
@@ -59,7 +59,7 @@ TABLE = {
     "attribute counted": "keep the value in an nnx.Variable: {path} is a plain Python attribute, and every value of it is compiled anew",
     "weak type": "make it an array of its type where it is made first, jnp.asarray(value, jnp.{dtype}): {path} was made of a Python number",
     "value": "a trace has no values: for an if on one write jnp.where or nnx.cond, for a loop that ends on one nnx.while_loop, for a slice"
-    " jax.lax.dynamic_slice, for a mask as index jnp.where, and jnp where np is",
+    " jax.lax.dynamic_slice, for a mask as index jnp.where, and jnp where np is; what depends on shapes alone is computed with math or np",
     "jax transform": "use nnx.{transform}, which hands the updates of a module back",
     "jax transform, jit": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)",
 }

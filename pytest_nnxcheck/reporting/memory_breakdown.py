@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from pytest_nnxcheck.core.evidence import FLOOR, Captured, Evidence, Held, Place, Split
+from pytest_nnxcheck.core.evidence import FLOOR, SHOWN, Captured, Evidence, Held, Place, Split
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.text import Row, format_bytes
 
@@ -155,7 +156,10 @@ def captured(evidence: Evidence) -> Iterator[Row]:
     """The arrays that the call captures, each with the line that uses it first, and where it is kept."""
     if sum(array.bytes for array in evidence.captured) < FLOOR:
         return
-    yield from [("captured", text_of(array)) for array in evidence.captured][:CAPTURED]
+    rows = list(Counter(map(text_of, evidence.captured)).items())
+    yield from [("captured", f"{count} x {text}" if count > 1 else text) for text, count in rows][:CAPTURED]
+    if others := sum(count for _, count in rows[CAPTURED:]):
+        yield "", f"and {others if len(evidence.captured) < SHOWN else 'many'} more"
 
 
 def text_of(array: Captured) -> str:

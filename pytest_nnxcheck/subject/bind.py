@@ -130,16 +130,10 @@ def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    names = []
-    for index in range(len(args)):
-        last = parameters[min(index, len(parameters) - 1)] if parameters else None
-        if last is None:
-            names.append(f"argument {index}")
-        elif last.kind is inspect.Parameter.VAR_POSITIONAL:
-            names.append(f"{last.name}[{index - len(parameters) + 1}]")
-        else:
-            names.append(last.name)
-    return names
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = next((f"{p.name}[{{}}]" for p in parameters if p.kind is p.VAR_POSITIONAL), "argument {}")
+    further = range(max(len(args) - len(positional), 0))
+    return [*positional[: len(args)], *(several.format(index) for index in further)]
 
 
 def name_of(path: Any, labels: list[str]) -> str:

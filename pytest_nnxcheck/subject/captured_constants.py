@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.evidence import Captured
+from pytest_nnxcheck.core.evidence import FLOOR, Captured
 from pytest_nnxcheck.subject import jaxpr_flow
 
 SMALLEST = 2
@@ -24,10 +24,14 @@ def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, 
             line_of(closed, const),
             name_of(const, kept),
         )
-        for const in jaxpr_flow.constants(closed)
-        if not is_filled(const)
+        for const in arrays(closed)
     ]
     return tuple(sorted(constants, key=lambda constant: -constant.bytes))
+
+
+def arrays(closed: Any) -> list[Any]:
+    """The constants of a jaxpr that take up memory."""
+    return [const for const in jaxpr_flow.constants(closed) if not is_filled(const)]
 
 
 def is_filled(const: Any) -> bool:
@@ -35,6 +39,21 @@ def is_filled(const: Any) -> bool:
     if not isinstance(const, np.ndarray) or const.size < SMALLEST or const.dtype == object:
         return False
     return bool((const == const.flat[0]).all())
+
+
+def uniform_bytes(closed: Any) -> int:
+    """Bytes of the captured arrays of jax that hold one value alone: a table of ones stands for another in a test, and XLA folds it away."""
+    constants = arrays(closed)
+    if sum(const.nbytes for const in constants) < FLOOR:
+        return 0
+    return sum(const.nbytes for const in constants if is_uniform(const))
+
+
+def is_uniform(const: Any) -> bool:
+    if const.size < SMALLEST or compat.is_key(const):
+        return False
+    values = np.asarray(const)
+    return bool((values == values.flat[0]).all())
 
 
 def line_of(closed: Any, const: Any) -> str:

@@ -115,7 +115,9 @@ class Subject:
         if donate == "all":
             return tuple(range(len(self.input_names)))
         names = [re.match(r"\w*", label)[0] for label in self.input_names]  # type: ignore[index]
-        _, *wanted = donate.split(",")
+        first, *wanted = donate.split(",")
+        if wanted and first in names:  # an argument of the name that stands for the state of the modules
+            wanted.append(first)
         for word in wanted:
             if word not in names:
                 valid = ", ".join(dict.fromkeys(names)) or "none"

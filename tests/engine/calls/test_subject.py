@@ -20,7 +20,7 @@ from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.memo import signature
-from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.bind import argument_names, bind
 from pytest_nnxcheck.subject.subject import Nodes, flatten_output, spell
 from pytest_nnxcheck.subject.write_back import graft
 
@@ -84,6 +84,19 @@ def test_a_function_with_graph_nodes_anywhere_in_its_arguments():
 def test_a_partial_is_opened():
     subject = bind(functools.partial(forward, Stack()), ({"x": jnp.ones((1, 2))},), {})
     assert subject.names == ("model",)
+
+
+@pytest.mark.parametrize(
+    "given, names", [(3, ["loss", "q", "args[0]"]), (5, ["loss", "q", "args[0]", "args[1]", "args[2]"])]
+)
+def test_further_arguments_are_counted_from_the_first_of_them(given, names):
+    """Whatever stands behind them in the signature."""
+
+    def step(loss, q, *args, scale=1.0, **options):
+        return sum(args) * scale
+
+    assert argument_names(step, (None,) * given) == names
+    assert argument_names(max, (1, 2)) == ["argument 0", "argument 1"]
 
 
 def test_a_function_without_graph_nodes():

@@ -311,3 +311,18 @@ def test_the_program_to_paste_says_what_the_message_says(subject, nesting):
     head, *rows = str(raised.value).splitlines()
     assert head == "nnx invariant broken: donation"
     assert [row.split("   ")[0].strip() for row in rows] == [finding.path for finding in violation.findings]
+
+
+def averages(state, average):
+    return jax.tree.map(lambda a: a + 1, state), jax.tree.map(lambda a: a * 2, average)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_argument_that_is_called_state_is_donated_where_arguments_are_named(copied):
+    """Of a step that takes states alone, ``state`` names the argument; where it stands alone it means the state of modules."""
+    state = nnx.state(nnx.Linear(4, 4, rngs=rngs()))
+    average = jax.tree.map(jnp.copy, state) if copied else state
+    found = call(averages, state, average, nesting="jit", donate="state,average")
+    assert found.outcome.verdict == ("held" if copied else "violated"), text(found)
+    assert copied or "state['bias'] and average['bias'] share a buffer: XLA refuses to donate it twice" in text(found)
+    assert call(averages, state, average, nesting="jit", donate="state").outcome.verdict == "held"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import jax
 import jax.numpy as jnp
 import pytest
 from checking import broken, call, text
@@ -13,6 +14,7 @@ from reports import ScanOverRemat, inputs_scan_over_remat
 
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.inspection import buffers
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
@@ -100,3 +102,28 @@ def test_a_multiple_stays_what_it_was(example):
         found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x", example=example)
         assert found.outcome.budget == round(found.outcome.evidence.expected / 2)
         assert re.search(r"budget .* \(0\.5x the expected peak\)", text(found))
+
+
+class PooledHead(nnx.Module):
+    """The head of a convolutional classifier."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(24, 1280, rngs=rngs())
+
+    def __call__(self, x):
+        return nnx.relu(self.linear(x)).mean((1, 2))
+
+
+def test_broadcasts_that_two_calls_share_are_expected():
+    """XLA makes the broadcasts of a bias and of the zero of a relu once for both; for one call newer jax fuses them away."""
+    found = call(PooledHead(), jnp.ones((2, 8, 8, 24)), nesting="jit > call_first")
+    assert found.outcome.verdict == "held", text(found)
+
+
+def test_only_what_repeats_far_fewer_elements_is_a_broadcast():
+    def program(bias, x):
+        return jnp.broadcast_to(bias, (2, 8, 8, 1280)), jnp.stack([x, x]), jnp.sin(x)
+
+    compiled = jax.jit(program).lower(jnp.ones(1280), jnp.ones((64, 1280))).compile()
+    shapes = {buffer.shape for buffer in buffers.read(compiled).buffers if buffer.broadcast}
+    assert shapes == {"float32[2,8,8,1280]"}

@@ -191,14 +191,56 @@ def test_a_captured_array_has_the_line_that_uses_it_and_its_name(subject, fragme
     ]
 
 
-@pytest.mark.parametrize("fill, captures", [(np.zeros, False), (np.ones, False), (np.arange, True)])
-def test_an_array_of_one_value_is_no_constant_of_the_program(fill, captures):
-    """XLA keeps the value, and makes the array where it is used: the program itself has no more constants than a few bytes."""
+def roots(size):
+    return np.sqrt(np.arange(size))
+
+
+@pytest.mark.parametrize("fill, captures", [(np.zeros, False), (np.ones, False), (np.arange, False), (roots, True)])
+def test_an_array_that_xla_makes_itself_is_no_constant_of_the_program(fill, captures):
+    """XLA keeps a value, or a count, and makes the array where it is used: the program itself has no more constants than a few bytes."""
 
     def adds(x):
-        return x + fill(1 << 16).astype(np.float32)[:8] + jnp.asarray(fill(1 << 15).astype(np.float32)).sum()
+        first, second = (jnp.asarray(fill(size).astype(np.float32)) for size in (1 << 16, 1 << 15))
+        return x + first[x.astype(int)] + second[x.astype(int)]
 
     found = call(adds, jnp.ones(8), nesting="jit")
     compiled = jax.jit(adds).lower(jnp.ones(8)).compile()
     assert (compiled.memory_analysis().temp_size_in_bytes < 1 << 15) or captures
     assert ("captures" in text(found)) is captures
+
+
+@pytest.mark.parametrize("table", [numbers((5000, 4)), jnp.ones((5000, 4))], ids=["numbers", "ones"])
+def test_a_table_of_ones_is_told_as_that_of_numbers_which_it_stands_for(table):
+    assert "captures 78.1 KiB" in text(
+        call(lambda x, row: x + table[row], jnp.ones((2, 4)), jnp.int32(0), nesting="jit")
+    )
+
+
+@pytest.mark.parametrize("cut, captures", [(lambda x: slice(2), False), (lambda x: x.sum().astype(int), True)])
+def test_a_captured_array_of_which_xla_keeps_a_slice_is_none_of_the_program(cut, captures):
+    """A table of positions is cut to the length of the text."""
+    table = numbers((5000, 4))
+    found = call(lambda x: x + table[cut(x)], jnp.ones((2, 4)), nesting="jit")
+    assert ("captures 78.1 KiB of constants" in text(found)) == captures
+    assert (found.outcome.verdict == "violated") == captures
+
+
+def test_equal_arrays_are_told_once_with_their_number():
+    """XLA keeps one of them."""
+
+    def rope():
+        table = jnp.arange(20_000.0).reshape(5000, 4)
+        return lambda x, step: x * table[step]
+
+    ropes = [rope(), rope(), rope()]
+
+    def adds(x, step):
+        for rotate in ropes:
+            x = rotate(x, step)
+        return x
+
+    found = call(adds, jnp.ones((2, 4)), jnp.int32(0), nesting="jit")
+    assert "the call captures 78.1 KiB of constants" in text(found)
+    (row,) = rows(found, "captured")
+    assert row.startswith("3 x float32[5000,4] 78.1 KiB")
+    assert "hand the captured arrays" in text(found)

@@ -231,6 +231,21 @@ def test_a_capture_of_value_and_grad_is_told_once():
     assert (cause.transform, cause.nodes) == ("value_and_grad", ("stats (BatchNorm)",))
 
 
+@pytest.mark.parametrize(
+    "hold, key", [(lambda norm: [norm], 0), (lambda norm: (norm,), 0), (lambda norm: {"first": norm}, "first")]
+)
+def test_modules_in_a_container_are_captured(hold, key):
+    """A cache for each layer, say."""
+
+    def step(layer, norm, x):
+        held = hold(norm)
+        return nnx.value_and_grad(lambda layer: held[key](layer(x)).sum())(layer)[0]
+
+    linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
+    (cause,) = causes.capturing(bind(step, (linear, norm, numbers(BATCH)), {}))
+    assert cause.nodes == (f"held[{key!r}] (BatchNorm)",)
+
+
 def test_a_module_that_is_handed_over_as_the_function_is_captured():
     (cause,) = causes.capturing(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
     assert (cause.transform, cause.nodes) == ("checkpoint", ("BatchNorm",))
