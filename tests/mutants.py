@@ -128,7 +128,7 @@ MUTANTS = (
     Mutant("engine/example.py", "[] if seen.complete else", "[] if True else", "test_notes.py"),
     Mutant("engine/example.py", "if not mapped:", "if True:", "test_notes.py"),
     Mutant("engine/parity.py", "for precision in (0.0, facts.precision):", "for precision in (0.0,):", "test_parity_values.py"),
-    Mutant("engine/parity.py", "if difference.path in beside and [", "if False and [", "test_parity_values.py"),
+    Mutant("engine/parity.py", "if difference.path in beside and list(", "if False and list(", "test_parity_values.py"),
     # invariants of the user's own, and those that are named
     Mutant("invariants/__init__.py", "return ended and measured and not (row.runs and observation.abstract)", "return ended", "test_own_invariants.py"),
     Mutant("invariants/own.py", "for row in rows if isinstance(rows, list | tuple) else [()]:", "for row in ():", "test_own_invariants.py"),

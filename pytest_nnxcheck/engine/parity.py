@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
@@ -228,10 +229,10 @@ def not_returned(difference: ValueDiffers, wanted: Effect, got: Effect, before: 
         return difference
     root = re.sub(r"\W.*", "", difference.path)
     beside = [path for path in before.leaves if re.match(rf"{root}\b", path)]
-    shapes = [before.leaves[path].value.shape for path in beside]
+    shapes = [np.shape(before.leaves[path].value) for path in beside]
     for name, arrays in by_name(got, whole=False).items():
         # A module that a jit hands out as a copy comes in its arrays, all under the name of the output.
-        if difference.path in beside and [array.shape for array in arrays] == shapes:
+        if difference.path in beside and list(map(np.shape, arrays)) == shapes:
             array = arrays[beside.index(difference.path)]
             if differ(before.leaves[difference.path].value, array):
                 return compare(f"{name}{difference.path.removeprefix(root)}", leaf.value, array, None, None, "")

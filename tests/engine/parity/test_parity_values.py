@@ -301,3 +301,11 @@ def test_an_update_that_is_returned_with_another_value_is_not_dropped():
     assert "dropped" not in text(found)
     assert "cache.values" not in text(found)
     assert call(writes(0.0), Cache(), jnp.ones(8), nesting="un-nested", invariants="parity").outcome.verdict == "held"
+
+
+@pytest.mark.skipif(FLAX < (0, 12), reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
+def test_a_number_of_python_beside_what_is_returned_is_no_obstacle():
+    cache = Cache()
+    cache.steps = nnx.Variable(0.0)
+    found = call(writes(1.0), cache, jnp.ones(8), nesting="un-nested", invariants="parity")
+    assert "output[1].keys differs" in text(found)
