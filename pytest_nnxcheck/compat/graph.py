@@ -129,7 +129,7 @@ def is_tracer_error(error: BaseException | None) -> bool:
 def asks_for_value(error: BaseException | None) -> bool:
     """Whether the exception is what jax raises when Python asks for the value of a tracer. All versions.
 
-    Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax'.
+    Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax': one of these.
     """
     import jax
 
@@ -140,7 +140,9 @@ def asks_for_value(error: BaseException | None) -> bool:
         errors.TracerIntegerConversionError,
         errors.NonConcreteBooleanIndexError,
     )
-    return isinstance(error, classes) or (isinstance(error, IndexError) and "static start/stop/step" in str(error))
+    sentences = ("static start/stop/step", "Slice entries must be static")
+    is_slice = isinstance(error, IndexError) and any(sentence in str(error) for sentence in sentences)
+    return isinstance(error, classes) or is_slice
 
 
 def is_refusal(error: BaseException | None) -> bool:

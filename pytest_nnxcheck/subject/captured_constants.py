@@ -52,8 +52,9 @@ def uniform_bytes(closed: Any) -> int:
 
 def is_uniform(const: Any) -> bool:
     """Whether an array of this process holds one value alone."""
-    is_here = getattr(const, "is_fully_addressable", True)
-    if isinstance(const, jax.core.Tracer) or not is_here or const.size < SMALLEST or compat.is_key(const):
+    if isinstance(const, jax.core.Tracer) or const.size < SMALLEST or compat.is_key(const):
+        return False
+    if not getattr(const, "is_fully_addressable", True):
         return False
     values = np.asarray(const)
     return bool((values == values.flat[0]).all())
