@@ -24,3 +24,5 @@ CALLS = REMATS | {
 
 COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name"})
 """What hands its operand on."""
+
+GATHER, SLICES = "gather", frozenset({"slice", "dynamic_slice"})

@@ -12,9 +12,10 @@ from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, rows_of
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.observation import Memory, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, Listener, TypeMoved, UnNested
+from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
+from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
@@ -159,6 +160,14 @@ class Call:
 
         long = recall(self.memo.longer, (self.key, donate, nesting), measured)
         return growth(str(loops[0]), LENGTH, short, split(long))
+
+    def captured(self) -> tuple[CapturedBy, ...]:
+        """The transforms that the call applies to a function which captured a graph node; the same under every nesting."""
+        return recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))
+
+    def merged(self) -> tuple[Leak, ...]:
+        """The tracers left in the modules that the call itself merged; the same under every nesting."""
+        return recall(self.memo.merged, self.key, lambda: causes.merged_inside(self.subject))
 
     def reference(self) -> Reference | None:
         """What the same calls do without the nesting, made in the same order; none where they cannot run."""

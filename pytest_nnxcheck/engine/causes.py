@@ -19,10 +19,9 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.frames import CALLED
-from pytest_nnxcheck.core.observation import Leak, Observation
-from pytest_nnxcheck.core.outcome import CapturedBy, Explanation, ValueAsked
+from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.outcome import CapturedBy
 from pytest_nnxcheck.engine.abstract_run import trace
-from pytest_nnxcheck.engine.memo import Memo, recall
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content
 from pytest_nnxcheck.inspection.walk import walk
@@ -31,30 +30,10 @@ from pytest_nnxcheck.subject.subject import Subject
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 SHOWN = 4
+"""Transforms, and tracers, that explain an exception: the first."""
 
 
-def causes(
-    subject: Subject, error: BaseException, observation: Observation | None, memo: Memo, key: Any
-) -> tuple[Explanation, ...]:
-    """What explains the user's exception: the tracers that are left, and the transform that captured a module.
-
-    What does not depend on the nesting is found out once for each ``key``, the signature of the call.
-    """
-    if compat.asks_for_value(error):
-        return (ValueAsked(),)
-    if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
-        return ()
-    leaks = (observation.leaks or observation.dropped) if observation else ()
-    leaks = leaks or recall(memo.merged, key, lambda: merged_inside(subject))
-    return (*leaks[:SHOWN], *captured(subject, memo, key))
-
-
-def captured(subject: Subject, memo: Memo, key: Any) -> tuple[CapturedBy, ...]:
-    """The transforms that the call applies to a function which captured a graph node; the same under every nesting."""
-    return recall(memo.captured, key, lambda: capturing(subject))
-
-
-def capturing(subject: Subject) -> tuple[CapturedBy, ...]:
+def captured(subject: Subject) -> tuple[CapturedBy, ...]:
     """The transforms that the call, made once more, applies to a function which captured a graph node: where, and what."""
     captures: dict[CapturedBy, None] = {}
     running: list[FrameType] = []
@@ -161,10 +140,9 @@ def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
     """The graph nodes that a captured value is, or holds as a list, tuple or dict of them."""
     if compat.is_graph_node(held):
         yield name, held
-    elif isinstance(held, list | tuple):
-        yield from ((f"{name}[{index}]", node) for index, node in enumerate(held) if compat.is_graph_node(node))
-    elif isinstance(held, dict):
-        yield from ((f"{name}[{key!r}]", node) for key, node in held.items() if compat.is_graph_node(node))
+    elif isinstance(held, list | tuple | dict):
+        items = held.items() if isinstance(held, dict) else enumerate(held)
+        yield from ((f"{name}[{key!r}]", node) for key, node in items if compat.is_graph_node(node))
 
 
 def closure_of(function: Any) -> dict[str, Any]:

@@ -12,7 +12,16 @@ from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, RaisedUnNested, nobody
+from pytest_nnxcheck.core.outcome import (
+    NO_FACTS,
+    CallFacts,
+    Explanation,
+    Listener,
+    Outcome,
+    RaisedUnNested,
+    ValueAsked,
+    nobody,
+)
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, traced
@@ -259,12 +268,22 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
     nesting = call.nesting
     if compat.is_mode_refusal(error, nesting.mode):
         return Checked(None, Outcome(nesting, "rejected", reason=compat.mode_words(error), by_mode=True))
-    explanations = causes.causes(call.subject, error, observation, call.memo, call.key)
+    explanations = explained(call, error, observation)
     return Checked(
         None,
         Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, causes=explanations),
         error,
     )
+
+
+def explained(call: Call, error: Exception, observation: Observation | None) -> tuple[Explanation, ...]:
+    """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
+    if compat.asks_for_value(error):
+        return (ValueAsked(),)
+    if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
+        return ()
+    leaks = (observation.leaks or observation.dropped) if observation else ()
+    return (*(leaks or call.merged())[: causes.SHOWN], *call.captured())
 
 
 def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) -> Checked:
@@ -307,8 +326,7 @@ def un_nested(call: Call) -> Checked:
         return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
-        captured = causes.captured(call.subject, call.memo, call.key)
-        violations = tuple(replace(violation, explained=captured) for violation in violations)
+        violations = tuple(replace(violation, explained=call.captured()) for violation in violations)
     outcome = Outcome(call.nesting, "violated", violations, notes=notes_of(judgement), evidence=left(observation))
     return Checked(observation.rebuild(observation.output), outcome)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -222,22 +223,28 @@ def agrees_inside(subject: Subject, facts: Profile, observation: Observation) ->
 def not_returned(difference: ValueDiffers, wanted: Effect, got: Effect, before: Facts) -> ValueDiffers | None:
     """What is left of an update that is missing in the state: nothing where the call returns it, as one in functional style does.
 
-    Where it returns the leaf with another value, that value is what differs.
+    Where it returns a copy of the module with another value, that value is what differs.
     """
     leaf = wanted.after.leaves.get(difference.path)
     if difference.label != "dropped" or leaf is None:
         return difference
-    root = re.sub(r"\W.*", "", difference.path)
-    beside = [path for path in before.leaves if re.match(rf"{root}\b", path)]
-    shapes = [np.shape(before.leaves[path].value) for path in beside]
-    for name, arrays in by_name(got, whole=False).items():
-        # A module that a jit hands out as a copy comes in its arrays, all under the name of the output.
-        if difference.path in beside and list(map(np.shape, arrays)) == shapes:
-            array = arrays[beside.index(difference.path)]
-            if differ(before.leaves[difference.path].value, array):
-                return compare(f"{name}{difference.path.removeprefix(root)}", leaf.value, array, None, None, "")
+    for name, array in returned_copies(difference.path, got, before):
+        if differ(before.leaves[difference.path].value, array):
+            return compare(name, leaf.value, array, None, None, "")
     is_returned = any(compare("", leaf.value, array, None, None, "") is None for array in got.output)
     return None if is_returned else difference
+
+
+def returned_copies(path: str, got: Effect, before: Facts) -> Iterator[tuple[str, Any]]:
+    """A leaf of the state in the outputs that are a copy of its module: such an output comes in its arrays, all under one name."""
+    root = re.sub(r"\W.*", "", path)
+    beside = [other for other in before.leaves if re.match(rf"{root}\b", other)]
+    if path not in beside:
+        return
+    shapes = [np.shape(before.leaves[other].value) for other in beside]
+    for name, arrays in by_name(got, whole=False).items():
+        if list(map(np.shape, arrays)) == shapes:
+            yield f"{name}{path.removeprefix(root)}", arrays[beside.index(path)]
 
 
 def dropped_inside(drop: Drop) -> DroppedInside:

@@ -54,8 +54,8 @@ def memory(observation: Observation, profile: Profile, bound: Bound) -> tuple[Fi
     if bound.default and too_many(size, profile):
         findings.append(StateCopied(figures=figures, bytes=size))
     if bound.default and captures(observation, profile):
-        size = held_constants(observation, profile)
-        findings.append(ConstantsCaptured(figures=replace(figures, cause="captured constant"), bytes=size))
+        own = replace(figures, cause="captured constant")
+        findings.append(ConstantsCaptured(figures=own, bytes=profile.constant_bytes))
     return tuple(findings)
 
 
@@ -87,18 +87,7 @@ def saved_state(observation: Observation, profile: Profile) -> tuple[str, ...]:
 def captures(observation: Observation, profile: Profile) -> bool:
     """Whether the call captures constants worth telling that are the user's: a generated closure captures the state by construction."""
     own = not any(layer.captures for layer in observation.nesting.layers)
-    return own and held_constants(observation, profile) >= FLOOR
-
-
-def held_constants(observation: Observation, profile: Profile) -> int:
-    """Bytes of the captured constants that the program holds: XLA keeps a slice of one that is sliced, and one of several that are equal.
-
-    Those of one value alone, which it folds away, stand for others in a test.
-    """
-    used = observation.memory
-    if used is None or not used.named:
-        return profile.constant_bytes
-    return min(profile.constant_bytes, used.constants + profile.uniform_bytes)
+    return own and profile.constant_bytes >= FLOOR
 
 
 def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:

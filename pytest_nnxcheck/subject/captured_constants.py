@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.evidence import FLOOR, Captured
+from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.subject import jaxpr_flow
 
 SMALLEST = 2
@@ -17,22 +16,21 @@ SMALLEST = 2
 
 
 def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, ...]:
-    """The constants of a jaxpr that take up memory, largest first; ``kept`` are the arrays of the user's code, each with its name."""
+    """The constants of a jaxpr that take up memory, largest first; ``kept`` are the arrays of the user's code, each with its name.
+
+    Of a constant that is cut, a table of positions say, XLA keeps the slice: the bytes are those that are used.
+    """
     constants = [
         Captured(
-            const.nbytes,
+            used_bytes(closed, const),
             f"{const.dtype}[{','.join(map(str, const.shape))}]",
             line_of(closed, const),
             name_of(const, kept),
         )
-        for const in arrays(closed)
+        for const in jaxpr_flow.constants(closed)
+        if not is_filled(const)
     ]
     return tuple(sorted(constants, key=lambda constant: -constant.bytes))
-
-
-def arrays(closed: Any) -> list[Any]:
-    """The constants of a jaxpr that take up memory."""
-    return [const for const in jaxpr_flow.constants(closed) if not is_filled(const)]
 
 
 def is_filled(const: Any) -> bool:
@@ -42,32 +40,26 @@ def is_filled(const: Any) -> bool:
     return bool((const == const.flat[0]).all())
 
 
-def uniform_bytes(closed: Any) -> int:
-    """Bytes of the captured arrays of jax that hold one value alone: a table of ones stands for another in a test, and XLA folds it away."""
-    constants = arrays(closed)
-    if sum(const.nbytes for const in constants) < FLOOR:
+def used_bytes(closed: Any, const: Any) -> int:
+    """The bytes of a constant that go into the equations of a jaxpr."""
+    if not const.size:
         return 0
-    return sum(const.nbytes for const in constants if is_uniform(const))
+    elements = sum(jaxpr_flow.elements_used(jaxpr, var) for jaxpr, var in uses(closed, const))
+    return int(const.nbytes * min(elements, const.size) // const.size)
 
 
-def is_uniform(const: Any) -> bool:
-    """Whether an array of this process holds one value alone."""
-    if isinstance(const, jax.core.Tracer) or const.size < SMALLEST or compat.is_key(const):
-        return False
-    if not getattr(const, "is_fully_addressable", True):
-        return False
-    values = np.asarray(const)
-    return bool((values == values.flat[0]).all())
-
-
-def line_of(closed: Any, const: Any) -> str:
-    """The user's line of the first equation that a constant goes into; empty where jax keeps none."""
+def uses(closed: Any, const: Any) -> Iterator[tuple[Any, Any]]:
+    """The jaxprs that hold a constant, each with its variable for it."""
     for jaxpr in jaxpr_flow.all_jaxprs(closed):
         opened = compat.open_jaxpr(jaxpr)
         for var, value in zip(opened.constvars, compat.captured_values(jaxpr), strict=False):
             if value is const:
-                return next(filter(None, lines(opened, var)), "")
-    return ""
+                yield opened, var
+
+
+def line_of(closed: Any, const: Any) -> str:
+    """The user's line of the first equation that a constant goes into; empty where jax keeps none."""
+    return next((line for jaxpr, var in uses(closed, const) for line in lines(jaxpr, var) if line), "")
 
 
 def lines(jaxpr: Any, var: Any) -> Iterator[str]:

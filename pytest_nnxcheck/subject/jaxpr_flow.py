@@ -11,8 +11,10 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
+from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, GATHER, REMATS, SCAN, SLICES, WHILE
 
 Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
@@ -151,6 +153,57 @@ def adds_to(jaxpr: Any, number: int) -> bool:
             if operand is not None and id(eqn.invars[operand]) in same:
                 same.add(id(var))
     return False
+
+
+def elements_used(jaxpr: Any, var: Any, fixed: frozenset[int] = frozenset()) -> int:
+    """How many elements of an array go into a jaxpr: those of the slices where it is cut at fixed places and nothing else, which is what XLA keeps of it.
+
+    ``fixed`` are the ids of further variables that are the same in each call. An unknown equation uses all.
+    """
+    still = {id(const) for const in jaxpr.constvars} | fixed
+    made_of = {id(var)}
+    used = 0
+    for eqn in jaxpr.eqns:
+        same = [id(operand) in still | made_of or hasattr(operand, "val") for operand in eqn.invars]
+        numbers = [number for number, operand in enumerate(eqn.invars) if id(operand) in made_of]
+        if numbers and all(same) and keeps_all(eqn):
+            made_of.add(id(eqn.outvars[0]))
+            continue
+        used += sum(elements_of_operand(eqn, number, same) for number in numbers)
+        if all(same):
+            still.update(map(id, eqn.outvars))
+    return used + sum(int(out.aval.size) for out in jaxpr.outvars if id(out) in made_of)
+
+
+def keeps_all(eqn: Any) -> bool:
+    """Whether an equation makes one array of one, element by element: a cast, a reshape, a sine."""
+    sizes = [var.aval.size for var in (*eqn.invars, *eqn.outvars)]
+    return len(sizes) == 2 and sizes[0] == sizes[1]
+
+
+def elements_of_operand(eqn: Any, number: int, same: list[bool]) -> int:
+    """How many elements of one operand an equation uses; ``same`` tells which operands are the same in each call."""
+    inner, unchanged = next(inner_jaxprs(eqn), None), handed_in(eqn)
+    if number < unchanged and inner is not None and len(inner.invars) == len(eqn.invars):
+        fixed = frozenset(id(var) for var, flag in zip(inner.invars[:unchanged], same, strict=False) if flag)
+        return elements_used(inner, inner.invars[number], fixed)
+    if number == 0 and is_cut(eqn) and all(same[1:]):
+        return int(eqn.outvars[0].aval.size)
+    return int(eqn.invars[number].aval.size)
+
+
+def handed_in(eqn: Any) -> int:
+    """How many operands, counted from the first, the jaxpr inside is given as they are: all of a call, the constants of a scan."""
+    if eqn.primitive.name == SCAN:
+        return int(compat.scan_layout(eqn)[0])
+    return len(eqn.invars) if eqn.primitive.name in CALLS else 0
+
+
+def is_cut(eqn: Any) -> bool:
+    """Whether an equation takes one slice of its first operand; older jax writes some of them as a gather of one index."""
+    if eqn.primitive.name == GATHER:
+        return int(np.prod(eqn.invars[1].aval.shape[:-1])) == 1
+    return eqn.primitive.name in SLICES
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
 from pytest_nnxcheck.subject import jaxpr_flow
-from pytest_nnxcheck.subject.captured_constants import captured, uniform_bytes
+from pytest_nnxcheck.subject.captured_constants import captured
 from pytest_nnxcheck.subject.signatures import in_users_words
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.waste import NOTHING, Waste, waste
@@ -42,7 +42,7 @@ class Profile:
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. Its output is ``plain`` where jax alone gives it its structure,
-    ``uniform_bytes`` are those of the captured constants that hold one value alone, ``opened`` are the classes of objects in it that jax knows nothing of.
+    ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
@@ -59,7 +59,6 @@ class Profile:
     input_bytes: int
     output_bytes: int
     devices: int
-    uniform_bytes: int = 0
     retyped: tuple[tuple[Path, str, str], ...] = ()
     removed: tuple[Path, ...] = ()
     replaced: tuple[Path, ...] = ()
@@ -139,7 +138,6 @@ def profile(subject: Subject) -> Profile:
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),
-        uniform_bytes=uniform_bytes(closed),
         inner_donations=jaxpr_flow.inner_donations(closed),
         state_paths=tuple(path for path, _ in compat.flat_state(before)),
         state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),

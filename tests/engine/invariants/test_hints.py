@@ -209,7 +209,7 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
 
 # --- memory
 
-TABLE_OF_NUMBERS = np.arange(256.0 * 256, dtype=np.float32).reshape(256, 256)
+TABLE_OF_NUMBERS = np.ones((256, 256), np.float32)
 
 
 @follows("captured constant")

@@ -14,6 +14,7 @@ from memory_evidence import KiB, line, rows, told
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.reporting import memory_breakdown
+from pytest_nnxcheck.subject.captured_constants import captured
 
 # Lines
 
@@ -191,17 +192,12 @@ def test_a_captured_array_has_the_line_that_uses_it_and_its_name(subject, fragme
     ]
 
 
-def roots(size):
-    return np.sqrt(np.arange(size))
-
-
-@pytest.mark.parametrize("fill, captures", [(np.zeros, False), (np.ones, False), (np.arange, False), (roots, True)])
-def test_an_array_that_xla_makes_itself_is_no_constant_of_the_program(fill, captures):
-    """XLA keeps a value, or a count, and makes the array where it is used: the program itself has no more constants than a few bytes."""
+@pytest.mark.parametrize("fill, captures", [(np.zeros, False), (np.ones, False), (np.arange, True)])
+def test_an_array_of_one_value_is_no_constant_of_the_program(fill, captures):
+    """XLA keeps the value, and makes the array where it is used: the program itself has no more constants than a few bytes."""
 
     def adds(x):
-        first, second = (jnp.asarray(fill(size).astype(np.float32)) for size in (1 << 16, 1 << 15))
-        return x + first[x.astype(int)] + second[x.astype(int)]
+        return x + fill(1 << 16).astype(np.float32)[:8] + jnp.asarray(fill(1 << 15).astype(np.float32)).sum()
 
     found = call(adds, jnp.ones(8), nesting="jit")
     compiled = jax.jit(adds).lower(jnp.ones(8)).compile()
@@ -209,25 +205,62 @@ def test_an_array_that_xla_makes_itself_is_no_constant_of_the_program(fill, capt
     assert ("captures" in text(found)) is captures
 
 
-@pytest.mark.parametrize("table", [numbers((5000, 4)), jnp.ones((5000, 4))], ids=["numbers", "ones"])
-def test_a_table_of_ones_is_told_as_that_of_numbers_which_it_stands_for(table):
-    assert "captures 78.1 KiB" in text(
-        call(lambda x, row: x + table[row], jnp.ones((2, 4)), jnp.int32(0), nesting="jit")
-    )
+POSITIONS = numbers((5000, 4))
+
+
+def halved(x, table):
+    return jax.jit(lambda x, table: x + table[:2] / 2)(x, table)
+
+
+def in_a_loop(x, table):
+    return jax.lax.scan(lambda x, _: (x + table[:2], None), x, None, length=3)[0]
+
+
+def along_a_loop(x, table):
+    return jax.lax.scan(lambda x, row: (x + row, None), x, table)[0]
+
+
+def moved_on(x, table):
+    def body(step):
+        (number, x) = step
+        return number + 1, x + jax.lax.dynamic_slice(table, (number, 0), (2, 4))
+
+    return jax.lax.fori_loop(0, 3, lambda _, step: body(step), (0, x))[1]
+
+
+@pytest.mark.parametrize(
+    "uses, size",
+    [
+        (lambda x, table: x + table[:2], 2),
+        (lambda x, table: x + table[None, 1:3], 2),
+        (lambda x, table: x + table[-1], 1),
+        (lambda x, table: x + table.astype(jnp.bfloat16)[None, :2], 2),
+        (lambda x, table: x + jnp.asarray(np.asarray(table))[:2], 2),
+        (lambda x, table: x + table[:2] + table[2:4], 4),
+        (halved, 2),
+        (in_a_loop, 2),
+        (jax.checkpoint(halved), 2),
+        (lambda x, table: x + table[:2] + table.sum(), 5000),
+        (lambda x, table: x + table[x.sum().astype(int)], 5000),
+        (lambda x, table: (x, table), 5000),
+        (along_a_loop, 5000),
+        (moved_on, 5000),
+    ],
+)
+def test_of_a_captured_array_that_is_cut_the_slices_count(uses, size):
+    """A table of positions is cut to the length of the text: XLA keeps the slices."""
+    (table,) = captured(jax.make_jaxpr(lambda x: uses(x, POSITIONS))(jnp.ones((2, 4))), ())
+    assert table.bytes == size * 16
 
 
 @pytest.mark.parametrize("cut, captures", [(lambda x: slice(2), False), (lambda x: x.sum().astype(int), True)])
 def test_a_captured_array_of_which_xla_keeps_a_slice_is_none_of_the_program(cut, captures):
-    """A table of positions is cut to the length of the text."""
-    table = numbers((5000, 4))
-    found = call(lambda x: x + table[cut(x)], jnp.ones((2, 4)), nesting="jit")
+    found = call(lambda x: x + POSITIONS[cut(x)], jnp.ones((2, 4)), nesting="jit")
     assert ("captures 78.1 KiB of constants" in text(found)) == captures
     assert (found.outcome.verdict == "violated") == captures
 
 
-def test_equal_arrays_are_told_once_with_their_number():
-    """XLA keeps one of them."""
-
+def test_equal_arrays_share_a_row_with_their_number():
     def rope():
         table = jnp.arange(20_000.0).reshape(5000, 4)
         return lambda x, step: x * table[step]
@@ -240,7 +273,7 @@ def test_equal_arrays_are_told_once_with_their_number():
         return x
 
     found = call(adds, jnp.ones((2, 4)), jnp.int32(0), nesting="jit")
-    assert "the call captures 78.1 KiB of constants" in text(found)
+    assert "the call captures 234.4 KiB of constants" in text(found)
     (row,) = rows(found, "captured")
     assert row.startswith("3 x float32[5000,4] 78.1 KiB")
     assert "hand the captured arrays" in text(found)

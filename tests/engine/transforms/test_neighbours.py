@@ -227,7 +227,7 @@ def test_a_capture_of_value_and_grad_is_told_once():
         return nnx.value_and_grad(loss)(model)[0]
 
     linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
-    (cause,) = causes.capturing(bind(step, (linear, norm, numbers(BATCH)), {}))
+    (cause,) = causes.captured(bind(step, (linear, norm, numbers(BATCH)), {}))
     assert (cause.transform, cause.nodes) == ("value_and_grad", ("stats (BatchNorm)",))
 
 
@@ -242,12 +242,12 @@ def test_modules_in_a_container_are_captured(hold, key):
         return nnx.value_and_grad(lambda layer: held[key](layer(x)).sum())(layer)[0]
 
     linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
-    (cause,) = causes.capturing(bind(step, (linear, norm, numbers(BATCH)), {}))
+    (cause,) = causes.captured(bind(step, (linear, norm, numbers(BATCH)), {}))
     assert cause.nodes == (f"held[{key!r}] (BatchNorm)",)
 
 
 def test_a_module_that_is_handed_over_as_the_function_is_captured():
-    (cause,) = causes.capturing(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    (cause,) = causes.captured(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
     assert (cause.transform, cause.nodes) == ("checkpoint", ("BatchNorm",))
 
 
@@ -279,7 +279,7 @@ def test_a_loop_over_a_bound_method_captured_its_self():
         def decode(self, x):
             return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
 
-    (cause,) = causes.capturing(bind(Decoder().decode, (numbers(BATCH),), {}))
+    (cause,) = causes.captured(bind(Decoder().decode, (numbers(BATCH),), {}))
     (text_of_cause,) = wording.explanation(cause)
     assert "captured self (Decoder); pass the module in the loop's carry" in text_of_cause
-    assert causes.capturing(bind(lambda x: x, (jnp.ones(3),), {})) == ()
+    assert causes.captured(bind(lambda x: x, (jnp.ones(3),), {})) == ()
