@@ -122,7 +122,7 @@ def test_broadcasts_that_two_calls_share_are_expected():
 
 def test_only_what_repeats_far_fewer_elements_is_a_broadcast():
     def program(bias, x):
-        return jnp.broadcast_to(bias, (2, 8, 8, 1280)), jnp.stack([x, x]), jnp.sin(x)
+        return jnp.broadcast_to(bias, (2, 8, 8, 1280)), jnp.broadcast_to(x, (2, 64, 1280)), jnp.sin(x)
 
     compiled = jax.jit(program).lower(jnp.ones(1280), jnp.ones((64, 1280))).compile()
     shapes = {buffer.shape for buffer in buffers.read(compiled).buffers if buffer.broadcast}
