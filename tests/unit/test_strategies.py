@@ -228,6 +228,7 @@ def test_nothing_is_drawn_where_every_style_is_refused():
     assert find(strategies.nestings(closures, lambda mode: refused), lambda nesting: True, settings=quiet) == Nesting()
 
 
+@pytest.mark.slow
 def test_every_mode_is_drawn_but_those_that_are_closed():
     three = merge({"modes": ("graph", "graph_no_updates", "tree")})
     known = {"graph": Exclusions(closed=True), "graph_no_updates": Exclusions(swept=1), "tree": Exclusions(swept=1)}

@@ -70,6 +70,7 @@ def test_a_module_of_200_gigabytes_is_checked_and_nothing_is_allocated(effort):
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2**30
 
 
+@pytest.mark.slow
 def test_outputs_are_abstract_and_a_test_may_assert_on_their_shapes():
     block = nnx.eval_shape(lambda: Block(8, nnx.Rngs(0)))
     for nesting in ("un-nested", "jit", "vmap > jit", "scan"):
@@ -77,6 +78,7 @@ def test_outputs_are_abstract_and_a_test_may_assert_on_their_shapes():
         assert found.output == jax.ShapeDtypeStruct((3, 8), jnp.float32)
 
 
+@pytest.mark.slow
 def test_abstract_inputs_alone_leave_a_real_module_as_it_was():
     block = Block(8, nnx.Rngs(0))
     found = call(block, jax.ShapeDtypeStruct((3, 8), jnp.float32), nesting="jit")

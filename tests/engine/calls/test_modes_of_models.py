@@ -72,6 +72,7 @@ def reason(report, text):
     return next(outcome.reason for outcome in report.outcomes if str(outcome.nesting) == text)
 
 
+@pytest.mark.slow
 @has_modes
 def test_a_training_step_survives_all_modes():
     model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
@@ -81,6 +82,7 @@ def test_a_training_step_survives_all_modes():
     assert report.modes == dict.fromkeys(("graph", "graph_no_updates", "tree"), "held")
 
 
+@pytest.mark.slow
 @has_modes
 def test_an_attribute_that_changes_survives_graph_mode_only():
     settings = {"transforms": "jit,scan,vmap", "modes": "graph,graph_no_updates,tree", **FEW}
@@ -90,6 +92,7 @@ def test_an_attribute_that_changes_survives_graph_mode_only():
     assert check(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), ONES, **settings).ok
 
 
+@pytest.mark.slow
 @has_modes
 def test_shared_weights_are_rejected_in_tree_mode_and_nothing_more_is_run_there():
     case = HEALTHY["shared_weights"]()
@@ -261,6 +264,7 @@ def test_a_body_that_builds_what_a_mode_cannot_is_rejected_there(pytester, inner
     strict.stdout.fnmatch_lines(["E * nnx nesting rejected by flax: tree: un-nested*"])
 
 
+@pytest.mark.slow
 @has_modes
 def test_a_closure_refused_in_one_mode_holds_in_another():
     case = HEALTHY["remat_inside"]()

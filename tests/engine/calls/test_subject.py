@@ -188,6 +188,7 @@ class Trainer:
         return self.last
 
 
+@pytest.mark.slow
 def test_the_object_of_a_method_goes_by_the_users_name():
     mine = Trainer()
     wrapped = wrap(mine.step)

@@ -84,6 +84,7 @@ def run_of_a_body_that(read):
     return made, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_every_read_gives_the_true_value_under_every_nesting(read, expected):
     made, seen = run_of_a_body_that(read)
@@ -112,6 +113,7 @@ def _raised(read):
     return read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", SWALLOWS.values(), ids=SWALLOWS)
 def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
     made, seen = run_of_a_body_that(read)
@@ -122,6 +124,7 @@ def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
     )
 
 
+@pytest.mark.slow
 def test_an_assertion_that_fails_in_a_try_fails_the_test():
     def body():
         y = wrap(Counts())(numbers((2, 4)))
@@ -151,6 +154,7 @@ def test_types_and_shapes_ask_for_no_values():
     assert not made.executor.values_needed
 
 
+@pytest.mark.slow
 def test_state_after_the_call_is_what_the_nesting_left():
     counts = {}
 
@@ -275,6 +279,7 @@ def test_the_un_nested_call_is_traced_too_where_no_value_is_read(shortcuts):
     assert next(eager) == (shortcuts == "off")
 
 
+@pytest.mark.slow
 def test_what_the_un_nested_call_puts_into_a_plain_object_is_there_also_where_it_is_only_looked_at():
     seen = []
 
@@ -303,6 +308,7 @@ def test_a_callback_runs_under_every_nesting():
     assert next(calls) >= len(made.outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["jax_debug_nans", "jax_debug_infs", "jax_disable_jit"])
 def test_no_trace_tells_where_jax_checks_values(option, monkeypatch):
     jax.config.update(option, True)

@@ -91,6 +91,7 @@ def cases():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["step", "scan", "captured"])
 def test_a_program_from_the_folder_tells_the_same(name, tmp_path, monkeypatch):
     monkeypatch.setattr(compile_cache, "EQUAL_FROM", (0,))  # on every version: what the table says of it is held too
@@ -135,6 +136,7 @@ def test_a_nesting_from_the_folder_is_judged_the_same(nesting, tmp_path):
     assert second == (plain, True)
 
 
+@pytest.mark.slow
 @works
 def test_a_broken_invariant_is_told_the_same(tmp_path):
     def outcome(folder):

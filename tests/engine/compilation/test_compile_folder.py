@@ -102,6 +102,7 @@ def configured(pytester, inner_args):
     return lambda *args: pytester.parseconfigure(*inner_args, *args)
 
 
+@pytest.mark.slow
 def test_where_the_folder_is(configured, pytester):
     folder = cache.folder_of_compiles(configured())
     assert folder == pytester.path / ".pytest_cache" / "d" / cache.COMPILES

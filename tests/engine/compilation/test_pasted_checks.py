@@ -59,6 +59,7 @@ def test_a_tracer_that_is_alive_is_a_leak():
     KEPT.clear()
 
 
+@pytest.mark.slow
 def test_what_an_exception_holds_is_no_leak_and_the_exception_comes_out():
     def fails(x):
         inside = x + 1

@@ -138,6 +138,7 @@ def lost_by(plan, order, known):
 ORDERS = st.integers(0, 1000)
 
 
+@pytest.mark.slow
 @given(plan=plans(None), order=ORDERS, known=st.booleans())
 def test_what_is_returned_in_any_order_and_place_is_kept(plan, order, known):
     assert lost_by(plan, order, known) == set()
@@ -151,6 +152,7 @@ def test_exactly_the_one_that_is_lost_is_named(fault, data, order):
     assert lost_by(plan, order, known=True) == plan.at_fault
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["forgotten", "retyped"])
 @given(data=st.data(), order=ORDERS)
 def test_without_origins_as_many_are_named_and_of_its_type(fault, data, order):
@@ -189,6 +191,7 @@ def test_the_engine_keeps_what_is_returned(plan, nesting):
     assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @pytest.mark.parametrize("fault", ["forgotten", "retyped"])
 @given(data=st.data(), nesting=NESTINGS)
@@ -280,6 +283,7 @@ def forgets(model, token, cache):
     return logits, cache[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step, ok", [(decodes, True), (forgets, False)])
 def test_a_decoding_step_under_the_quick_effort(step, ok):
     """``call_first`` among its nestings, which takes the donated inputs of two calls out of one array."""

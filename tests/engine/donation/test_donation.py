@@ -263,6 +263,7 @@ def test_flax_gives_the_buffer_of_the_kernel_to_the_dict():
 SEEN: list[jax.Array] = []
 
 
+@pytest.mark.slow
 def test_where_tracers_remain_nothing_is_said_of_buffers():
     """A leak explains a lost buffer, and not the other way round."""
 

@@ -111,6 +111,7 @@ def test_a_learning_rate_that_promotes_is_named_with_every_parameter(nesting):
     assert_healthy(sgd, bfloat16_args(0.1), nesting)
 
 
+@pytest.mark.slow
 def test_a_loop_over_a_step_that_promotes_is_rejected_with_the_reason():
     found = call(sgd, *bfloat16_args(jnp.asarray(0.1, jnp.float32)), nesting="jit > scan")
     assert found.outcome.verdict == "rejected"
@@ -151,6 +152,7 @@ def test_xla_refuses_a_buffer_that_is_donated_twice_or_used_beside():
             jax.jit(lambda a, b: (a + b, a - b), donate_argnums=donated)(x, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ROOTS)
 def test_an_average_beside_the_model_that_shares_its_buffers_is_named(nesting):
     def step(model, average, batch):
@@ -221,6 +223,7 @@ def test_the_leaves_that_are_named_are_those_that_are_forgotten():
     assert {row.split("   ")[0] for row in rows(found)[0]} == OPT_STATE
 
 
+@pytest.mark.slow
 def test_donating_all_donates_the_batch_too():
     found = call(forgets, *functional_args(ADAM), nesting="jit", donate="all")
     assert {row.split("   ")[0] for row in rows(found)[0]} == {*OPT_STATE, "batch['x']", "batch['y']"}
@@ -278,6 +281,7 @@ def test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf
         assert_healthy(merges_and_writes_back, args(), nesting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [clones, merges, jitted_clone])
 def test_the_optimizer_of_a_step_that_updates_a_copy_stays_behind(step):
     model, optimizer = optimizer_of(Mlp(rngs()))

@@ -53,6 +53,7 @@ def one(subject: Any, *args: Any, nesting: str, **settings: Any) -> Report:
 # --- plain values
 
 
+@pytest.mark.slow
 @follows("plain value, data")
 @pytest.mark.skipif(not DATA, reason="nnx.data came with flax 0.12")
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "remat > jit"])
@@ -65,6 +66,7 @@ def test_a_field_that_was_none_is_declared_as_data(nesting):
         assert one(case(cured).subject, numbers(BATCH), nesting=nesting).ok
 
 
+@pytest.mark.slow
 @follows("plain value, data")
 @pytest.mark.skipif(not DATA, reason="nnx.data came with flax 0.12")
 @pytest.mark.parametrize("empty", [list, dict])
@@ -86,6 +88,7 @@ def test_a_container_is_declared_as_data(empty):
     assert one(Keeps(nnx.data(empty())), numbers(BATCH), nesting="jit").ok
 
 
+@pytest.mark.slow
 @follows("plain object")
 def test_what_a_plain_object_keeps_goes_into_a_variable_of_the_module():
     found = one(KeepsInBox(), numbers(BATCH), nesting="jit")
@@ -117,6 +120,7 @@ def test_a_plain_value_goes_into_a_variable():
     assert one(case(KeepsLastInVariable).subject, numbers(BATCH), nesting="jit").ok
 
 
+@pytest.mark.slow
 @follows("outlives")
 def test_what_outlives_the_trace_is_not_kept():
     found = one(remembers, numbers(BATCH), nesting="jit")
@@ -153,6 +157,7 @@ def test_a_layer_that_captures_is_handed_the_module(transform):
     assert one(norm(), numbers(BATCH), nesting=transform).ok
 
 
+@pytest.mark.slow
 @follows(*CAPTURED_BY_OWN)
 @pytest.mark.parametrize("transform", OWN)
 def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
@@ -220,6 +225,7 @@ def test_a_captured_array_becomes_an_argument():
     assert one(lambda x, table: x @ table, numbers((4, 256)), captured, nesting="jit").ok
 
 
+@pytest.mark.slow
 @follows("scan writes back", "scan writes back, remat")
 def test_a_scan_over_remat_is_written_as_the_hint_says():
     found = call(reports.call_twice, reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), nesting="jit")
@@ -302,6 +308,7 @@ def test_an_array_that_is_shared_or_viewed_is_copied():
 # --- parity
 
 
+@pytest.mark.slow
 @follows("jax transform", "jax transform, jit")
 @pytest.mark.skipif(not DATA, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_a_broken_and_a_healthy_twin(nesting):
     assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.slow
 def test_the_message_shrinks_and_the_exception_has_the_outcome():
     register_invariant(
         Invariant("no_loops", lambda call: [Breach(summary="too deep")] if len(call.nesting) > 1 else [])

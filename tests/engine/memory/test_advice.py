@@ -266,5 +266,6 @@ def test_the_summary_tells_it_with_v_and_the_reports_always(inner, pytester):
     assert f"advice: {text}" in (pytester.path / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_without_v_the_summary_says_where_to_look(inner):
     inner().stdout.fnmatch_lines(["*5 held; worst peak *; see -v for advice on memory"])

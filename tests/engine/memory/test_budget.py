@@ -52,6 +52,7 @@ def budget(memo):
     return round(1.1 * max(peak(Mlp(), nesting, Example(memo)) for nesting in ONE_CALL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ONE_CALL)
 def test_one_call_is_held_to_the_bytes_themselves(budget, nesting, example):
     settings = {"nesting": nesting, "example": example}
@@ -71,6 +72,7 @@ def test_the_axes_of_a_nesting_are_added(budget, nesting, example):
     assert held.outcome.budget > budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", WITH_AXES)
 def test_what_is_added_is_what_the_expected_peak_gains(nesting, example):
     """By the peaks that reports show: the un-nested program of a gradient is the gradient."""
@@ -84,6 +86,7 @@ def test_what_is_added_is_what_the_expected_peak_gains(nesting, example):
     assert found.budget - 10**6 == expected[0] - expected[1] > 0
 
 
+@pytest.mark.slow
 def test_more_than_the_axes_need_is_a_violation():
     """google/flax#4871: a second call in one program copies the parameters, which is no matter of its axes."""
     model, inputs = ScanOverRemat(nnx.Rngs(0)), inputs_scan_over_remat()

@@ -152,6 +152,7 @@ def test_the_un_nested_program_adds_nothing():
     assert row.endswith(": the nesting adds nothing to the peak")
 
 
+@pytest.mark.slow
 def test_a_message_is_read_within_a_minute():
     found = call(two_calls, Stacked(nnx.Rngs(0)), numbers((64,)), nesting="jit > call_first > scan")
     (violation,) = found.outcome.violations

@@ -79,6 +79,7 @@ def test_the_growth_is_measured_without_running_the_call():
     assert len(ran) <= 3
 
 
+@pytest.mark.slow
 def test_growth_of_an_abstract_call():
     abstract = jax.ShapeDtypeStruct(X.shape, X.dtype)
     found = call(call_of, abstract, nesting="jit > scan", memory_budget=1)

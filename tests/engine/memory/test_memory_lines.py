@@ -31,6 +31,7 @@ def both(x, y):
     return doubled(x, y) @ tripled(x, y)
 
 
+@pytest.mark.slow
 def test_lines_are_those_of_the_program_and_not_of_another_that_jax_traced_before():
     """Both scans update slices of one shape: jax 0.10 traces that update once, and keeps the line of the first."""
     x, y = numbers((96, 80)), numbers((80, 96))

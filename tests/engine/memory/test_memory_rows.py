@@ -152,6 +152,7 @@ def test_places_are_a_partition_of_the_buffers(after, before):
         assert set(home.outer) <= set(each.stack) or each.bytes < 0.05 * home.bytes
 
 
+@pytest.mark.slow
 @given(after=SEVERAL, before=SEVERAL)
 def test_a_story_is_short_and_its_shares_add_up(after, before):
     split = Split(
@@ -165,6 +166,7 @@ def test_a_story_is_short_and_its_shares_add_up(after, before):
     assert sum(shares) <= 100 + len(shares)
 
 
+@pytest.mark.slow
 @given(after=SEVERAL, before=SEVERAL)
 def test_added_are_the_buffers_that_have_no_partner(after, before):
     def keys(held):

@@ -111,6 +111,7 @@ def test_a_user_who_clears_all_listeners_clears_ours():
         jax.monitoring.clear_event_listeners()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitted", [nnx.jit, jax.jit])
 def test_a_second_copy_of_the_parameters_is_told(jitted):
     model = reports.ScanOverRemat(rngs())
@@ -166,6 +167,7 @@ def test_a_kernel_that_is_copied_is_told_and_a_batch_is_not():
     assert heard(lambda: jax.jit(copied)(numbers(WIDE))) == ()
 
 
+@pytest.mark.slow
 def test_where_a_batch_looks_like_a_kernel_neither_is_told():
     model = nnx.Linear(*WIDE, rngs=rngs())
     graphdef, state = nnx.split(model)

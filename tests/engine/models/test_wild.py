@@ -112,6 +112,7 @@ def test_what_a_plain_object_keeps_of_a_trace_is_a_leak():
     assert "tracers remain in self.last['y']" in str(found)
 
 
+@pytest.mark.slow
 def test_arrays_of_a_plain_object_are_inputs_and_a_new_one_that_it_keeps_is_a_leak():
     class Ema:
         def __init__(self):
@@ -261,6 +262,7 @@ def test_the_same_function_made_again_is_the_same_call():
 # --- what cannot be taken
 
 
+@pytest.mark.slow
 def test_an_iterator_is_refused_by_name():
     def epoch(model, batches):
         return sum(model(batch).mean() for batch in batches)

@@ -35,6 +35,7 @@ def differentiates(model, xs):
     return nnx.grad(lambda model, xs: broadcasts(model, xs).sum())(model, xs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [broadcasts, jitted_broadcasts, differentiates])
 def test_a_broadcast_scan_inside_the_call_drops_updates(run):
     run(norm(), XS)  # traced before: a body that is not traced again must still be seen
@@ -78,6 +79,7 @@ def test_a_drop_is_named_among_modules_of_one_type():
     assert "model.one" not in text(found)
 
 
+@pytest.mark.slow
 def test_a_broadcast_of_state_that_does_not_change_holds():
     assert parity(broadcasts, nnx.LayerNorm(8, rngs=nnx.Rngs(0)), XS).outcome.verdict == "held"
 
@@ -103,6 +105,7 @@ def test_state_that_the_call_hands_back_by_itself_is_no_drop():
     assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 @pytest.mark.parametrize(
     "transform, place, hint",
@@ -174,6 +177,7 @@ def test_a_report_names_the_un_nested_call():
         )
 
 
+@pytest.mark.slow
 def test_parity_may_be_an_expected_failure():
     known = {"parity": "the statistics are frozen on purpose"}
     few = {"invariants": "parity", "styles": "argument", "transforms": "jit", "sweep": "singles", "max_examples": 0}

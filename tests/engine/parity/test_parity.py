@@ -145,6 +145,7 @@ def test_an_output_that_differs_is_named_with_its_place_in_what_the_call_returns
     assert " after, 1 of 24 elements" in text(found)
 
 
+@pytest.mark.slow
 def test_the_second_step_of_a_scan_counts_too(monkeypatch):
     def scan(f, plan):
         def layer(state, *inputs):

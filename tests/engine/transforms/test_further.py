@@ -232,6 +232,7 @@ def test_a_call_that_adds_state_holds_under_what_can_take_it(example):
             assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_leaves_tracers_behind_is_found_and_put_back():
     kept = []
 
@@ -261,6 +262,7 @@ def test_a_subject_without_parameters_is_checked_under_the_rest():
     assert "rejected" not in str(made)
 
 
+@pytest.mark.slow
 def test_a_rejection_of_ours_is_not_one_of_flax():
     subject = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     made = check(subject, numbers((4, 3)), transforms="jit,grad", styles="argument", on_rejection="fail", **FEW)

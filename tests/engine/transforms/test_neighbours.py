@@ -231,6 +231,7 @@ def test_a_capture_of_value_and_grad_is_told_once():
     assert (cause.transform, cause.nodes) == ("value_and_grad", ("stats (BatchNorm)",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hold, key", [(lambda norm: [norm], 0), (lambda norm: (norm,), 0), (lambda norm: {"first": norm}, "first")]
 )

@@ -104,6 +104,7 @@ def test_tracers_that_it_leaves_are_its_own():
     assert "left by leaks" in text(found)
 
 
+@pytest.mark.slow
 def test_state_that_it_drops_is_found_by_parity():
     def forgets(f):
         return lambda state, *inputs: f(nnx.clone(state), *inputs)

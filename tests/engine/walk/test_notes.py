@@ -70,6 +70,7 @@ def test_weights_in_a_memory_mapped_file_are_a_note(tmp_path):
     )
 
 
+@pytest.mark.slow
 @linux
 def test_weights_of_their_own_and_weights_that_nobody_donates_are_none(tmp_path):
     assert check(loaded(tmp_path / "w.npy", jnp.array), jnp.ones((2, 64)), **FEW).notes == ()

@@ -69,6 +69,7 @@ def test_drawn_nestings_are_compared_and_another_edition_draws_others(run, peaks
     assert before.keys() - drawn == {key for key, entry in entries(peaks).items() if not entry.drawn}
 
 
+@pytest.mark.slow
 def test_draws_that_vary_are_neither_kept_nor_called_new(run, peaks):
     run(DRAWS, UPDATE, "--hypothesis-seed=1")
     assert [entry.drawn for entry in entries(peaks).values()] == [False] * 5
@@ -87,6 +88,7 @@ def test_x(nnx_wrap, size): nnx_wrap(Model(percent=size))(1)
 """
 
 
+@pytest.mark.slow
 def test_with_arguments_of_the_users_only_the_sweep_is_kept(run, peaks):
     run(GIVEN, UPDATE)
     # The sweep runs with the simplest arguments; what hypothesis draws afterwards is larger.

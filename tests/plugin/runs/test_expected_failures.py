@@ -334,6 +334,7 @@ class Sows(nnx.Module):
 FEW = {"styles": "argument,functional", "sweep": "singles", "max_examples": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_loop_over_a_module_that_sows():
     known = {"scan": "sow cannot live in a carry"}
@@ -345,6 +346,7 @@ def test_a_loop_over_a_module_that_sows():
     assert line.startswith("nnx expected failure 'scan' (sow cannot live in a carry) did not happen: 2 nestings held")
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small():
     known = {"memory": "smaller after the rewrite"}
     found = check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, memory_budget="64B", **FEW)

@@ -174,6 +174,7 @@ def test_without_given(nnx_wrap):
     assert "test_x(" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_function_scoped_fixture_is_refused_only_with_the_users_given(run_inner):
     result = run_inner(
         HYPOTHESIS + "@marked\n@given(x=st.integers())\ndef test_x(nnx_wrap, tmp_path, x): nnx_wrap(Model())(1)\n"

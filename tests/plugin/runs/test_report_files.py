@@ -334,6 +334,7 @@ def test_a_summary_that_cannot_be_written_fails_no_run(run_inner, pytester, monk
     result.stdout.fnmatch_lines(["ERROR cannot write the summary of the step: No such file or directory"])
 
 
+@pytest.mark.slow
 def test_a_run_without_reports_imports_nothing_for_them(run_inner):
     source = "def test_plain():\n    import sys\n    assert 'pytest_nnxcheck.plugin.reports' not in sys.modules\n"
     run_inner(source, subprocess=True).assert_outcomes(passed=1)

@@ -263,6 +263,7 @@ def test_x(nnx_wrap, request):
 """
 
 
+@pytest.mark.slow
 def test_the_terminal_says_what_was_not_run(run_inner):
     result = run_inner(BROKEN, "--junitxml=out.xml")
     left = SWEEP - 4
@@ -274,6 +275,7 @@ def test_the_terminal_says_what_was_not_run(run_inner):
     )
 
 
+@pytest.mark.slow
 def test_all_takes_no_value_and_is_of_no_use_to_a_replay(run_inner):
     result = run_inner(BROKEN, "--nnx-all", "--nnx-donate=none")
     result.assert_outcomes(failed=1)

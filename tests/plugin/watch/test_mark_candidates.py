@@ -35,6 +35,7 @@ def marked(pytester, inner_args):
     return run
 
 
+@pytest.mark.slow
 @needs_monitoring
 def test_the_tests_that_call_a_module_are_named(watch):
     result = watch(SURE + NONE)
@@ -56,6 +57,7 @@ def test_all_of_them_with_v(watch):
     )
 
 
+@pytest.mark.slow
 @needs_monitoring
 def test_a_marked_test_for_each_is_written_and_passes(watch, marked, pytester):
     result = watch(SURE + NONE, "--nnx-mark-candidates", "test_marked.py")

@@ -139,6 +139,7 @@ def test_it():
 """
 
 
+@pytest.mark.slow
 def test_a_suite_without_jax_stays_one(watch):
     result, _ = watch(PLAIN, subprocess=True)
     result.assert_outcomes(passed=1)

@@ -280,6 +280,7 @@ def test_a_bar_shows_the_parts_of_the_peak():
     assert "5.0 MiB over 4.0 MiB" in drawn
 
 
+@pytest.mark.slow
 def test_a_thousand_nestings_are_a_page_of_a_few_megabytes():
     document = documents.many(1000)
     assert len(document["nestings"]) == 1000
