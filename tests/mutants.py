@@ -41,6 +41,8 @@ MUTANTS = (
     Mutant("compat/arrays.py", "sharding.num_devices > 1", "len(sharding.device_set) > 1", "test_sharded.py"),
     Mutant("compat/arrays.py", "and not array.committed", "", "test_arrays.py"),
     Mutant("compat/graph.py", "return isinstance(error, classes) or is_slice", "return is_slice", "test_hints.py"),
+    Mutant("compat/frames.py", " or not raises", "", "test_faults_of_jax.py"),
+    Mutant("compat/frames.py", "in _LIBRARIES or not raises", "not in ()", "test_faults_of_jax.py"),
     Mutant("compat/graph.py", "return isinstance(error, classes) or is_slice", "return isinstance(error, classes)", "test_hints.py"),
     Mutant("compat/variables.py", 'file.startswith(("<", *packages))', "file.startswith('<')", "test_memory_breakdown.py test_memory_lines.py"),
     # inspection

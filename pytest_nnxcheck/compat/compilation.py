@@ -9,7 +9,9 @@ from typing import Any
 from unittest import mock
 
 from pytest_nnxcheck.compat.arrays import unwrapped
+from pytest_nnxcheck.compat.frames import raised_by_library
 from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.text import one_line
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -195,13 +197,16 @@ def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., 
 
 
 def fault_of_jax(error: BaseException | None, transforms: list[str]) -> str:
-    """What jax itself cannot do, where it fails one of its own assertions; empty for any other exception.
+    """What jax itself cannot do under ``transforms`` inside a jit: what it has no rule for, or fails one of its own assertions at; empty for any other exception.
 
-    A call that draws random numbers, in a branch, in a loop, differentiated: an ``assert`` without text in jax's rule for conditionals. Tried on
-    all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
+    No rule: ``ragged_dot`` under `jax.vmap`, a callback of which nobody said how it is mapped. All versions raise `NotImplementedError`.
+    An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, an ``assert`` without text in jax's rule for
+    conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
     """
     import jax
 
+    if transforms and type(error) is NotImplementedError and raised_by_library(error):
+        return f"jax {jax.__version__} cannot do this: {one_line(error)}"
     if type(error) is not AssertionError or str(error):
         return ""
     names = iter(transforms)

@@ -5,6 +5,7 @@ No public way to ask what a frame is: names of functions, many of them private, 
 
 from __future__ import annotations
 
+import dis
 from types import FrameType
 
 from pytest_nnxcheck.compat.variables import is_library_file
@@ -64,6 +65,20 @@ def caller_line(frame: FrameType) -> str:
     while above is not None and is_machinery(above):
         above = above.f_back
     return f"{above.f_code.co_filename}:{above.f_lineno}" if above else "an unknown line"
+
+
+def raised_by_library(error: BaseException) -> bool:
+    """Whether code of jax or flax raised an exception. Tried on all versions.
+
+    jax takes the frames of both out of a traceback: the innermost that is left is the user's, and calls where it would raise.
+    """
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    if entry is None:
+        return False
+    raises = entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return _package(entry.tb_frame) in _LIBRARIES or not raises
 
 
 def _package(frame: FrameType) -> str:

@@ -234,7 +234,8 @@ def raised(call: Call, profile: Profile, observation: Observation, error: Except
     """A nesting that raised and broke no invariant: what it is not made for, what flax refuses, or the user's own exception."""
     if isinstance(error, Unfit):
         return rejected(call, str(error), unfit=True)
-    if reason := compat.fault_of_jax(error, [layer.transform for layer in call.nesting.layers]):
+    inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
+    if reason := compat.fault_of_jax(error, inside):
         return rejected(call, reason, unfit=True)
     if refused(observation):
         return rejected(call, first_line(error))

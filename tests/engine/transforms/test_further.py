@@ -10,7 +10,7 @@ from checking import FURTHER_SINGLES, LACKING, broken, call, text
 from flax import nnx
 from healthy import assign, numbers
 
-from pytest_nnxcheck import CheckError, check, compat
+from pytest_nnxcheck import CheckError, check
 from pytest_nnxcheck.core.catalogue import FURTHER
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.observe import observe
@@ -192,36 +192,6 @@ def test_a_flax_without_nnx_shard_map_says_so():
         outcome = call(linear(), numbers((2, 3)), nesting=f"jit > {nesting}").outcome
         assert outcome.unfit
         assert outcome.reason.endswith("has no nnx.shard_map")
-
-
-@pytest.mark.parametrize(
-    "error, names, told",
-    [
-        (AssertionError(), ["jit", "grad", "scan", "cond"], True),
-        (AssertionError(), ["grad", "fori_loop", "vmap", "switch"], True),
-        (AssertionError(), ["scan", "grad", "cond"], False),
-        (AssertionError("of the user"), ["grad", "scan", "cond"], False),
-        (ValueError(), ["grad", "scan", "cond"], False),
-        (None, ["grad", "scan", "cond"], False),
-    ],
-)
-def test_a_fault_of_jax_is_told_from_one_of_the_user(error, names, told):
-    assert bool(compat.fault_of_jax(error, names)) == told
-
-
-class Drops(nnx.Module):
-    def __init__(self):
-        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
-
-    def __call__(self, x):
-        return self.drop(self.linear(x))
-
-
-def test_random_numbers_in_a_branch_in_a_differentiated_loop():
-    outcome = call(Drops(), numbers((2, 3)), nesting="grad > scan[functional] > cond").outcome
-    assert outcome.verdict == ("held" if jax.__version_info__ >= (0, 10) else "rejected"), outcome
-    assert outcome.verdict == "held" or outcome.reason.endswith("cannot differentiate a branch in a loop for this call")
 
 
 def test_a_call_that_adds_state_holds_under_what_can_take_it(example):

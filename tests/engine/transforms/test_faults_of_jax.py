@@ -1,0 +1,99 @@
+"""What jax itself cannot do is told from what the user's code does not: the former is left out with jax's words, the latter fails."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import call
+from flax import nnx
+from healthy import numbers
+
+from pytest_nnxcheck import compat
+
+
+@pytest.mark.parametrize(
+    "error, names, told",
+    [
+        (AssertionError(), ["jit", "grad", "scan", "cond"], True),
+        (AssertionError(), ["grad", "fori_loop", "vmap", "switch"], True),
+        (AssertionError(), ["scan", "grad", "cond"], False),
+        (AssertionError("of the user"), ["grad", "scan", "cond"], False),
+        (ValueError(), ["grad", "scan", "cond"], False),
+        (None, ["grad", "scan", "cond"], False),
+        (NotImplementedError("of nobody"), ["vmap"], False),
+    ],
+)
+def test_a_fault_of_jax_is_told_from_one_of_the_user(error, names, told):
+    assert bool(compat.fault_of_jax(error, names)) == told
+
+
+class Experts(nnx.Module):
+    """A mixture of experts: the rows of a batch, sorted by the expert that each is for."""
+
+    def __init__(self):
+        self.kernels = nnx.Param(numbers((4, 8, 8)))
+        self.router = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        expert = self.router(x).argmax(-1)
+        order = expert.argsort()
+        rows = jax.lax.ragged_dot(x[order], self.kernels[...], jnp.bincount(expert, length=4).astype(jnp.int32))
+        return rows[order.argsort()]
+
+
+class Unfinished(nnx.Module):
+    """A layer whose own code does without a vmap."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        if type(x).__name__ == "BatchTracer":
+            raise NotImplementedError("no batch of batches")
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    "nesting, verdict",
+    [("jit", "held"), ("jit > scan", "held"), ("vmap", "rejected"), ("jit > vmap[functional]", "rejected")],
+)
+def test_what_jax_has_no_rule_for_is_left_out_with_its_words(nesting, verdict):
+    outcome = call(Experts(), numbers((16, 8)), nesting=nesting).outcome
+    assert outcome.verdict == verdict
+    if verdict == "rejected":
+        assert outcome.unfit
+        assert re.match(r"jax [\d.]+ cannot do this: NotImplementedError: .*ragged_dot", outcome.reason)
+
+
+@pytest.mark.parametrize("filtering", ["off", "auto"])
+def test_what_the_user_s_code_has_no_rule_for_fails(filtering):
+    """Whether jax takes its own frames out of tracebacks or not."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", filtering)
+    try:
+        outcomes = [
+            call(subject, numbers(shape), nesting="jit > vmap").outcome
+            for subject, shape in ((Unfinished(), (8, 8)), (Experts(), (16, 8)))
+        ]
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    assert [outcome.verdict for outcome in outcomes] == ["failed", "rejected"]
+    assert outcomes[0].reason == "NotImplementedError: no batch of batches"
+
+
+class Drops(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.drop(self.linear(x))
+
+
+def test_random_numbers_in_a_branch_in_a_differentiated_loop():
+    outcome = call(Drops(), numbers((2, 3)), nesting="grad > scan[functional] > cond").outcome
+    assert outcome.verdict == ("held" if jax.__version_info__ >= (0, 10) else "rejected"), outcome
+    assert outcome.verdict == "held" or outcome.reason.endswith("cannot differentiate a branch in a loop for this call")
