@@ -183,20 +183,33 @@ def keeps_all(eqn: Any) -> bool:
 
 def elements_of_operand(eqn: Any, number: int, same: list[bool]) -> int:
     """How many elements of one operand an equation uses; ``same`` tells which operands are the same in each call."""
-    inner, unchanged = next(inner_jaxprs(eqn), None), handed_in(eqn)
-    if number < unchanged and inner is not None and len(inner.invars) == len(eqn.invars):
-        fixed = frozenset(id(var) for var, flag in zip(inner.invars[:unchanged], same, strict=False) if flag)
-        return elements_used(inner, inner.invars[number], fixed)
+    inside = [(inner, numbers) for inner, numbers in handed_in(eqn) if number in numbers]
+    if inside:
+        return sum(elements_used_inside(inner, numbers, number, same) for inner, numbers in inside)
     if number == 0 and is_cut(eqn) and all(same[1:]):
         return int(eqn.outvars[0].aval.size)
     return int(eqn.invars[number].aval.size)
 
 
-def handed_in(eqn: Any) -> int:
-    """How many operands, counted from the first, the jaxpr inside is given as they are: all of a call, the constants of a scan."""
-    if eqn.primitive.name == SCAN:
-        return int(compat.scan_layout(eqn)[0])
-    return len(eqn.invars) if eqn.primitive.name in CALLS else 0
+def elements_used_inside(jaxpr: Any, numbers: range, number: int, same: list[bool]) -> int:
+    """The same of a jaxpr inside an equation, whose first inputs are the operands of these numbers."""
+    fixed = frozenset(id(var) for var, operand in zip(jaxpr.invars, numbers, strict=False) if same[operand])
+    return elements_used(jaxpr, jaxpr.invars[numbers.index(number)], fixed)
+
+
+def handed_in(eqn: Any) -> list[tuple[Any, range]]:
+    """The jaxprs inside an equation, each with the numbers of the operands that are its first inputs: all of a call, the constants of a loop."""
+    name, everything = eqn.primitive.name, range(len(eqn.invars))
+    if name == SCAN:
+        return [(compat.open_jaxpr(eqn.params["jaxpr"]), everything[: compat.scan_layout(eqn)[0]])]
+    if name == WHILE:
+        before, after = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        consts = {"cond_jaxpr": everything[:before], "body_jaxpr": everything[before:after]}
+        return [(compat.open_jaxpr(eqn.params[key]), numbers) for key, numbers in consts.items()]
+    if name == COND:
+        return [(compat.open_jaxpr(branch), everything[1:]) for branch in eqn.params["branches"]]
+    inner = next(inner_jaxprs(eqn), None) if name in CALLS else None
+    return [(inner, everything)] if inner is not None and len(inner.invars) == len(everything) else []
 
 
 def is_cut(eqn: Any) -> bool:

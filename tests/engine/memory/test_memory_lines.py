@@ -229,10 +229,20 @@ def moved_on(x, table):
     return jax.lax.fori_loop(0, 3, lambda _, step: body(step), (0, x))[1]
 
 
+def in_a_branch(x, table):
+    return jax.lax.cond(x.sum() > 0, lambda x: x + table[:2], lambda x: x - table[2:4], x)
+
+
+def until(x, table):
+    return jax.lax.while_loop(lambda x: x.sum() < table[4, 0], lambda x: x + table[:2], x)
+
+
 @pytest.mark.parametrize(
     "uses, size",
     [
         (lambda x, table: x + table[:2], 2),
+        (in_a_branch, 4),
+        (until, 2.25),
         (lambda x, table: x + table[None, 1:3], 2),
         (lambda x, table: x + table[-1], 1),
         (lambda x, table: x + table.astype(jnp.bfloat16)[None, :2], 2),
