@@ -106,7 +106,34 @@ def in_checkpoint_cured(model, x):
     return nnx.remat(lambda model, x: model(x))(model, x)
 
 
+def in_vmap(norm, x):
+    return jax.vmap(norm)(x)
+
+
+def in_vmap_cured(norm, x):
+    return nnx.vmap(lambda norm, x: norm(x, use_running_average=True), in_axes=(None, 0))(norm, x)
+
+
+def in_grad(norm, x):
+    return jax.grad(lambda x: norm(x).sum())(x)
+
+
+def in_grad_cured(norm, x):
+    return nnx.grad(lambda norm, x: norm(x).sum(), argnums=1)(norm, x)
+
+
+def in_value_and_grad(norm, x):
+    return jax.value_and_grad(lambda x: norm(x).sum())(x)
+
+
+def in_value_and_grad_cured(norm, x):
+    return nnx.value_and_grad(lambda norm, x: norm(x).sum(), argnums=1)(norm, x)
+
+
 OWN = {
+    "vmap": (in_vmap, in_vmap_cured),
+    "grad": (in_grad, in_grad_cured),
+    "value_and_grad": (in_value_and_grad, in_value_and_grad_cured),
     "while_loop": (in_while_loop, in_while_loop_cured),
     "fori_loop": (in_fori_loop, in_fori_loop_cured),
     "scan": (in_scan, in_scan_cured),

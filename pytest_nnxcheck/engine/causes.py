@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import CapturedBy
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
-from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content
+from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout
 from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.subject import Subject
 
@@ -137,12 +137,15 @@ def captured_nodes(frame: FrameType) -> list[str]:
 
 
 def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
-    """The graph nodes that a captured value is, or holds as a list, tuple or dict of them."""
+    """The graph nodes that a captured value is, or holds as a list, tuple or dict of them, or as an object that is none: a trainer, say."""
     if compat.is_graph_node(held):
         yield name, held
     elif isinstance(held, list | tuple | dict):
         items = held.items() if isinstance(held, dict) else enumerate(held)
         yield from ((f"{name}[{key!r}]", node) for key, node in items if compat.is_graph_node(node))
+    elif not isinstance(held, type | ModuleType):
+        attributes = layout(type(held)).read(held) or {}
+        yield from ((f"{name}.{key}", node) for key, node in attributes.items() if compat.is_graph_node(node))
 
 
 def closure_of(function: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ An opener hands what an object holds to the visit and keeps the object's places.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 _JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
 _OPEN_PACKAGES = frozenset(("flax", "optax"))
-_OPEN_STANDARD = frozenset(("collections", "types", "functools", "queue", "weakref"))
+_OPEN_STANDARD = frozenset(("collections", "contextlib", "types", "functools", "queue", "weakref"))
+_OPEN_CLASSES = frozenset((concurrent.futures.Future,))
+"""Classes of other packages of the standard library whose instances hold the user's values, where the others there hold locks and threads."""
 
 
 # --- containers ----------------------------------------------------------------------------------------------------------
@@ -223,7 +226,7 @@ def _of_instance(cls: type) -> tuple[Opener, ...]:
         return (open_jax_function,)
     if _holds_unseen(cls, package):
         return (open_referents,)
-    return (open_attributes,) if package in _OPEN_STANDARD else ()
+    return (open_attributes,) if package in _OPEN_STANDARD or cls in _OPEN_CLASSES else ()
 
 
 def _holds_unseen(cls: type, package: str) -> bool:

@@ -31,6 +31,10 @@ TABLE = {
     "outlives": "do not keep arrays made under a transform in {holder}: it outlives the trace",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
+    "captured by vmap": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it",
+    "captured by grad": "pass the module as an argument, and name in argnums what the gradient is by: nnx.grad(f, argnums=1)(model, x)",
+    "captured by value_and_grad": "pass the module as an argument, and name in argnums what the gradient is by:"
+    " nnx.value_and_grad(f, argnums=1)(model, x)",
     "captured by checkpoint": "pass the module as an argument: nnx.remat(f)(model, x)",
     "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
     "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",
@@ -50,7 +54,7 @@ TABLE = {
     "viewed": "copy the view: np.array(view), or drop it before the step",
     "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",
     "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
-    "not returned": "return the new value of every donated array",
+    "not returned": "return the new value of every donated array; what has none, a batch say, is not for `donate`",
     "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most"
     " transforms drop",
     "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"

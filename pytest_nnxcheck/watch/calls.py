@@ -61,8 +61,9 @@ class Calls:
 
 
 def _is_module(value: Any) -> bool:
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and any(base is nnx.Module for base in mro(type(value)))
+    # While it is being imported, flax.nnx is a module without its names.
+    module = getattr(sys.modules.get("flax.nnx"), "Module", None)
+    return module is not None and any(base is module for base in mro(type(value)))
 
 
 def _outermost(frame: FrameType, cls: type) -> FrameType:

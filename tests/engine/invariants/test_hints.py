@@ -140,8 +140,11 @@ def norm() -> nnx.BatchNorm:
     return nnx.BatchNorm(WIDTH, rngs=rngs())
 
 
-CAPTURED = ("captured", *(f"captured by {name}" for name in ("while_loop", "fori_loop", "scan", "cond", "switch")))
-CAPTURED_BY_OWN = (*CAPTURED, "captured by checkpoint")
+CAPTURED = (
+    "captured",
+    *(f"captured by {name}" for name in ("vmap", "while_loop", "fori_loop", "scan", "cond", "switch")),
+)
+CAPTURED_BY_OWN = (*CAPTURED, *(f"captured by {name}" for name in ("checkpoint", "grad", "value_and_grad")))
 CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", "switch"]
 
 

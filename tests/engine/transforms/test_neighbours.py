@@ -247,6 +247,18 @@ def test_modules_in_a_container_are_captured(hold, key):
     assert cause.nodes == (f"held[{key!r}] (BatchNorm)",)
 
 
+def test_a_module_of_an_object_that_is_none_is_captured():
+    class Trainer:
+        def __init__(self):
+            self.norm = nnx.BatchNorm(WIDTH, rngs=rngs())
+
+        def step(self, x):
+            return jax.jit(lambda x: self.norm(x) * 1)(x)
+
+    (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
+    assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
+
+
 def test_a_module_that_is_handed_over_as_the_function_is_captured():
     (cause,) = causes.captured(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
     assert (cause.transform, cause.nodes) == ("checkpoint", ("BatchNorm",))

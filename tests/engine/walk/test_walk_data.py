@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
+import contextlib
 import functools
 import threading
 import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -157,8 +160,25 @@ PLACES = {
         "model.box.content[0]",
         "array",
     ),
+    "future": (
+        concurrent.futures.Future,
+        lambda box, y: box.content.set_result(y),
+        "model.box.content._result",
+        "attribute",
+    ),
     "user dict": (collections.UserDict, lambda box, y: box.content.update(a=y), "model.box.content.data['a']", "dict"),
 }
+
+
+@contextlib.contextmanager
+def scope(value: Any) -> Iterator[Any]:
+    yield value
+
+
+def entered(value: Any) -> Any:
+    context = scope(value)
+    context.__enter__()
+    return context
 
 
 class Hashable:
@@ -177,6 +197,22 @@ def hashable(held: Any) -> Hashable:
 def test_places_of_data(place: str, kept: Keep) -> None:
     make, put, path, holder = PLACES[place]
     check(Boxed(make(), put, kept), kept, path, holder)
+
+
+@leaky_and_healthy
+@pytest.mark.parametrize(
+    "put, path",
+    [
+        (lambda box, y: setattr(box, "content", entered(y)), "value (line"),
+        (lambda box, y: box.content.callback(str, y), "args[0] (closure of"),
+        (lambda box, y: box.content.enter_context(contextlib.nullcontext(y)), "enter_result"),
+    ],
+    ids=["generator", "callback", "null context"],
+)
+def test_contexts_that_are_still_entered(put: Any, path: str, kept: Keep) -> None:
+    model = Boxed(contextlib.ExitStack(), put, kept)
+    jit_call(model)
+    assert [path in name for name, _ in found_in(("model", model))] == ([True] if kept is whole else [])
 
 
 class CountsThenKeeps(nnx.Param):  # type: ignore[misc]  # flax is untyped on some versions

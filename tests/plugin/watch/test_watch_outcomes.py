@@ -144,7 +144,7 @@ def test_donated_leaves_that_jax_could_not_use_fail_the_test(watch):
             "  donated    float32?3?   model.bias",
             "  donated    float32?2,3?   model.kernel",
             "*to the program called at *test_suite.py:* (test_for_nothing), which has no output of that type for the buffer",
-            "  hint       return the new value of every donated array",
+            "  hint       return the new value of every donated array*",
             "*UserWarning: Some donated buffers were not usable*",
             "4 tests watched: 1 donated for nothing*",
         ]
