@@ -97,6 +97,8 @@ MUTANTS = (
     # invariants
     Mutant("invariants/memory.py", "if used.peak > bound.budget:", "if used.peak > 2 * bound.budget:", "test_budget.py test_findings.py"),
     Mutant("invariants/memory.py", "if bound.default and too_many(size, profile):", "if False:", "test_reports.py test_memory_breakdown.py"),
+    Mutant("invariants/memory.py", "if copy not in left_out)", "if True)", "test_budget.py"),
+    Mutant("invariants/memory.py", "and copy.inserted and copy.shape in narrow)", ")", "test_budget.py"),
     Mutant("invariants/donation.py", 'return "dtype" if old.dtype != new.dtype', 'return "dtype" if old.dtype == new.dtype', "test_findings.py"),
     Mutant("invariants/donation.py", "if {one, two} <= donated or", "if", "test_findings.py"),
     Mutant("invariants/tracers.py", "if observation.leaks or not compat.is_tracer_error", "if not compat.is_tracer_error", "test_findings.py"),
@@ -190,7 +192,7 @@ MUTANTS = (
     Mutant("watch/programs.py", "if size < least:", "if size < 2 * least:", "test_programs.py"),
     Mutant("compat/compiles.py", "unregister(listener)", "pass", "test_programs.py"),
     Mutant("watch/calls.py", "and not inside_a_transform(frame)", "", "test_mark_candidates.py"),
-    Mutant("watch/calls.py", "any(base is nnx.Module for base in", "any(base is nnx.Object for base in", "test_mark_candidates.py"),
+    Mutant("watch/calls.py", '"Module", None)', '"Object", None)', "test_mark_candidates.py"),
     Mutant("watch/calls.py", "caller = _outermost(frame, type(called)).f_back", "caller = frame.f_back", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", "in {*clashes, *draft.collected}}", "in {*clashes}}", "test_mark_candidates.py"),
     Mutant("watch/candidates.py", "if call.code is not code:", "if False:", "test_mark_candidates.py"),

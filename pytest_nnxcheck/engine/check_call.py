@@ -32,7 +32,7 @@ from pytest_nnxcheck.engine.memo import signature
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.invariants import Case, Judgement
-from pytest_nnxcheck.invariants.memory import saved_state
+from pytest_nnxcheck.invariants.memory import copies_not_judged
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
@@ -207,7 +207,7 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
         budget=bound.budget if bound else None,
         notes=(
             *of_holding(call.subject, case.profile, observation),
-            *saved_state(observation, case.profile),
+            *copies_not_judged(observation, case.profile),
             *notes_of(judgement),
         ),
         evidence=measured,

@@ -72,15 +72,22 @@ def saves_steps(nesting: Nesting) -> bool:
     return any(row.loop == "counted" for row in differentiated(nesting))
 
 
-def saved_state(observation: Observation, profile: Profile) -> tuple[str, ...]:
-    """A note on copies of the state that are not judged."""
-    if observation.memory is None or not saves_steps(observation.nesting):
+def copies_not_judged(observation: Observation, profile: Profile) -> tuple[str, ...]:
+    """Notes on copies of the state that are not judged."""
+    used = observation.memory
+    if used is None:
         return ()
-    size = sum(buffer.bytes for buffer in copied_state(observation, observation.memory))
-    if not too_many(size, profile):
-        return ()
-    return (
-        f"{size / profile.state_bytes:.1f} copies of the state not judged: the differentiated loop saves it for each step",
+    saved = copied_state(observation, used) if saves_steps(observation.nesting) else ()
+    reasons = {
+        "the differentiated loop saves it for each step": saved,
+        "XLA inserts them on this machine, which computes 16 bit floats in float32": widened(
+            used, all_copies(observation, used)
+        ),
+    }
+    return tuple(
+        f"{size / profile.state_bytes:.1f} copies of the state not judged: {reason}"
+        for reason, copies in reasons.items()
+        if too_many(size := sum(copy.bytes for copy in copies), profile)
     )
 
 
@@ -91,9 +98,30 @@ def captures(observation: Observation, profile: Profile) -> bool:
 
 
 def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
-    """Buffers that are a whole state leaf again; outputs only count where the state is donated, so that they need not exist."""
+    """Buffers that are a whole state leaf again, but for those of leaves that XLA widens."""
+    copies = all_copies(observation, used)
+    left_out = widened(used, copies)
+    return tuple(copy for copy in copies if copy not in left_out)
+
+
+def all_copies(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
+    """Outputs only count where the state is donated, so that they need not exist."""
     copies = state_copies(used, range(len(observation.parameters)))
     return copies if observation.moves else tuple(buffer for buffer in copies if buffer.kind == "temporary")
+
+
+def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+    """The copies that XLA for the CPU inserts: it makes a leaf of 16 bit floats anew in float32, and writes both, of which one must not be the leaf.
+
+    A cache in bfloat16 that is written in place and then read, say: no line of the user's copies it, and an accelerator does not.
+    """
+    wide = {
+        buffer.shape.removeprefix("float32")
+        for buffer in used.buffers
+        if buffer.kind == "temporary" and buffer.operation == "convert" and buffer.inserted
+    }
+    narrow = {f"{kind}{shape}" for kind in ("bfloat16", "float16") for shape in wide}
+    return tuple(copy for copy in copies if copy.kind == "temporary" and copy.inserted and copy.shape in narrow)
 
 
 def cause(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> PeakCause:

@@ -22,7 +22,6 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import COPIES
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
-from pytest_nnxcheck.subject.captured_constants import is_filled, used_bytes
 from pytest_nnxcheck.subject.jaxpr_flow import constants, inner_jaxprs
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -180,7 +179,7 @@ def captures_little(program: Any, state: Any, inputs: Any, most: int) -> None:
     """Hold the arrays that the call captures against a limit: they should be its arguments."""
     graphdef, leaves = nnx.split(state)
     jaxpr = jax.make_jaxpr(lambda leaves, *inputs: program(nnx.merge(graphdef, leaves), *inputs))(leaves, *inputs)
-    size = sum(used_bytes(jaxpr, array) for array in constants(jaxpr) if not is_filled(array))
+    size = sum(math.prod(array.shape) * array.dtype.itemsize for array in constants(jaxpr))
     report("memory", [f"the call captures {format_bytes(size)} of constants"] if size >= most else [])
 
 
