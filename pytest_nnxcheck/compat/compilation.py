@@ -11,7 +11,7 @@ from unittest import mock
 from pytest_nnxcheck.compat.arrays import unwrapped
 from pytest_nnxcheck.compat.frames import raised_by_library
 from pytest_nnxcheck.core.errors import Unfit
-from pytest_nnxcheck.core.text import one_line
+from pytest_nnxcheck.core.text import first_line
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -206,7 +206,7 @@ def fault_of_jax(error: BaseException | None, transforms: list[str]) -> str:
     import jax
 
     if transforms and type(error) is NotImplementedError and raised_by_library(error):
-        return f"jax {jax.__version__} cannot do this: {one_line(error)}"
+        return f"jax {jax.__version__} cannot do this: {first_line(error)}"
     if type(error) is not AssertionError or str(error):
         return ""
     names = iter(transforms)

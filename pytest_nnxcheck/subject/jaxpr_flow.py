@@ -43,8 +43,8 @@ def handed_through(eqn: Any) -> Sources:
 
 
 def of_call(eqn: Any) -> Sources:
-    inner = next(inner_jaxprs(eqn), None)
-    return sources(inner) if inner is not None and len(inner.invars) == len(eqn.invars) else ()
+    inner = called(eqn)
+    return sources(inner) if inner is not None else ()
 
 
 def of_scan(eqn: Any) -> Sources:
@@ -105,8 +105,8 @@ def made_of(jaxpr: Any, numbers: frozenset[int]) -> tuple[bool, ...]:
         operands = [id(var) in given or id(var) in mixed for var in eqn.invars]
         if not any(operands):
             continue
-        inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
-        if inner is not None and len(inner.invars) == len(eqn.invars):
+        inner = called(eqn)
+        if inner is not None:
             flags = made_of(inner, frozenset(k for k, flag in enumerate(operands) if flag))
             passed = sources(inner)
         else:
@@ -124,8 +124,8 @@ def origins(jaxpr: Any) -> tuple[int, ...]:
     bits: dict[int, int] = {id(var): 1 << number for number, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         operands = [bits.get(id(var), 0) for var in eqn.invars]
-        inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
-        if inner is not None and len(inner.invars) == len(operands):
+        inner = called(eqn)
+        if inner is not None:
             results = tuple(joined(operands, numbers) for numbers in origins(inner))
         else:
             results = (joined(operands, -1),) * len(eqn.outvars)
@@ -144,8 +144,8 @@ def adds_to(jaxpr: Any, number: int) -> bool:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "add" and any(id(var) in same for var in eqn.invars):
             return True
-        inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
-        if inner is not None and len(inner.invars) == len(eqn.invars):
+        inner = called(eqn)
+        if inner is not None:
             numbers = [k for k, var in enumerate(eqn.invars) if id(var) in same]
             if any(adds_to(inner, k) for k in numbers):
                 return True
@@ -208,8 +208,8 @@ def handed_in(eqn: Any) -> list[tuple[Any, range]]:
         return [(compat.open_jaxpr(eqn.params[key]), numbers) for key, numbers in consts.items()]
     if name == COND:
         return [(compat.open_jaxpr(branch), everything[1:]) for branch in eqn.params["branches"]]
-    inner = next(inner_jaxprs(eqn), None) if name in CALLS else None
-    return [(inner, everything)] if inner is not None and len(inner.invars) == len(everything) else []
+    inner = called(eqn)
+    return [] if inner is None else [(inner, everything)]
 
 
 def is_cut(eqn: Any) -> bool:
@@ -217,6 +217,12 @@ def is_cut(eqn: Any) -> bool:
     if eqn.primitive.name == GATHER:
         return int(np.prod(eqn.invars[1].aval.shape[:-1])) == 1
     return eqn.primitive.name in SLICES
+
+
+def called(eqn: Any) -> Any:
+    """The jaxpr that an equation calls with its operands as they are; None where it does something else."""
+    inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
+    return inner if inner is not None and len(inner.invars) == len(eqn.invars) else None
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:

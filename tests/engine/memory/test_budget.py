@@ -10,7 +10,7 @@ import pytest
 from checking import broken, call, text
 from flax import nnx
 from healthy import assign, numbers, rngs
-from reports import ScanOverRemat, inputs_scan_over_remat
+from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.example import Example
@@ -149,8 +149,21 @@ class KeyCache(nnx.Module):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_a_cache_that_xla_widens_on_the_cpu_is_not_copied_by_the_user(dtype):
-    found = call(KeyCache(dtype), jnp.ones((2, 1, 64)), jnp.int32(3), nesting="jit")
+    step = KeyCache(dtype)
+    found = call(step, jnp.ones((2, 1, 64)), jnp.int32(3), nesting="jit")
     assert found.outcome.verdict == "held", text(found)
+    compiled = found.outcome.evidence
+    assert compiled is not None
+    copied = any(buffer.kind == "temporary" and "copy" in buffer.operation for buffer in compiled.buffers)
+    assert any("copies of the state not judged: XLA inserts" in note for note in found.outcome.notes) == copied
+
+
+def test_a_copy_of_parameters_in_16_bit_floats_is_still_told():
+    """google/flax#4871 in float16: XLA computes it in float32 too."""
+    graphdef, state = nnx.split(ScanOverRemat(nnx.Rngs(0)))
+    model = nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf.astype(jnp.float16), state))
+    inputs = [x.astype(jnp.float16) for x in inputs_scan_over_remat()]
+    assert "the program holds 2.0 more copies of its state" in text(call(call_twice, model, *inputs, nesting="jit"))
 
 
 def test_what_is_read_after_the_write_is_a_copy():
