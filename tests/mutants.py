@@ -65,6 +65,9 @@ MUTANTS = (
     Mutant("watch/calls.py", 'getattr(sys.modules.get("flax.nnx"), "Module", None)', 'sys.modules["flax.nnx"].Module if "flax.nnx" in sys.modules else None', "test_watch_forms.py"),
     Mutant("inspection/pointers.py", "return not before.sharding.is_equivalent_to", "return before.sharding.is_equivalent_to", "test_sharded.py"),
     Mutant("inspection/buffers.py", "if buffer.whole and buffer.parameter in parameters", "if buffer.parameter in parameters", "test_buffers.py"),
+    Mutant("inspection/origins.py", "or shape.bits > of_parameter.bits", "or True", "test_wire_format.py"),
+    Mutant("inspection/buffers.py", "if of_parameter.dtype == self.module.shape(value).dtype else None", "", "test_budget.py"),
+    Mutant("invariants/memory.py", " and not SLICED & {*copy.through}", "", "test_budget.py"),
     Mutant("inspection/buffers.py", "return repeated.elements * FEWER <= self.module.shape(value).elements", "return True", "test_budget.py"),
     Mutant("inspection/pointers.py", "if set(lost.pointers) <= held:", "if False:", "test_donated_structures.py test_donation.py"),
     # subject

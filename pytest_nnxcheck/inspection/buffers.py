@@ -203,7 +203,7 @@ class _Reader:
 
     def _named(self, value: Position, size: int, kind: str, origin_of: dict[Position, Origin]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
-        parameter = _copied(value, origin_of)
+        parameter = self._copied(value, origin_of)
         maker, inserted = origins.made(self.module, self.users, instruction)
         return Buffer(
             bytes=size,
@@ -218,19 +218,19 @@ class _Reader:
             inserted=inserted,
         )
 
+    def _copied(self, value: Position, origin_of: dict[Position, Origin]) -> int | None:
+        """The parameter that a value copies, in its type, unless the copy is only what a later value in its slot is updated from."""
+        here = origin_of[value]
+        if not here.copied or len(here.parameters) != 1:
+            return None
+        if any(value in other.through and not other.copied for other in origin_of.values()):
+            return None
+        (parameter,) = here.parameters
+        of_parameter = self.module.shape((self.parameters[parameter].id, ()))
+        return parameter if of_parameter.dtype == self.module.shape(value).dtype else None
+
     def _elements(self, parameter: int) -> int:
         return self.module.shape((self.parameters[parameter].id, ())).elements
-
-
-def _copied(value: Position, origin_of: dict[Position, Origin]) -> int | None:
-    """The parameter that a value copies, unless the copy is only what a later value in its slot is updated from."""
-    here = origin_of[value]
-    if not here.copied or len(here.parameters) != 1:
-        return None
-    if any(value in other.through and not other.copied for other in origin_of.values()):
-        return None
-    (parameter,) = here.parameters
-    return parameter
 
 
 def _results(module: Module) -> Iterator[Position]:

@@ -42,9 +42,14 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """The bytes of an array of this shape: every dtype but bool says its bits."""
+        """The bytes of an array of this shape."""
+        return -(-self.elements * self.bits // 8)
+
+    @property
+    def bits(self) -> int:
+        """The bits of an element: every dtype but bool says its own."""
         bits = re.search(r"\d+", self.dtype)
-        return -(-self.elements * int(bits[0] if bits else 8) // 8)
+        return int(bits[0]) if bits else 8
 
     @classmethod
     @functools.lru_cache(maxsize=4096)

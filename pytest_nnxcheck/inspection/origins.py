@@ -132,7 +132,8 @@ def _inside(inner: list[Frame], outer: list[Frame]) -> list[Frame]:
 class Origin:
     """What a value is made of: the entry parameters it reaches, whether by copies only, and the values on the way.
 
-    ``operations`` are the opcodes on the shortest way, from the parameter to the value, each once.
+    A copy may go through wider floats and back, as XLA for the CPU makes one of 16 bit floats. ``operations`` are the opcodes on the shortest
+    way, from the parameter to the value, each once.
     """
 
     parameters: frozenset[int]
@@ -157,8 +158,16 @@ def origin(module: Module, position: Position) -> Origin:
             if source not in after:
                 after[source] = at
                 ahead.append(source)
+    copied = copied and all(_keeps(module, after, parameter) for parameter in parameters.values())
     way = _way(after, next(iter(parameters.values()))) if copied and len(parameters) == 1 else ()
     return Origin(frozenset(parameters), copied, frozenset(after), tuple(_operations(module, way)))
+
+
+def _keeps(module: Module, values: Iterable[Position], parameter: Position) -> bool:
+    """Whether no value on the way from a parameter is of a type that has not room for all of the parameter's."""
+    of_parameter = module.shape(parameter)
+    types = {shape.dtype: shape for shape in map(module.shape, values)}
+    return all(shape.dtype == of_parameter.dtype or shape.bits > of_parameter.bits for shape in types.values())
 
 
 def _callers(module: Module, computation: int) -> Iterator[Instruction]:
@@ -231,7 +240,7 @@ def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...
             return [(operands[0], (instruction.tuple_index, *index))]
         case "bitcast" | "reshape" | "dynamic-slice" | "optimization-barrier":
             return [(operands[0], index)]
-        case "copy" | "broadcast":
+        case "copy" | "broadcast" | "convert":
             return _same_elements(module, instruction)
         case "dynamic-update-slice":
             return [(operands[0], index), (operands[1], index)]
@@ -247,10 +256,16 @@ def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...
 
 
 def _same_elements(module: Module, instruction: Instruction) -> Iterable[Position] | None:
-    """A copy that changes the layout is a transpose; a broadcast copies one number, or adds axes of length one."""
+    """A copy that changes the layout is a transpose; a broadcast copies one number, or adds axes of length one; what a convert may lose `_keeps` tells."""
     operand = (instruction.operands[0], ())
     before, after = module.shape(operand), module.shape((instruction.id, ()))
-    same = before.order == after.order if instruction.opcode == "copy" else before.elements in (1, after.elements)
+    match instruction.opcode:
+        case "copy":
+            same = before.order == after.order
+        case "convert":
+            same = "float" in before.dtype and "float" in after.dtype
+        case _:
+            same = before.elements in (1, after.elements)
     return [operand] if same else None
 
 

@@ -23,6 +23,9 @@ from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.transforms.compose import differentiated
 
+SLICED = frozenset({"dynamic-update-slice"})
+"""Of what a copy goes through: written slice by slice."""
+
 COPY_SHARE = 0.75
 """Of the state's bytes: healthy models copy half of theirs at most (a donated kernel that is still read)."""
 
@@ -113,7 +116,8 @@ def all_copies(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
 def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
     """The copies that XLA for the CPU inserts: it makes a leaf of 16 bit floats anew in float32, and writes both, of which one must not be the leaf.
 
-    A cache in bfloat16 that is written in place and then read, say: no line of the user's copies it, and an accelerator does not.
+    A cache in bfloat16 that is written in place and then read, say: no line of the user's copies it, and an accelerator does not. What a loop copies
+    slice by slice is the loop's.
     """
     wide = {
         buffer.shape.removeprefix("float32")
@@ -121,7 +125,8 @@ def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         if buffer.kind == "temporary" and buffer.operation == "convert" and buffer.inserted
     }
     narrow = {f"{kind}{shape}" for kind in ("bfloat16", "float16") for shape in wide}
-    return tuple(copy for copy in copies if copy.kind == "temporary" and copy.inserted and copy.shape in narrow)
+    whole = (copy for copy in copies if copy.kind == "temporary" and copy.inserted and not SLICED & {*copy.through})
+    return tuple(copy for copy in whole if copy.shape in narrow)
 
 
 def cause(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> PeakCause:

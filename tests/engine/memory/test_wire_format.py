@@ -152,8 +152,8 @@ def test_damaged_protos_never_raise(protos, data, which):
     assert memory.named or memory.buffers == ()
 
 
-def instruction(number, opcode, operands=(), called=(), parameter=0):
-    shape = message(f2=11, f3=[4], f5=message(f1=[0]))
+def instruction(number, opcode, operands=(), called=(), parameter=0, dtype="float32"):
+    shape = message(f2=hlo.DTYPES.index(dtype), f3=[4], f5=message(f1=[0]))
     return message(f2=opcode.encode(), f3=shape, f9=parameter, f35=number, f36=list(operands), f38=list(called))
 
 
@@ -178,3 +178,23 @@ def test_a_chain_of_copies_ends_at_its_parameter():
     module = module_of(instruction(1, "parameter", parameter=3), *chain, root=4999)
     found = origins.origin(module, (4999, ()))
     assert (found.parameters, found.copied) == ({3}, True)
+
+
+@pytest.mark.parametrize(
+    "of_parameter, between, copied",
+    [
+        ("bfloat16", "float32", True),
+        ("float16", "float32", True),
+        ("float32", "bfloat16", False),
+        ("float16", "bfloat16", False),
+        ("bfloat16", "int32", False),
+    ],
+)
+def test_a_copy_goes_through_wider_floats_and_back(of_parameter, between, copied):
+    module = module_of(
+        instruction(1, "parameter", dtype=of_parameter),
+        instruction(2, "convert", operands=(1,), dtype=between),
+        instruction(3, "convert", operands=(2,), dtype=of_parameter),
+        root=3,
+    )
+    assert origins.origin(module, (3, ())).copied == copied
