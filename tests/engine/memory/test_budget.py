@@ -12,9 +12,11 @@ from flax import nnx
 from healthy import assign, numbers, rngs
 from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 
+from pytest_nnxcheck.core.observation import Buffer, Memory
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.invariants import memory
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
@@ -168,6 +170,24 @@ def test_a_copy_of_parameters_in_16_bit_floats_is_still_told(dtype):
     assert [violation.invariant for violation in found.outcome.violations] == ["memory"]
     assert "more copies of its state" in text(found)
     assert "copy of model.layers.kernel by" in text(found)
+
+
+def test_parameters_that_are_computed_with_in_float32_are_no_copy():
+    model = nnx.Linear(256, 256, param_dtype=jnp.bfloat16, dtype=jnp.float32, rngs=rngs())
+    found = call(model, jnp.ones((4, 256)), nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
+    assert any(buffer.shape == "float32[256,256]" for buffer in found.outcome.evidence.buffers)
+
+
+@pytest.mark.parametrize("through, counts", [(("copy",), False), (("convert", "while", "dynamic-update-slice"), True)])
+def test_what_a_loop_copies_slice_by_slice_is_not_left_to_xla(through, counts):
+    """As jax 0.4 writes it: every buffer of the loop is inserted."""
+    wide = Buffer(512, "float32[8,16]", "temporary", "convert", inserted=True)
+    copy = Buffer(
+        256, "bfloat16[8,16]", "temporary", "convert", parameter=0, whole=True, through=through, inserted=True
+    )
+    left_out = memory.widened(Memory(256, 0, 768, 0, 0, buffers=(wide, copy)), (copy,))
+    assert (copy not in left_out) == counts
 
 
 def test_what_is_read_after_the_write_is_a_copy():
