@@ -53,8 +53,8 @@ class Held:
     at these lines, or in this layer, and without either it does not say what for.
 
     ``name`` is the argument that the buffer is made of by copies only, ``whole`` says that it is all of it, ``through`` are the
-    operations of the copy, from the argument on. ``added`` says that the un-nested program has no such buffer: from the same place,
-    of that shape, a copy of the same.
+    operations of the copy, from the argument on, ``joined`` are further arguments that stand in it, all of each, beside the first. ``added`` says that the
+    un-nested program has no such buffer: from the same place, of that shape, a copy of the same.
     """
 
     bytes: int
@@ -65,6 +65,7 @@ class Held:
     name: str = ""
     whole: bool = False
     through: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
     layer: str = ""
     inserted: bool = False
     added: bool = False
@@ -123,6 +124,17 @@ class Recast:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """All of several leaves of the state once more, joined into one array: its bytes and type, the name of the first, and the others."""
+
+    line: str
+    type: str
+    bytes: int
+    name: str
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """What a scan saves for its backward pass: bytes of all steps, and of those what its carry needs, which a remat saves as well."""
 
@@ -153,7 +165,7 @@ class LargeLine:
     handed: int
 
 
-Advice = Recast | Saved | Stack | LargeLine
+Advice = Recast | Joined | Saved | Stack | LargeLine
 """What the un-nested call spends memory on: bytes a device, and the user's line, empty where there is none."""
 
 

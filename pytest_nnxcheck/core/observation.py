@@ -64,9 +64,9 @@ class Buffer:
     A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither. A ``broadcast``
     repeats far fewer elements, and computes nothing.
 
-    ``parameter`` is the number of the program's parameter that the buffer is, or is made of by copies only, the operations in
-    ``through``; ``whole`` says that it is a copy of all of it. Parameter numbers are those of the flat arguments where the program
-    was lowered with ``keep_unused``.
+    ``parameters`` are the numbers of the program's parameters that the buffer is, or is made of by copies only, the operations in
+    ``through``; ``whole`` says that it is a copy of all of them: of one, or of several behind one another. Parameter numbers are those
+    of the flat arguments where the program was lowered with ``keep_unused``.
     """
 
     bytes: int
@@ -74,7 +74,7 @@ class Buffer:
     kind: str
     operation: str
     stack: tuple[str, ...] = ()
-    parameter: int | None = None
+    parameters: tuple[int, ...] = ()
     whole: bool = False
     through: tuple[str, ...] = ()
     layer: str = ""

@@ -142,8 +142,8 @@ class Call:
         def found_out() -> UnNested:
             sizes = Sizes(profile.state_bytes, profile.input_bytes, profile.output_bytes)
             # Not the program's own names, which are in the order of its parameters.
-            names = [*map(self.subject.path, profile.state_paths), *self.subject.input_names]
-            advised = advice(memory.peak, buffers(memory), profile.waste, names, sizes)
+            leaves, inputs = [*map(self.subject.path, profile.state_paths)], self.subject.input_names
+            advised = advice(memory.peak, buffers(memory), profile.waste, leaves, inputs, sizes)
             return UnNested(self.subject.name, un_nested_evidence(memory), advised)
 
         return recall(self.memo.un_nested, self.key, found_out)

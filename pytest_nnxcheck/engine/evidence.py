@@ -81,16 +81,17 @@ def buffers(memory: Memory | None) -> tuple[Held, ...]:
 
 
 def held(buffer: Buffer, names: tuple[str, ...]) -> Held:
-    is_named = buffer.parameter is not None and buffer.parameter < len(names)
+    copied = [names[number] for number in buffer.parameters if number < len(names)]
     return Held(
         bytes=buffer.bytes,
         shape=buffer.shape,
         kind=buffer.kind,
         operation=buffer.operation,
         stack=buffer.stack,
-        name=names[buffer.parameter or 0] if is_named else "",
+        name=copied[0] if copied else "",
         whole=buffer.whole,
-        through=buffer.through if is_named else (),
+        through=buffer.through if copied else (),
+        joined=tuple(copied[1:]),
         layer=buffer.layer,
         inserted=buffer.inserted,
     )

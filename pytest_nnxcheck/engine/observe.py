@@ -237,7 +237,9 @@ class Root:
         """Whether the program has parameters that nobody passes: leaked tracers, which jax 0.5 and flax 0.10 let through."""
         if not self.subject.abstract or not self.memories:
             return False
-        numbers = (buffer.parameter or 0 for buffer in self.memories[0].buffers if buffer.kind == "argument")
+        numbers = (
+            number for buffer in self.memories[0].buffers if buffer.kind == "argument" for number in buffer.parameters
+        )
         return max(numbers, default=-1) >= self.addresses.parameters
 
     @property

@@ -15,7 +15,7 @@ from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.observation import Buffer, Memory
 from pytest_nnxcheck.inspection import origins
-from pytest_nnxcheck.inspection.hlo import Instruction, Module, Position
+from pytest_nnxcheck.inspection.hlo import Instruction, Module, Position, Shape
 from pytest_nnxcheck.inspection.origins import Origin
 from pytest_nnxcheck.inspection.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
 
@@ -42,8 +42,15 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
 
 
 def state_copies(memory: Memory, parameters: Collection[int]) -> tuple[Buffer, ...]:
-    """The buffers at the peak that hold all of one of these parameters once more, reached by copies only."""
-    return tuple(buffer for buffer in memory.buffers if buffer.whole and buffer.parameter in parameters)
+    """The buffers at the peak that hold all of one of these parameters once more, reached by copies only.
+
+    Several that are joined into one array are not among them: some do so on purpose, for one product in place of four.
+    """
+    return tuple(
+        buffer
+        for buffer in memory.buffers
+        if buffer.whole and len(buffer.parameters) == 1 and buffer.parameters[0] in parameters
+    )
 
 
 FEWER = 8
@@ -171,7 +178,7 @@ class _Reader:
 
     def _argument(self, allocation: Allocation) -> Buffer:
         shape = self.module.shape((self.parameters[allocation.parameter].id, ()))
-        return Buffer(allocation.size, str(shape), "argument", "parameter", parameter=allocation.parameter)
+        return Buffer(allocation.size, str(shape), "argument", "parameter", parameters=(allocation.parameter,))
 
     def _buffer(self, values: tuple[Position, ...], size: int, kind: str) -> Buffer:
         """Of the values that share a slot the one that says most: a copy of a whole parameter, or one with a line."""
@@ -203,7 +210,7 @@ class _Reader:
 
     def _named(self, value: Position, size: int, kind: str, origin_of: dict[Position, Origin]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
-        parameter = self._copied(value, origin_of)
+        parameters = self._copied(value, origin_of)
         maker, inserted = origins.made(self.module, self.users, instruction)
         return Buffer(
             bytes=size,
@@ -211,26 +218,34 @@ class _Reader:
             kind=kind,
             operation=self.module.operation(instruction),
             stack=origins.stack(self.module, maker),
-            parameter=parameter,
-            whole=parameter is not None and shape.elements == self._elements(parameter),
-            through=origin_of[value].operations if parameter is not None else (),
+            parameters=parameters,
+            whole=bool(parameters) and shape.elements == self._elements(parameters),
+            through=origin_of[value].operations if parameters else (),
             layer=origins.layer(self.module, maker),
             inserted=inserted,
         )
 
-    def _copied(self, value: Position, origin_of: dict[Position, Origin]) -> int | None:
-        """The parameter that a value copies, in its type, unless the copy is only what a later value in its slot is updated from."""
-        here = origin_of[value]
-        if not here.copied or len(here.parameters) != 1:
-            return None
-        if any(value in other.through and not other.copied for other in origin_of.values()):
-            return None
-        (parameter,) = here.parameters
-        of_parameter = self.module.shape((self.parameters[parameter].id, ()))
-        return parameter if of_parameter.dtype == self.module.shape(value).dtype else None
+    def _copied(self, value: Position, origin_of: dict[Position, Origin]) -> tuple[int, ...]:
+        """The parameters that a value copies, in its type, unless the copy is only what a later value in its slot is updated from.
 
-    def _elements(self, parameter: int) -> int:
-        return self.module.shape((self.parameters[parameter].id, ())).elements
+        Of several only where all of each has room: a value that is one of them, or parts of them, is told as neither. One that is cut and
+        joined again, or repeated, is turned around rather than copied.
+        """
+        here, shape = origin_of[value], self.module.shape(value)
+        parameters = tuple(sorted(here.parameters))
+        if not here.copied or (len(parameters) > 1 and shape.elements != self._elements(parameters)):
+            return ()
+        if len(parameters) == 1 and "concatenate" in here.operations:
+            return ()
+        if any(value in other.through and not other.copied for other in origin_of.values()):
+            return ()
+        return parameters if all(self._shape(parameter).dtype == shape.dtype for parameter in parameters) else ()
+
+    def _shape(self, parameter: int) -> Shape:
+        return self.module.shape((self.parameters[parameter].id, ()))
+
+    def _elements(self, parameters: tuple[int, ...]) -> int:
+        return sum(self._shape(parameter).elements for parameter in parameters)
 
 
 def _results(module: Module) -> Iterator[Position]:

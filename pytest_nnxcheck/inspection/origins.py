@@ -159,7 +159,7 @@ def origin(module: Module, position: Position) -> Origin:
                 after[source] = at
                 ahead.append(source)
     copied = copied and all(_keeps(module, after, parameter) for parameter in parameters.values())
-    way = _way(after, next(iter(parameters.values()))) if copied and len(parameters) == 1 else ()
+    way = _way(after, parameters[min(parameters)]) if copied and parameters else ()
     return Origin(frozenset(parameters), copied, frozenset(after), tuple(_operations(module, way)))
 
 
@@ -230,6 +230,17 @@ def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction
     return next((caller for caller in _callers(module, start.computation) if caller.opcode == "while"), None)
 
 
+COPIED = {
+    "bitcast": 1,
+    "reshape": 1,
+    "dynamic-slice": 1,
+    "optimization-barrier": 1,
+    "dynamic-update-slice": 2,
+    "concatenate": None,
+}
+"""Of how many operands, the first, an instruction copies the elements, `None` being all; the others are indices."""
+
+
 def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
     """The values that a value is a copy of; none for a constant fill, `None` for a value that is computed here."""
     operands = instruction.operands
@@ -238,12 +249,10 @@ def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...
             return [(operands[index[0]], index[1:])]
         case "get-tuple-element":
             return [(operands[0], (instruction.tuple_index, *index))]
-        case "bitcast" | "reshape" | "dynamic-slice" | "optimization-barrier":
-            return [(operands[0], index)]
+        case opcode if opcode in COPIED:
+            return [(operand, index) for operand in operands[: COPIED[opcode]]]
         case "copy" | "broadcast" | "convert":
             return _same_elements(module, instruction)
-        case "dynamic-update-slice":
-            return [(operands[0], index), (operands[1], index)]
         case "while":
             return [(operands[0], index), (module.roots[instruction.called[0]], index)]
         case "fusion" | "call" | "conditional":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, LargeLine, Recast
+from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, Joined, LargeLine, Recast
 from pytest_nnxcheck.subject.waste import Waste
 
 SHARE = 0.25
@@ -33,11 +33,17 @@ class Sizes:
         return self.state + self.inputs + self.outputs
 
 
-def advice(peak: int, live: Sequence[Held], spent: Waste, names: Sequence[str], sizes: Sizes) -> tuple[Advice, ...]:
-    """All pieces, the largest first: of the peak of the un-nested program and the buffers ``live`` at it, ``names`` being those of its flat leaves."""
+def advice(
+    peak: int, live: Sequence[Held], spent: Waste, leaves: Sequence[str], inputs: Sequence[str], sizes: Sizes
+) -> tuple[Advice, ...]:
+    """All pieces, the largest first: of the peak of the un-nested program and the buffers ``live`` at it.
+
+    ``leaves`` are the names of the flat leaves of the state, ``inputs`` those of the flat inputs, which follow them.
+    """
     types = {held.shape for held in live if held.kind in ("temporary", "output")}
     pieces: list[Advice] = [
-        *(named(leaf, names) for leaf in spent.recasts if is_waste(leaf, sizes) and leaf.type in types),
+        *(named(leaf, [*leaves, *inputs]) for leaf in spent.recasts if is_waste(leaf, sizes) and leaf.type in types),
+        *joined(live, frozenset(leaves), sizes),
         *(scan for scan in spent.saved if scan.bytes - scan.carried >= max(FLOOR, LARGEST * peak)),
         *(stack for stack in spent.stacks if stack.bytes >= FLOOR and stack.type in types),
     ]
@@ -50,6 +56,15 @@ def advice(peak: int, live: Sequence[Held], spent: Waste, names: Sequence[str], 
 def is_waste(leaf: Recast, sizes: Sizes) -> bool:
     """Whether a leaf in another dtype is large, and more than what mixed precision asks for."""
     return leaf.bytes >= max(FLOOR, SHARE * sizes.state) and (leaf.widens or leaf.looped)
+
+
+def joined(live: Sequence[Held], leaves: frozenset[str], sizes: Sizes) -> Iterator[Joined]:
+    """The temporaries that are nothing but large leaves of the state, one behind the other."""
+    for held in live:
+        if held.kind != "temporary" or not held.joined or held.bytes < max(FLOOR, SHARE * sizes.state):
+            continue
+        if leaves >= {held.name, *held.joined}:
+            yield Joined(held.place, held.shape, held.bytes, held.name, held.joined)
 
 
 def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[tuple[str, list[Held]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
+from pytest_nnxcheck.reporting.memory_breakdown import listed
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -85,7 +86,7 @@ def alike(buffers: Iterable[Held]) -> tuple[Buffers, ...]:
 def label(buffer: Held) -> str:
     """``temporary float32[8,128,128] dynamic_update_slice, copy of model.kernel``."""
     words = " ".join(word for word in (buffer.kind, buffer.shape, buffer.operation) if word)
-    return f"{words}, copy of {buffer.name}" if buffer.name else words
+    return f"{words}, copy of {listed(buffer.name, buffer.joined)}" if buffer.name else words
 
 
 # --- writing -------------------------------------------------------------------------------------------------------------

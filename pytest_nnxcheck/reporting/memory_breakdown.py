@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pytest_nnxcheck.core.evidence import FLOOR, SHOWN, Captured, Evidence, Held, Place, Split
 from pytest_nnxcheck.core.nesting import Layer
@@ -147,9 +147,15 @@ def describe(held: Held) -> str:
     """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel by while, dynamic-slice``."""
     text = f"{format_bytes(held.bytes)} {held.kind} {held.shape} {held.operation}"
     if held.name:
-        text += f"   {'copy' if held.whole else 'part'} of {held.name}"
+        text += f"   {'copy' if held.whole else 'part'} of {listed(held.name, held.joined)}"
         text += f" by {', '.join(held.through)}" if held.through else ""
     return text + ("   inserted by XLA for this loop" if held.inserted and held.place else "")
+
+
+def listed(first: str, others: Sequence[str]) -> str:
+    """``model.q``, ``model.q and model.k``, ``model.q and 2 more``."""
+    rest = others[0] if len(others) == 1 else f"{len(others)} more"
+    return f"{first} and {rest}" if others else first
 
 
 def captured(evidence: Evidence) -> Iterator[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Joined, LargeLine, Recast, Saved, Stack
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
     CapturedBy,
@@ -151,6 +151,9 @@ def advice(piece: Advice) -> str:
         case Recast():
             cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
             return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
+        case Joined():
+            whose = memory_breakdown.listed(piece.name, piece.others)
+            return f"{size} {piece.type}: all of {whose} once more, joined into one array; keep them in one Variable, or take each by itself{at}"
         case Saved():
             return (
                 f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"

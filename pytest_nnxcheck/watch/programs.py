@@ -153,12 +153,14 @@ def copies(executable: Any, temporaries: int, state: tuple[StateLeaf, ...]) -> t
     if not state or temporaries < least or executable.differentiates():
         return 0, ()
     memory = buffers.read(executable)
-    types = {buffer.parameter: buffer.shape for buffer in memory.buffers if buffer.kind == "argument"}
+    types = {
+        number: buffer.shape for buffer in memory.buffers if buffer.kind == "argument" for number in buffer.parameters
+    }
     certain = {leaf.type for leaf in state if leaf.alone}
-    parameters = [number for number, type_ in types.items() if number is not None and type_ in certain]
+    parameters = {number for number, type_ in types.items() if type_ in certain}
     copied = [buffer for buffer in buffers.state_copies(memory, parameters) if buffer.kind == "temporary"]
     size = sum(buffer.bytes for buffer in copied)
     if size < least:
         return 0, ()
-    shown = {types[buffer.parameter] for buffer in copied}
+    shown = {types[number] for buffer in copied for number in buffer.parameters}
     return size, tuple(leaf.path for leaf in state if leaf.type in shown)

@@ -14,7 +14,7 @@ from healthy import HEALTHY
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.compat import primitives
-from pytest_nnxcheck.core.evidence import Held, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.evidence import Held, Joined, LargeLine, Recast, Saved, Stack
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.subject.waste import Waste, waste
 
@@ -73,6 +73,20 @@ class Deep(nnx.Module):
         return nnx.value_and_grad(Deep.loss)(self, x)
 
 
+class Fused(nnx.Module):
+    """Queries, keys and values in one product: of kernels that each call joins, or of one kernel."""
+
+    def __init__(self, *, wastes):
+        shapes = [(128, 128)] * 3 if wastes else [(128, 384)]
+        for name, shape in zip("qkv", shapes, strict=False):
+            setattr(self, name, nnx.Param(jnp.ones(shape)))
+
+    def __call__(self, x):
+        return (
+            x @ jnp.concatenate([self.q[...], self.k[...], self.v[...]], -1) if hasattr(self, "v") else x @ self.q[...]
+        )
+
+
 TOKENS = jnp.zeros((8, 64), jnp.int32)
 MISTAKES = {
     "line": (
@@ -86,6 +100,12 @@ MISTAKES = {
         jnp.ones((4, 64)),
         "128.0 KiB float32[8,64,64]: ",
         "all of model.w once more in another dtype; cast it inside the loop, a step's part at a time",
+    ),
+    "joined": (
+        Fused,
+        jnp.ones((4, 128)),
+        "192.0 KiB float32[128,384]: ",
+        "once more, joined into one array; keep them in one Variable, or take each by itself",
     ),
     "unread": (
         Steps,
@@ -112,6 +132,7 @@ def line_of(subject, words):
 WHERE = {
     "line": "jax.nn.one_hot(",
     "recast": "astype(jnp.float32) if",
+    "joined": "jnp.concatenate([self.q",
     "unread": "length=100)",
     "saved": "jax.checkpoint(body)",
 }
@@ -164,12 +185,16 @@ def test_a_nesting_of_the_gradient_asks_for_none_of_the_call():
 SIZES = Sizes(state=1_000_000, inputs=1000, outputs=1000)
 
 
-def pieces(at_line=0, *, inserted=False, **facts):
+def pieces(at_line=0, *, inserted=False, more=(), **facts):
     live = [
+        *more,
         Held(200_000, "float32[50000]", "output", "dot", ("m.py:9",)),
         Held(at_line, "float32[7,7]", "temporary", "dot", ("m.py:1",), inserted=inserted),
     ]
-    return [(type(piece), piece.bytes) for piece in advice(2_001_000, live, Waste(**facts), ["model.w"], SIZES)]
+    return [
+        (type(piece), piece.bytes)
+        for piece in advice(2_001_000, live, Waste(**facts), ["model.w", "model.v"], ["x"], SIZES)
+    ]
 
 
 def recast(size, **changed):
@@ -185,6 +210,22 @@ def test_a_leaf_counts_from_a_quarter_of_the_state_on_where_its_buffer_is_at_the
 def test_mixed_precision_is_no_waste_and_a_stack_that_a_loop_takes_is():
     assert pieces(recasts=(recast(250_000, widens=False),)) == []
     assert pieces(recasts=(recast(250_000, widens=False, looped=True),)) == [(Recast, 250_000)]
+
+
+@pytest.mark.parametrize(
+    "size, kind, others, told",
+    [
+        (250_000, "temporary", ("model.v",), True),
+        (249_999, "temporary", ("model.v",), False),
+        (250_000, "temporary", ("x",), False),
+        (250_000, "temporary", (), False),
+        (250_000, "output", ("model.v",), False),
+    ],
+    ids=["a quarter of the state", "less", "an input", "one alone", "handed out"],
+)
+def test_leaves_that_are_joined_count_from_a_quarter_of_the_state_on(size, kind, others, told):
+    array = Held(size, "float32[9]", kind, "concatenate", ("m.py:5",), "model.w", whole=True, joined=others)
+    assert pieces(more=(array,)) == [(Joined, size)] * told
 
 
 def test_what_a_scan_saves_counts_from_half_of_the_peak_on_without_its_carry():

@@ -184,7 +184,7 @@ def test_what_a_loop_copies_slice_by_slice_is_not_left_to_xla(through, counts):
     """As jax 0.4 writes it: every buffer of the loop is inserted."""
     wide = Buffer(512, "float32[8,16]", "temporary", "convert", inserted=True)
     copy = Buffer(
-        256, "bfloat16[8,16]", "temporary", "convert", parameter=0, whole=True, through=through, inserted=True
+        256, "bfloat16[8,16]", "temporary", "convert", parameters=(0,), whole=True, through=through, inserted=True
     )
     left_out = memory.widened(Memory(256, 0, 768, 0, 0, buffers=(wide, copy)), (copy,))
     assert (copy not in left_out) == counts
