@@ -38,6 +38,8 @@ PUBLISHED = [
 ]
 JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 FLAX_HEAD = "flax @ git+https://github.com/google/flax"
+WORKERS = ("-n", "2", "--dist", "loadgroup")
+"""Two workers, of which one runs the whole of a group: what its tests share is made once."""
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
 heavy = {"jax", "flax", "hypothesis"} & sys.modules.keys()
@@ -102,14 +104,14 @@ def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
     session.install(".[test]", *versions)
     oldest, newest = ROWS[0].args[1], ROWS[-1].args[1]
     between = versions != oldest and (versions, session.python) != (newest, NEWEST)
-    session.run("pytest", "-n", "2", *(["tests/engine"] if between else ["-m", "not full", "tests"]), *session.posargs)
+    session.run("pytest", *WORKERS, *(["tests/engine"] if between else ["-m", "not full", "tests"]), *session.posargs)
 
 
 @nox.session(python=NEWEST)
 def system(session: nox.Session) -> None:
     """What is made of whole processes, and what takes long: programs that are pasted, real sizes, documents, a run twice. `pytest` alone leaves it out."""
     session.install(".[test]")
-    session.run("pytest", "-n", "2", "-m", "(system or slow) and not full", "tests", *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "(system or slow) and not full", "tests", *session.posargs)
 
 
 @nox.session
@@ -117,7 +119,7 @@ def system(session: nox.Session) -> None:
 def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
     """What is slow, and what one of each kind stands for in the tests: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
     session.install(".[test]", *versions)
-    session.run("pytest", "-n", "2", "-m", "full or slow", "tests", *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "full or slow", "tests", *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).
     styles = ["--nnx-styles", "argument,functional"] if "flax==0.10" in versions[1] else []
     session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
@@ -134,7 +136,7 @@ def mutants(session: nox.Session) -> None:
 def floors(session: nox.Session) -> None:
     """All tests on the oldest pytest and hypothesis, with the oldest jax and flax."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    session.run("pytest", "-n", "2", "-m", "not full", "tests", *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "not full", "tests", *session.posargs)
 
 
 @nox.session(python=NEWEST)
