@@ -31,6 +31,8 @@ def cannot(subject: Subject, profile: Profile, *, by_inputs: bool) -> str:
             evaluate(subject, profile, by_inputs=by_inputs)
     except Unfit as error:
         return str(error)
+    except jax.errors.UnexpectedTracerError:
+        return ""  # what differentiating leaves behind is a leak, which the nestings tell
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return f"the call cannot be differentiated: {first_line(error)}"
     return ""

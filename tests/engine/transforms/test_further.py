@@ -202,6 +202,35 @@ def test_a_call_that_adds_state_holds_under_what_can_take_it(example):
             assert found.outcome.verdict == "held", text(found)
 
 
+def clips(model, x):
+    """The backward pass reads what jax.custom_vjp hands it."""
+    clip = jax.custom_vjp(lambda x: x)
+    clip.defvjp(lambda x: (x, x), lambda x, gradient: (jnp.where(x > 1, 0, gradient),))
+    return jax.remat(clip)(model(x))
+
+
+def clips_beside(model, x):
+    """The backward pass reads what the forward pass left in a dict: a tracer of a trace that has ended."""
+    kept = {}
+
+    def forward(x):
+        kept["x"] = x * 2
+        return x, None
+
+    clip = jax.custom_vjp(lambda x: x)
+    clip.defvjp(forward, lambda _, gradient: (jnp.where(kept["x"] > 1, 0, gradient),))
+    return jax.remat(clip)(model(x))
+
+
+@pytest.mark.parametrize("nesting", ["grad", "jit > grad", "grad[functional] > vmap"])
+def test_a_leak_that_only_a_gradient_shows_is_no_call_without_a_gradient(nesting):
+    outcome = call(clips_beside, linear(), numbers((2, 3)), nesting=nesting).outcome
+    assert (outcome.verdict, outcome.unfit) == ("failed", False), outcome
+    assert outcome.reason.startswith("UnexpectedTracerError"), outcome.reason
+    found = call(clips, linear(), numbers((2, 3)), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+
+
 @pytest.mark.slow
 def test_a_gradient_that_leaves_tracers_behind_is_found_and_put_back():
     kept = []
