@@ -61,6 +61,8 @@ MUTANTS = (
     Mutant("inspection/snapshot.py", "return () if now is content else (now,)", "return ()", "test_walk_code.py"),
     Mutant("inspection/snapshot.py", "return changed if own is None else (*changed, ", "return () if own is None else (*(), ", "test_walk_data.py"),
     Mutant("inspection/open_data.py", "id(list): open_list,\n", "", "test_walk_data.py test_walk.py"),
+    Mutant("inspection/open_data.py", "if key in stored.cached", "if stored.cached", "test_cached_property.py"),
+    Mutant("inspection/raw_access.py", "functools.cached_property in mro(type(item))", "False", "test_cached_property.py"),
     Mutant("inspection/open_data.py", " or cls in _OPEN_CLASSES", "", "test_walk_data.py"),
     Mutant("watch/calls.py", 'getattr(sys.modules.get("flax.nnx"), "Module", None)', 'sys.modules["flax.nnx"].Module if "flax.nnx" in sys.modules else None', "test_watch_forms.py"),
     Mutant("inspection/pointers.py", "return not before.sharding.is_equivalent_to", "return before.sharding.is_equivalent_to", "test_sharded.py"),

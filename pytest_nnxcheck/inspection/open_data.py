@@ -111,7 +111,8 @@ def open_attributes(value: Any, name: Name, visit: Visit) -> None:
     own = stored.read(value)
     for key, item in [*(own.items() if own is not None else ()), *stored.read_slots(value)]:
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
-            visit.put(item, "attribute", name if key in _SEE_THROUGH else name.then(step(key)))
+            holder = "cached property" if key in stored.cached else "attribute"
+            visit.put(item, holder, name if key in _SEE_THROUGH else name.then(step(key)))
 
 
 def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same

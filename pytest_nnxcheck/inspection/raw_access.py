@@ -94,6 +94,8 @@ class Layout:
     slots: tuple[tuple[str, Any], ...]
     hidden: bool
     """The class shadows ``__dict__`` with something of its own: attributes have no names that can be read."""
+    cached: frozenset[str]
+    """Attributes that a `functools.cached_property` sets."""
 
     def read(self, value: Any) -> dict[str, Any] | None:
         """The instance's ``__dict__`` itself."""
@@ -126,8 +128,10 @@ def layout(cls: type) -> Layout:
     own_dict: Callable[[Any], dict[str, Any]] | None = None
     shadowed = False
     slots: list[tuple[str, Any]] = []
+    cached: set[str] = set()
     for base in mro(cls):
         names = class_dict(base)
+        cached |= {name for name, item in names.items() if functools.cached_property in mro(type(item))}
         descriptor = names.get("__dict__")
         native = type(descriptor) in (GetSetDescriptorType, MemberDescriptorType)
         if own_dict is None and descriptor is not None and native:
@@ -135,7 +139,7 @@ def layout(cls: type) -> Layout:
         shadowed = shadowed or (descriptor is not None and not native)
         if "__slots__" in names:
             slots += [(name, slot) for name, slot in names.items() if type(slot) is MemberDescriptorType]
-    return Layout(own_dict, tuple(slots), hidden=shadowed and own_dict is None)
+    return Layout(own_dict, tuple(slots), hidden=shadowed and own_dict is None, cached=frozenset(cached))
 
 
 def referents(value: object) -> list[object]:

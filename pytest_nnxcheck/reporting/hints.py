@@ -28,6 +28,8 @@ TABLE = {
     "plain value, captured": "keep the value in an nnx.Variable, and pass the module as an argument: {path} is a plain Python {holder}",
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
+    "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
+    " what the first trace computes in {path}",
     "outlives": "do not keep arrays made under a transform in {holder}: it outlives the trace",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
@@ -70,7 +72,8 @@ TABLE = {
 """Cause to advice; what stands in braces is filled in."""
 
 PLAIN = ("attribute", "list", "dict")
-OUTLIVING = ("cache", "global", "class attribute", "default argument", "closure")
+CACHED = "cached property"
+OUTLIVING = (CACHED, "cache", "global", "class attribute", "default argument", "closure")
 
 
 def hint(cause: str, **filled: object) -> str:
@@ -89,6 +92,8 @@ def tracer_left(finding: TracerLeft) -> str:
     if leak.holder in PLAIN:
         plain = "plain value, captured" if captured else "plain value, data" if finding.has_data else "plain value"
         return hint(plain, path=path, holder=leak.holder)
+    if leak.holder == CACHED:
+        return hint("cached property", path=path)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
     return hand_on(leak.layer) if leak.layer is not None and captured else ""
