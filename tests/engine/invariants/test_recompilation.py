@@ -7,7 +7,6 @@ import pytest
 from checking import broken, call, text
 from flax import nnx
 from retraced import INPUT, MODELS, STRONG, Counts, Weighs
-from wild import HERE, SHARE, SUBJECTS, run
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.example import Example
@@ -92,32 +91,3 @@ def test_an_abstract_call_is_not_judged_and_says_so_once():
     assert report.ok
     notes = [note for note in report.notes if "not asserted" in note]
     assert notes == ["recompilation, finite not asserted: the state or the inputs are abstract, and nothing was run"]
-
-
-# --- the corpus
-
-CHANGES_TYPES = {
-    "growing_cache": "model.seen",
-    "switched_to_evaluation_by_the_call": "model.dropout.deterministic",
-    "weak_types": "model.scale",
-}
-"""Subjects that are traced again in truth: a leaf that grows, a flag that the first call sets, a scalar that loses its weak type."""
-ADDS = {"a_cache_taken_away", "cache_at_the_first_call", "cache_made_by_the_call", "sow"}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if number % SHARE == 0 or name in {*CHANGES_TYPES, *ADDS} else pytest.param(name, marks=pytest.mark.full)
-        for number, name in enumerate(SUBJECTS)
-    ],
-)
-def test_subjects_of_the_wild_hold_but_for_those_that_are_traced_again_in_truth(name):
-    with Example() as example:
-        found = run(HERE[name](), "jit", example, invariants="recompilation,finite")
-    paths = [violation.findings[0].path for violation in found.outcome.violations]
-    noted = any("recompilation not asserted" in note for note in found.outcome.notes)
-    assert paths == ([CHANGES_TYPES[name]] if name in CHANGES_TYPES else []), text(found)
-    assert noted == (name in ADDS), text(found)

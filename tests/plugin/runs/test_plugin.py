@@ -196,11 +196,10 @@ def test_results_reach_junit(run_inner, pytester):
 @pytest.mark.parametrize(
     "args",
     [
-        ("-n2",),
         ("-p", "no:hypothesispytest", "--strict-markers", "-W", "error"),
         *(
             pytest.param(args, marks=pytest.mark.full)
-            for args in (("-n0",), ("-p", "no:cacheprovider"), ("--import-mode=importlib",), ("--assert=plain",))
+            for args in (("-n0",), ("-n2",), ("-p", "no:cacheprovider"), ("--import-mode=importlib",), ("--assert=plain",))
         ),
     ],
     ids=" ".join,

@@ -63,7 +63,7 @@ def test_reported_only(watch):
 @pytest.mark.slow
 def test_a_worker_blames_the_same_test(watch):
     pytest.importorskip("xdist")
-    result, failed = watch(THIRTY, "-n2", subprocess=True)
+    result, failed = watch(THIRTY, "-n1", subprocess=True)
     assert failed == BLAMED
     result.stdout.fnmatch_lines(
         ["test_suite.py::test_model?17?  tracers in *", "30 tests watched: 1 left tracers behind*"]
