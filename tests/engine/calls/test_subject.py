@@ -301,6 +301,7 @@ class Static:
         return self.module(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [lambda: Bound(jax.jit), lambda: Bound(nnx.jit), Static])
 @pytest.mark.parametrize("nesting", ["un-nested", "jit", "vmap", "jit > scan", "eval_shape"])
 def test_an_object_whose_own_jit_captured_its_module_holds_or_is_left_out_with_the_reason(made, nesting, example):

@@ -138,6 +138,7 @@ WHERE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_a_mistake_is_told_by_line_and_buffer_and_its_cure_is_not(kind):
     subject, x, *parts = MISTAKES[kind]

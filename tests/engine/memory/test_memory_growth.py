@@ -36,6 +36,7 @@ def plain(how, length):
     return buffers.read(compiled).peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["argument", "functional", "jax_closure"])
 @pytest.mark.parametrize("how", ["scan", "vmap", "while_loop", "fori_loop"])
 def test_what_a_step_adds_is_what_it_adds_at_other_lengths(how, style, example):

@@ -75,7 +75,7 @@ def keep(y):
     LOG.append(y)
 
 
-@pytest.mark.parametrize("shortcuts", ["on", "off"])
+@pytest.mark.parametrize("shortcuts", ["on", pytest.param("off", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "make, path",
     [

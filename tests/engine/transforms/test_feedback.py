@@ -113,6 +113,7 @@ class Stores(Block):
         return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_leak_is_found_and_its_twin_holds(layer, example):
     assert broken(call(Remembers(), X, nesting=layer, example=example)) == ["tracers"]

@@ -43,6 +43,7 @@ class Norm(nnx.Module):
         return y * scale, jnp.int32(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nesting", ["grad", "grad[functional]", "jit > grad", "jit[functional] > grad[functional]", "grad > custom_vjp"]
 )
@@ -309,6 +310,7 @@ class Twin(nnx.Module):
         return x + self.outer(nnx.relu(self.norm(self.inner(x))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nesting",
     [

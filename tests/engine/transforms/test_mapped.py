@@ -61,6 +61,7 @@ class Initialized(nnx.Module):
         return self.linear(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [SpectralNorm, pytest.param(InPlace, marks=in_place)])
 @pytest.mark.parametrize(
     "nesting", ["vmap", "jit > vmap", "vmap > jit", "scan > vmap", "jit > vmap > while_loop", "vmap[functional]"]

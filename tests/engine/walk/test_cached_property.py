@@ -50,6 +50,7 @@ class Kept(Computed):
         return self.kept[...] if hasattr(self, "kept") else super().compute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [Cached, Inherits])
 @pytest.mark.parametrize("nesting", ["eval_shape[closure]", "jit[jax_closure]"])
 def test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable(model, nesting):

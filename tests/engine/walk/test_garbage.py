@@ -45,7 +45,15 @@ def empty():
 
 
 @pytest.mark.parametrize(
-    "nesting", ["jit", "remat", "scan", "vmap[functional]", "eval_shape", "jit > scan > remat", "while_loop"]
+    "nesting",
+    [
+        "jit",
+        "eval_shape",
+        *(
+            pytest.param(nesting, marks=pytest.mark.slow)
+            for nesting in ("remat", "scan", "vmap[functional]", "jit > scan > remat", "while_loop")
+        ),
+    ],
 )
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_entry_whose_key_is_garbage_is_no_leak(nesting, keeps):

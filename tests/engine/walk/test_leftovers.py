@@ -25,6 +25,7 @@ def jitted(case) -> None:
         nnx.jit(lambda subject, *args: subject(*args))(case.subject, *case.args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEAKY)
 def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
     twins = LEAKY[name]

@@ -199,7 +199,13 @@ def test_results_reach_junit(run_inner, pytester):
         ("-p", "no:hypothesispytest", "--strict-markers", "-W", "error"),
         *(
             pytest.param(args, marks=pytest.mark.full)
-            for args in (("-n0",), ("-n2",), ("-p", "no:cacheprovider"), ("--import-mode=importlib",), ("--assert=plain",))
+            for args in (
+                ("-n0",),
+                ("-n2",),
+                ("-p", "no:cacheprovider"),
+                ("--import-mode=importlib",),
+                ("--assert=plain",),
+            )
         ),
     ],
     ids=" ".join,

@@ -158,7 +158,7 @@ def test_reports_hold_it_under_xdist_as_without(hand_in, pytester):
             "--nnx-report=out.html",
             "--nnx-report=out.md",
             more=", default=True",
-            subprocess=True,
+            subprocess=bool(workers),
         )
         result.assert_outcomes(failed=1)
         document = json.loads((pytester.path / "out.json").read_text())
