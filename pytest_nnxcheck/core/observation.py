@@ -117,6 +117,19 @@ class Leak:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerDonation:
+    """What the jits inside an un-nested call donated, by the names of leaves and inputs.
+
+    The arrays of those ``consumed`` are deleted. ``kept`` are those that a call left as they were handed in, or returned. ``orphans`` are the
+    leaves that it left with a deleted array, which went in at another leaf: each with that one.
+    """
+
+    consumed: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
+    orphans: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """The facts of one run; ``state`` is the copy that ran.
 
@@ -128,6 +141,7 @@ class Observation:
     compiled for another one of the same text, whose lines its buffers name. ``still`` are the leaves that the un-nested call changes,
     and that came back as the very arrays that went in. ``rebuild`` gives the arrays of ``output``, named ``output_names``, the structure that
     the user returned. ``compiled`` is the program of the outermost jit.
+    ``inside`` is what the jits of the un-nested call itself donated.
     """
 
     nesting: Nesting
@@ -149,6 +163,7 @@ class Observation:
     output_names: tuple[str, ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = tuple
     compiled: jax.stages.Compiled | None = None
+    inside: InnerDonation = InnerDonation()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
