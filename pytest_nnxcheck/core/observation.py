@@ -62,7 +62,7 @@ class Buffer:
     ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``stack`` are
     ``path:line`` of the user's frames, innermost first; where a generated layer made the buffer there are none, and ``layer`` names it.
     A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither. A ``broadcast``
-    repeats far fewer elements, and computes nothing.
+    repeats far fewer elements, and computes nothing. It is ``updated`` where a loop copies what it carries, of which it writes a part in each step.
 
     ``parameters`` are the numbers of the program's parameters that the buffer is, or is made of by copies only, the operations in
     ``through``; ``whole`` says that it is a copy of all of them: of one, or of several behind one another. Parameter numbers are those
@@ -80,6 +80,7 @@ class Buffer:
     layer: str = ""
     inserted: bool = False
     broadcast: bool = False
+    updated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
