@@ -62,7 +62,7 @@ class Buffer:
     ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``stack`` are
     ``path:line`` of the user's frames, innermost first; where a generated layer made the buffer there are none, and ``layer`` names it.
     A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither. A ``broadcast``
-    repeats far fewer elements, and computes nothing.
+    repeats far fewer elements, and computes nothing. It is ``updated`` where a loop copies what it carries, of which it writes a part in each step.
 
     ``parameters`` are the numbers of the program's parameters that the buffer is, or is made of by copies only, the operations in
     ``through``; ``whole`` says that it is a copy of all of them: of one, or of several behind one another. Parameter numbers are those
@@ -80,6 +80,7 @@ class Buffer:
     layer: str = ""
     inserted: bool = False
     broadcast: bool = False
+    updated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,19 @@ class Leak:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerDonation:
+    """What the jits inside an un-nested call donated, by the names of leaves and inputs.
+
+    The arrays of those ``consumed`` are deleted. ``kept`` are those that a call left as they were handed in, or returned. ``orphans`` are the
+    leaves that it left with a deleted array, which went in at another leaf: each with that one.
+    """
+
+    consumed: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
+    orphans: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """The facts of one run; ``state`` is the copy that ran.
 
@@ -128,6 +142,7 @@ class Observation:
     compiled for another one of the same text, whose lines its buffers name. ``still`` are the leaves that the un-nested call changes,
     and that came back as the very arrays that went in. ``rebuild`` gives the arrays of ``output``, named ``output_names``, the structure that
     the user returned. ``compiled`` is the program of the outermost jit.
+    ``inside`` is what the jits of the un-nested call itself donated.
     """
 
     nesting: Nesting
@@ -149,6 +164,7 @@ class Observation:
     output_names: tuple[str, ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = tuple
     compiled: jax.stages.Compiled | None = None
+    inside: InnerDonation = InnerDonation()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

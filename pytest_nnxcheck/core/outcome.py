@@ -94,10 +94,18 @@ class MemoryWasted(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBuffer(Finding):
-    """Two leaves in one buffer; ``twice`` where both are donated, else the other is used beside that."""
+    """Two leaves in one buffer; ``twice`` where both are donated, else the other is used beside that. ``inside``: by a jit of the call's own."""
 
     other: str
     twice: bool
+    inside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphaned(Finding):
+    """A leaf that the call gave the array of an ``other`` one, which a jit inside the call donates."""
+
+    other: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, TypeMo
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
-from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
 from pytest_nnxcheck.engine.observe import measure, observe, traced_again
 from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effects
@@ -208,10 +208,13 @@ def case_of(call: Call, profile: Profile, observation: Observation, reference: R
 
 def case_of_un_nested(call: Call, profile: Profile, observation: Observation) -> Case:
     """The case of the call as the user made it: nothing of it is compiled or donated."""
+    donates = bool(observation.inside.consumed)
+    outside = held_outside(call.subject, call.example.originals) if donates and call.example.originals else ()
     return Case(
         observation=observation,
         settings=call.settings,
-        originals=call.originals,
+        originals=replace(call.originals, shared=call.originals.shared + outside),
+        written=Written(renewed=renewed(call.subject, profile, observation)) if donates else Written(),
         compare=lambda: agrees_inside(call.subject, profile, observation),
         nested_call=lambda: nested_call(call.subject, observation),
     )

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import array_type, describe
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine.memo import Memo, recall
@@ -25,7 +26,9 @@ from pytest_nnxcheck.inspection.pointers import (
 from pytest_nnxcheck.inspection.snapshot import Places
 from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
 from pytest_nnxcheck.inspection.walk import Walk, walk, without_garbage
-from pytest_nnxcheck.invariants.case import Originals
+from pytest_nnxcheck.invariants.case import Originals, Pairs
+from pytest_nnxcheck.invariants.successors import successors
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.subject.write_back import compared_by_value
@@ -133,3 +136,31 @@ def mapped_note(name: str, leaves: list[tuple[str, Any]]) -> str:
         f"{some(paths)} of {name} {'lies' if len(mapped) == 1 else 'lie'} in a memory-mapped file ({files[0]}): XLA cannot reuse a buffer of NumPy's, so that the first donated"
         " step keeps both; write jnp.array(value) where it is loaded"
     )
+
+
+# --- what jits inside the call donate: of the user's own arrays that deletes whatever else holds them, a target network say
+
+
+def renewed(subject: Subject, profile: Profile, observation: Observation) -> frozenset[str]:
+    """The leaves and inputs whose old arrays are of no use when the call has ended: it put others there, or returned what takes their place."""
+    leaves = {subject.path(path) for path, _ in compat.raw_leaves(subject.state)}
+    if profile is UNKNOWN:
+        return leaves.union(subject.input_names) - observation.inside.kept
+    inputs = {
+        subject.input_names[number]
+        for number, output in successors(subject, profile, "all").items()
+        if array_type(profile.out[output]) == array_type(subject.inputs[number])
+    }
+    return frozenset(leaves | inputs) - observation.inside.kept
+
+
+def held_outside(subject: Subject, originals: Walk) -> Pairs:
+    """The leaves whose array a Variable outside of the state has as well, one that the code captured say: each with that."""
+    own = {id(variable) for _, variable in compat.variables(subject.state)}
+    leaf = {id(array): subject.path(path) for path, array in compat.raw_leaves(subject.state)}
+    outside = (
+        (leaf.get(id(compat.variable_value(node))), path)
+        for path, node in originals.nodes
+        if compat.kind_of(type(node)) == "variable" and id(node) not in own
+    )
+    return tuple((name, path) for name, path in outside if name is not None)

@@ -16,11 +16,11 @@ from pytest_nnxcheck.compat import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.arrays import as_array, describe
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.observation import Leaf, Leak, Memory, Move, Observation, Path
+from pytest_nnxcheck.core.observation import InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
 from pytest_nnxcheck.engine.abstract_run import Addresses, trace
 from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.origins import marked
-from pytest_nnxcheck.inspection.pointers import read_leaf
+from pytest_nnxcheck.inspection.pointers import inner_donation, read_leaf
 from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.inspection.walk import Walk, walk
 from pytest_nnxcheck.invariants.successors import successors
@@ -118,6 +118,20 @@ def observe(
         output_names=subject.output_tree.names,
         rebuild=subject.output_tree.rebuild,
         compiled=root.compiled_programs[-1] if root.compiled_programs else None,
+        inside=donated_inside(subject, went_in, inputs, state, output)
+        if good and not nesting.layers
+        else InnerDonation(),
+    )
+
+
+def donated_inside(
+    subject: Subject, went_in: dict[Path, Any], inputs: tuple[Any, ...], state: Any, output: Any
+) -> InnerDonation:
+    """What a jit inside the un-nested call donated of what that was handed."""
+    handed = {subject.path(path): array for path, array in went_in.items()}
+    left = {subject.path(path): array for path, array in compat.raw_leaves(state)}
+    return inner_donation(
+        {**handed, **dict(zip(subject.input_names, inputs, strict=False))}, left, jax.tree.leaves(output)
     )
 
 

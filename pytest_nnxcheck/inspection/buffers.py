@@ -212,15 +212,17 @@ class _Reader:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
         parameters = self._copied(value, origin_of)
         maker, inserted = origins.made(self.module, self.users, instruction)
+        carried = () if parameters or not inserted else self._carried(value, origin_of)
         return Buffer(
             bytes=size,
             shape=str(shape),
             kind=kind,
             operation=self.module.operation(instruction),
             stack=origins.stack(self.module, maker),
-            parameters=parameters,
-            whole=bool(parameters) and shape.elements == self._elements(parameters),
-            through=origin_of[value].operations if parameters else (),
+            parameters=parameters or carried,
+            whole=bool(carried or parameters) and shape.elements == self._elements(parameters or carried),
+            through=origin_of[value].operations if parameters else ("while", "copy") if carried else (),
+            updated=bool(carried),
             layer=origins.layer(self.module, maker),
             inserted=inserted,
         )
@@ -240,6 +242,20 @@ class _Reader:
         if any(value in other.through and not other.copied for other in origin_of.values()):
             return ()
         return parameters if all(self._shape(parameter).dtype == shape.dtype for parameter in parameters) else ()
+
+    def _carried(self, value: Position, origin_of: dict[Position, Origin]) -> tuple[int, ...]:
+        """The parameter that a loop carries, writes a part of in each step, and copies whole for that, unless the copy is what it writes into."""
+        opcode_of = {other: self.module.instructions[other[0]].opcode for other in origin_of}
+        if opcode_of[value] != "copy":
+            return ()
+        here = origins.origin(self.module, value, updated=True)
+        if not here.copied or len(here.parameters) != 1 or "while" not in here.operations:
+            return ()
+        written = (
+            other for other, opcode in opcode_of.items() if opcode != "copy" and value in origin_of[other].through
+        )
+        (parameter,) = here.parameters
+        return () if any(written) or self._shape(parameter).dtype != self.module.shape(value).dtype else (parameter,)
 
     def _shape(self, parameter: int) -> Shape:
         return self.module.shape((self.parameters[parameter].id, ()))

@@ -14,7 +14,7 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.core.observation import Leaf
+from pytest_nnxcheck.core.observation import InnerDonation, Leaf
 
 
 def read_leaf(path: str, array: Any) -> Leaf:
@@ -64,6 +64,26 @@ def pointers(array: Any) -> tuple[int, ...]:
     if compat.is_key(array):
         array = jax.random.key_data(array)
     return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
+
+
+def is_deleted(array: Any) -> bool:
+    """Whether an array was donated, and can be read no more; a host value, or a tracer, is not."""
+    return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and array.is_deleted()
+
+
+def inner_donation(handed: Mapping[str, Any], left: Mapping[str, Any], returned: Iterable[Any]) -> InnerDonation:
+    """What was donated inside a call that has ended, of the arrays that it was ``handed``; ``left`` are those of the state, both by name.
+
+    A copy is run, whose leaves share nothing: a donated array is deleted at the leaf that was donated, and nowhere else.
+    """
+    owner = {id(array): name for name, array in handed.items() if is_deleted(array)}
+    outputs = set(map(id, returned))
+    holders = [(name, owner.get(id(array), name)) for name, array in left.items()]
+    return InnerDonation(
+        consumed=frozenset(owner.values()),
+        kept=frozenset(name for name, array in handed.items() if left.get(name) is array or id(array) in outputs),
+        orphans=tuple((name, other) for name, other in holders if name != other),
+    )
 
 
 def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: AbstractSet[int]) -> tuple[Leaf, ...]:

@@ -35,13 +35,15 @@ class Written:
     """What the call does to what it is handed, by name.
 
     ``changed`` are the leaves of the state that it changes, ``dropped`` those of an optimizer whose update went to a copy; ``inputs`` are
-    the call's own arrays, ``promoted`` the lines at which a leaf got another dtype, by its path.
+    the call's own arrays, ``promoted`` the lines at which a leaf got another dtype, by its path. Of the un-nested call, where it donates
+    something inside: ``renewed`` are the leaves and inputs whose old arrays nobody needs after it.
     """
 
     changed: frozenset[str] = frozenset()
     dropped: tuple[str, ...] = ()
     inputs: frozenset[str] = frozenset()
     promoted: dict[str, str] = field(default_factory=dict)
+    renewed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

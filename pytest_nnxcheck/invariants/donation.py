@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 from pytest_nnxcheck.core.observation import ArrayType, Leaf, Observation
-from pytest_nnxcheck.core.outcome import LossCause, LostBuffer, SharedBuffer, UpdateDropped, ViewedBuffer, Violation
+from pytest_nnxcheck.core.outcome import (
+    Finding,
+    LossCause,
+    LostBuffer,
+    Orphaned,
+    SharedBuffer,
+    UpdateDropped,
+    ViewedBuffer,
+    Violation,
+)
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.invariants.case import Case, Judgement, Written
 
 
 def judge(case: Case) -> Judgement:
+    """What donation breaks: that of the generated jit, or, of the un-nested call, that of its own."""
+    measured = case.observation.moves or case.written.dropped
+    findings = of_program(case) if measured else of_jits_inside(case)
+    return Judgement((Violation("donation", findings=findings),) if findings else ())
+
+
+def of_program(case: Case) -> tuple[Finding, ...]:
     """Donated leaves that lost their buffer, and those that cannot be donated: in a buffer of another leaf, or of a view."""
     observation, call = case.observation, case.written
-    if not observation.moves and not call.dropped:
-        return Judgement()
     donated = {move.before.path for move in observation.moves}
     after = {move.before.path: move.after for move in observation.moves}
-    findings = (
+    return (
         *(finding for one, two in case.originals.shared if (finding := sharing(one, two, donated, call))),
         *(ViewedBuffer(leaf, holder=holder) for holder, leaf in case.originals.views if leaf in donated),
         *(lost_buffer(leaf, after[leaf.path], case) for leaf in lost_leaves(observation)),
         *map(UpdateDropped, call.dropped),
     )
-    return Judgement((Violation("donation", findings=findings),) if findings else ())
+
+
+def of_jits_inside(case: Case) -> tuple[Finding, ...]:
+    """Leaves whose array a jit of the call's own takes away from them, since it donates another leaf that has the same: a target network's."""
+    inside = case.observation.inside
+    return (
+        *(
+            SharedBuffer(one, other=two, twice=pair <= inside.consumed, inside=True)
+            for one, two in case.originals.shared
+            if takes_away(pair := {one, two}, case)
+        ),
+        *(Orphaned(path, other=other) for path, other in inside.orphans),
+    )
+
+
+def takes_away(pair: set[str], case: Case) -> bool:
+    """Whether a jit of the call's own donates one of two leaves in one buffer, and the other one, or its holder, goes on with it."""
+    others = pair - case.observation.inside.consumed
+    return len(others) < len(pair) and not others & case.written.renewed
 
 
 def sharing(one: str, two: str, donated: set[str], call: Written) -> SharedBuffer | None:

@@ -131,7 +131,7 @@ def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
 
 def cause(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> PeakCause:
     """Why the peak is what it is, where that is known: a scan that writes its parameters back, constants that could be arguments."""
-    if copies and profile.rewritten:
+    if profile.rewritten and any(not copy.updated for copy in copies):
         if not profile.remat_in_scan:
             return "scan writes back"
         return "scan writes back, remat" if compat.remat_updates_can_be_off() else "scan writes back, checkpoint"

@@ -11,6 +11,7 @@ from pytest_nnxcheck.core.outcome import (
     DroppedInside,
     Finding,
     LostBuffer,
+    Orphaned,
     PeakCause,
     SharedBuffer,
     TracerLeft,
@@ -134,7 +135,7 @@ def captured_by(name: str) -> str:
 def buffer(finding: Finding) -> str:
     """Advice for the first finding of donation."""
     match finding:
-        case SharedBuffer():
+        case SharedBuffer() | Orphaned():
             return hint("shared")
         case ViewedBuffer():
             return hint("viewed")

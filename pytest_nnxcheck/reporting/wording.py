@@ -19,6 +19,7 @@ from pytest_nnxcheck.core.outcome import (
     LostBuffer,
     MadeInEndedTrace,
     MemoryWasted,
+    Orphaned,
     Outcome,
     PeakOverBudget,
     RaisedUnNested,
@@ -183,6 +184,10 @@ def donation(findings: Findings) -> Text:
 def of_buffer(finding: Finding) -> Row:
     path = finding.path
     match finding:
+        case SharedBuffer(other=other, inside=True):
+            return "shared", f"{path} and {other} share a buffer: a jit inside the call donates it, and deletes both"
+        case Orphaned(other=other):
+            return "deleted", f"{path} got the array of {other}, which a jit inside the call donates: it is deleted"
         case SharedBuffer(other=other, twice=twice):
             refused = "donate it twice" if twice else "donate it and use it beside that"
             return "shared", f"{path} and {other} share a buffer: XLA refuses to {refused}"

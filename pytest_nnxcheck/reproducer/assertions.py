@@ -14,6 +14,7 @@ from pytest_nnxcheck.core.outcome import (
     Finding,
     LostBuffer,
     MadeInEndedTrace,
+    Orphaned,
     Outcome,
     PeakOverBudget,
     SharedBuffer,
@@ -34,6 +35,9 @@ ASSERTED = frozenset(("tracers", "memory", "donation", "parity"))
 """The invariants that a program can look for without the plugin."""
 TYPED = ("dtype", "shape", "not returned")
 """Causes of a lost buffer that a trace shows."""
+
+INSIDE = "a jit inside the call donates it, and deletes both"
+"""Why two leaves in one buffer are lost."""
 
 
 @dataclass
@@ -106,8 +110,13 @@ def of_memory(made: Assertions, outcome: Outcome, kinds: Kinds, facts: Facts) ->
 
 def of_donation(made: Assertions, kinds: Kinds, facts: Facts) -> None:
     """Leaves that lost their buffer, that share it, or of which a copy is updated."""
-    if shared := expressions(kinds.get(SharedBuffer, ()), facts):
-        made.first.append(f"shares_no_buffer(state, inputs, {dict_text(shared)})")
+    shares = kinds.get(SharedBuffer, [])
+    within = [finding for finding in shares if facts.value(finding.other) is not None]
+    if shared := expressions(within, facts):
+        why = f", {INSIDE!r}" if any(finding.inside for finding in within) else ""
+        made.first.append(f"shares_no_buffer(state, inputs, {dict_text(shared)}{why})")
+    if Orphaned in kinds or len(within) < len(shares):
+        made.after.append("leaves_no_deleted_arrays()")
     if lost := expressions([*kinds.get(ViewedBuffer, ()), *kinds.get(LostBuffer, ())], facts):
         made.viewed = ViewedBuffer in kinds
         after = dict(expressions_after(lost, facts))

@@ -104,14 +104,21 @@ def pointers(*arrays: Any) -> set[int]:
     return {shard.data.unsafe_buffer_pointer() for array in plain for shard in array.addressable_shards}
 
 
-def shares_no_buffer(state: Any, inputs: Any, leaves: dict[str, Any]) -> None:
-    """Hold leaves against all other arrays of the call: XLA refuses to donate a buffer twice."""
-    every = [*jax.tree.leaves(nnx.state(state)), *inputs]
-    shared = [
-        name for name, leaf in leaves.items() if sum(bool(pointers(leaf) & pointers(other)) for other in every) > 1
-    ]
-    why = "shares its buffer with another array: XLA refuses to donate it twice"
-    report("donation", [f"{name} {why}" for name in shared])
+def shares_no_buffer(
+    state: Any, inputs: Any, leaves: dict[str, Any], why: str = "XLA refuses to donate it twice"
+) -> None:
+    """Hold leaves against all other arrays of the call, where one is donated; ``why`` both are lost then."""
+    every = [pointers(array) for array in (*jax.tree.leaves(nnx.state(state)), *inputs)]
+    shared = [name for name, leaf in leaves.items() if sum(bool(pointers(leaf) & other) for other in every) > 1]
+    report("donation", [f"{name} shares its buffer with another array: {why}" for name in shared])
+
+
+def leaves_no_deleted_arrays() -> None:
+    """Look among all objects of Python for Variables whose array was donated for another one."""
+    gc.collect()
+    held = [compat.variable_value(each) for each in gc.get_objects() if isinstance(each, nnx.Variable)]
+    lost = [describe(each) for each in held if isinstance(each, jax.Array) and each.size and not pointers(each)]
+    report("donation", [f"{kind} is left with a deleted array: a jit inside the call donates it" for kind in lost])
 
 
 def counterpart(old: Any, donated: Any, output: Any) -> Any:

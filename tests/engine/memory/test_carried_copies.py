@@ -1,0 +1,110 @@
+"""What a loop carries and writes a part of in each step: a copy of it that XLA inserts there is one of the leaf that it began with."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import assign
+
+from pytest_nnxcheck.core.text import format_bytes
+
+ROWS, WIDTH, STEPS = 64, 512, 4
+SIZE = ROWS * WIDTH * 4
+JAX = jax.__version_info__[:2]
+
+
+class Table(nnx.Module):
+    """Rows that each step gathers, and scatters back; ``late`` reads old rows where the new ones are there already."""
+
+    def __init__(self, late):
+        self.rows, self.late = nnx.Cache(jnp.ones((ROWS, WIDTH))), late
+        self.decay = nnx.Param(jnp.float32(0.9))  # which nnx.remat hands back: the advice on that is not for the rows
+
+    def step(self, x, places):
+        old = self.rows[...]
+        new = old.at[places].set(old[places] * self.decay[...] + x)
+        assign(self.rows, new)
+        return jnp.tanh(old[places + 1]).sum() + new.sum(0) if self.late else x
+
+    def in_nnx_scan(self, x, places):
+        body = lambda table, places: (table, nnx.remat(Table.step)(table, x, places))  # noqa: E731
+        return nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(self, places)[1]
+
+    def in_jax_scan(self, x, places):
+        graphdef, state = nnx.split(self)
+
+        def body(state, places):
+            table = nnx.merge(graphdef, state)
+            y = table.step(x, places)
+            return nnx.state(table), y
+
+        state, ys = jax.lax.scan(body, state, places)
+        nnx.update(self, state)
+        return ys
+
+
+X = jnp.ones(WIDTH)
+PLACES = jnp.arange(STEPS * 3).reshape(STEPS, 3)
+
+
+@pytest.mark.parametrize("loop", ["in_nnx_scan", "in_jax_scan"])
+def test_the_copy_of_what_a_loop_gathers_from_after_it_scattered_is_named_and_judged(loop):
+    table = Table(late=True)
+    found = call(getattr(table, loop), X, PLACES, nesting="jit")
+    assert broken(found) == ["memory"], text(found)
+    assert found.outcome.violations[0].summary == "the program holds 1.0 more copies of its state at the peak"
+    assert found.outcome.violations[0].hint == ""
+    row = next(row for label, row in found.outcome.violations[0].details if label == "buffer")
+    assert row.startswith(
+        f"{format_bytes(SIZE)} temporary float32[{ROWS},{WIDTH}] copy   copy of model.rows by while, copy"
+    )
+    held = call(getattr(Table(late=False), loop), X, PLACES, nesting="jit")
+    assert held.outcome.verdict == "held", text(held)
+
+
+class Decoder(nnx.Module):
+    """Writes a key into its cache, and attends over all of it."""
+
+    def __init__(self):
+        self.keys, self.position = nnx.Cache(jnp.zeros((ROWS, WIDTH))), nnx.Cache(jnp.int32(0))
+
+    def step(self, x):
+        position = self.position[...]
+        assign(self.keys, jax.lax.dynamic_update_slice(self.keys[...], x[None], (position, 0)))
+        assign(self.position, position + 1)
+        return jnp.tanh(jax.nn.softmax(self.keys[...] @ x) @ self.keys[...])
+
+    def __call__(self, x):
+        body = lambda carry: (carry[0], carry[0].step(carry[1]), carry[2] + 1)  # noqa: E731
+        return nnx.while_loop(lambda carry: carry[2] < STEPS, body, (self, x, 0))[1]
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
+def test_a_cache_that_is_decoded_in_a_while_loop_is_copied_by_older_xla(nesting):
+    found = call(Decoder(), X, nesting=nesting)
+    copied = JAX < (0, 7)
+    assert broken(found) == (["memory"] if copied else []), text(found)
+    assert not copied or "copy of model.keys by while, copy" in text(found)
+
+
+def test_parameters_that_a_loop_replaces_are_no_copy():
+    """A value that is computed of all that is carried is a new one."""
+
+    class Decays(nnx.Module):
+        def __init__(self):
+            self.rows = nnx.Param(jnp.ones((ROWS, WIDTH)))
+
+        def __call__(self, x):
+            def body(carry):
+                model, x, n = carry
+                y = jnp.tanh(model.rows[...] @ x) @ model.rows[...]
+                assign(model.rows, model.rows[...] * 0.9 + y)
+                return model, jnp.tanh(model.rows[...].sum(0)) + y, n + 1
+
+            return nnx.while_loop(lambda carry: carry[2] < STEPS, body, (self, x, 0))[1]
+
+    found = call(Decays(), X, nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
