@@ -18,7 +18,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.frames import CALLED
+from pytest_nnxcheck.compat.frames import TRACES_JITTED, called
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import CapturedBy
 from pytest_nnxcheck.engine.abstract_run import trace
@@ -39,19 +39,20 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
     running: list[FrameType] = []
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        name = frame.f_code.co_name.removesuffix("_wrapper")
         if event == "return" and running and frame is running[-1]:
             running.pop()
         # What a transform captures inside another one that captured is the outer one's doing.
-        if event != "call" or running or name not in CALLED or not library(frame):
+        name = called(frame) if event == "call" and not running else ""
+        if not name:
             return
         caller = user_caller(frame)
         nodes = captured_nodes(frame) if caller else []
         if caller and nodes:
             running.append(frame)
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            # What `nnx.value_and_grad` returns is named after the gradient.
-            same = [other for other in captures if (other.line, other.nodes) == (where, tuple(nodes))]
+            # What `nnx.value_and_grad` returns is named after the gradient, and what the call jitted itself is named where it did.
+            later = frame.f_code.co_name == TRACES_JITTED
+            same = [other for other in captures if other.nodes == tuple(nodes) and (later or other.line == where)]
             if not any(other.transform.endswith(name) for other in same):
                 captures[CapturedBy(name, where, tuple(nodes))] = None
 
@@ -116,7 +117,7 @@ def user_caller(frame: FrameType) -> FrameType | None:
     """The user's frame that called a transform; None where another transform called it."""
     above = frame.f_back
     while above is not None and library(above):
-        if above.f_code.co_name.removesuffix("_wrapper") in CALLED:
+        if called(above):
             return None
         above = above.f_back
     return above
@@ -149,10 +150,11 @@ def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """What a Python function captured, by name; a bound method captured its ``self``."""
+    """What a Python function captured, by name; a bound method captured its ``self``. That of `nnx.jit` is in an object of flax' own."""
     if inspect.ismethod(function):
         return {"self": function.__self__, **closure_of(function.__func__)}
     if not inspect.isfunction(function):
-        return {}
+        inner = (layout(type(function)).read(function) or {}).get("__wrapped__")
+        return {} if inner is None else closure_of(inner)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: content for name, cell in cells if (content := cell_content(cell)) is not MISSING}

@@ -44,6 +44,11 @@ TABLE = {
     "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, model, x)",
     "captured by switch": "pass the module as an operand: nnx.switch(index, branches, model, x)",
     "captured by shard_map": "pass the state of nnx.split to jax.shard_map, with nnx.merge in its body",
+    **{
+        f"captured by {name}": "let f call a copy and hand its state out beside the result, copy = nnx.clone(model) and then"
+        f" return copy(x), nnx.state(copy), under jax.{name} with has_aux=True; nnx.update(model, state) writes it back"
+        for name in ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
+    },
     "captured by registered": "{transform} should hand the module on as an argument of f",
     "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
     "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",

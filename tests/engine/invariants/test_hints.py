@@ -19,7 +19,7 @@ import pytest
 import reports
 import retraced
 from checking import call, text
-from cures import OWN, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
+from cures import DIFFERENTIATED, OWN, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
@@ -144,7 +144,10 @@ CAPTURED = (
     "captured",
     *(f"captured by {name}" for name in ("vmap", "while_loop", "fori_loop", "scan", "cond", "switch")),
 )
-CAPTURED_BY_OWN = (*CAPTURED, *(f"captured by {name}" for name in ("checkpoint", "grad", "value_and_grad")))
+CAPTURED_BY_OWN = (
+    *CAPTURED,
+    *(f"captured by {name}" for name in ("checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)),
+)
 CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", "switch"]
 
 

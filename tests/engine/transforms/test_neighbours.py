@@ -259,6 +259,32 @@ def test_a_module_of_an_object_that_is_none_is_captured():
     assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [jax.jit, nnx.jit])
+def test_a_jit_that_was_made_before_the_call_captured_the_module(jit):
+    class Trainer:
+        def __init__(self):
+            self.norm = nnx.BatchNorm(WIDTH, rngs=rngs())
+            self.jitted = jit(lambda x: self.norm(x) * 1)
+
+        def step(self, x):
+            return self.jitted(x)
+
+    (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
+    assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
+    assert cause.line == f"{__file__}:{Trainer.step.__code__.co_firstlineno + 1}"
+
+
+@pytest.mark.slow
+def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
+    def call(norm, x):
+        jitted = jax.jit(lambda x: norm(x) * 1)
+        return jitted(x)
+
+    (cause,) = causes.captured(bind(call, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    assert cause.line == f"{__file__}:{call.__code__.co_firstlineno + 1}"
+
+
 def test_a_module_that_is_handed_over_as_the_function_is_captured():
     (cause,) = causes.captured(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
     assert (cause.transform, cause.nodes) == ("checkpoint", ("BatchNorm",))
