@@ -172,6 +172,7 @@ MUTANTS = (
     Mutant("reporting/baseline_file.py", "type(value) is int", "isinstance(value, int)", "test_baseline_file.py"),
     Mutant("reporting/baseline_update.py", "or end.narrowed or end.replayed:", "or end.replayed:", "test_baseline_policy.py"),
     Mutant("reporting/hints.py", 'LostBuffer(cause="sharding" | "not returned" as cause)', 'LostBuffer(cause="sharding" as cause)', "test_hints.py"),
+    Mutant("reporting/hints.py", 'leak.place == "module" and finding.has_data', "False", "test_hints.py"),
     Mutant("reporting/hints.py", "leak.holder not in (*PLAIN, *OUTLIVING) and", "", "test_wording.py"),
     Mutant("reporting/wording.py", "*others[: SHOWN_BUFFERS - 1]", "*others[:SHOWN_BUFFERS]", "test_wording.py"),
     # reproducer

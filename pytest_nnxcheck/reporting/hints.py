@@ -26,6 +26,8 @@ TABLE = {
     "plain value, data": "wrap the {holder} where it is set first, in nnx.data(...), or keep the value in an nnx.Variable: {path} is"
     " plain Python, which no transform carries out",
     "plain value, captured": "keep the value in an nnx.Variable, and pass the module as an argument: {path} is a plain Python {holder}",
+    "plain value, State": "wrap in nnx.data(...), where it is set first, what holds the nnx.State: {path} is in a plain Python value of the"
+    " module, which no transform carries out",
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
@@ -101,7 +103,11 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint("cached property", path=path)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
-    return hand_on(leak.layer) if leak.layer is not None and captured else ""
+    if leak.layer is None:
+        return ""
+    if captured:
+        return hand_on(leak.layer)
+    return hint("plain value, State", path=path) if leak.place == "module" and finding.has_data else ""
 
 
 def asks_to_hand_on(violation: Violation) -> bool:

@@ -88,6 +88,29 @@ def test_a_container_is_declared_as_data(empty):
     assert one(Keeps(nnx.data(empty())), numbers(BATCH), nesting="jit").ok
 
 
+class KeepsState(nnx.Module):
+    """Keeps the state of a part of it in a container of its own."""
+
+    def __init__(self, container: Any) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.container = container
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.container["last"] = nnx.state(self.linear)
+        return self.linear(x)
+
+
+@pytest.mark.slow
+@follows("plain value, State")
+@pytest.mark.skipif(not DATA, reason="nnx.data came with flax 0.12")
+@pytest.mark.parametrize("empty", [dict, lambda: nnx.State({})])
+def test_what_holds_a_state_is_declared_as_data(empty):
+    found = one(KeepsState(empty()), numbers(BATCH), nesting="jit")
+    said = "in nnx.data(...), where it is set first, what holds the nnx.State: model.container['last']"
+    assert said in str(found)
+    assert one(KeepsState(nnx.data(empty())), numbers(BATCH), nesting="jit").ok
+
+
 @pytest.mark.slow
 @follows("plain object")
 def test_what_a_plain_object_keeps_goes_into_a_variable_of_the_module():
