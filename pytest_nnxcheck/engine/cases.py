@@ -19,7 +19,7 @@ from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
-from pytest_nnxcheck.engine.observe import measure, observe, traced_again
+from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
 from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effects
 from pytest_nnxcheck.engine.reference import Reference, meaning_of
 from pytest_nnxcheck.invariants import Case
@@ -46,6 +46,17 @@ class CallStarted:
     profile: Profile | None
     nesting: Nesting
     settings: Settings
+
+
+class Unrestored(BaseException):
+    """The first trace of a call left tracers in what cannot be put back, as the frame of a generator, and every later one meets them.
+
+    Not an ``Exception``, as `NestingRejected`: it is none of the user's code.
+    """
+
+    def __init__(self, leaks: tuple[Leak, ...]) -> None:
+        super().__init__()
+        self.leaks = leaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +104,16 @@ class Call:
     # --- from the memo, where the same call was made before
 
     def profile(self) -> Profile:
-        """The profile of the call. Raises what the user's code raises under a trace."""
+        """The profile of the call. Raises what the user's code raises under a trace, and `Unrestored`."""
         if self.key in self.memo.remapped:
             return self.memo.remapped[self.key]
 
         def evaluated() -> Profile:
-            with self.subject.leaks_undone(self.subject.state, self.example.originals):
-                return profile(self.subject)
+            with self.subject.leaks_undone(self.subject.state, self.example.originals) as left:
+                evaluated = profile(self.subject)
+            if left:
+                raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
+            return evaluated
 
         return recall(self.memo.profiles, self.key, evaluated)
 

@@ -43,7 +43,7 @@ class Memo:
     programs of twice the length, ``captured`` the transforms inside the call that captured a module, ``merged`` the tracers in the modules
     that it merged, ``mapped`` a note on what lies in mapped files, ``compared_by_value`` the first
     of the plain objects with arrays that were met under a path by a call of that number, ``own_jits`` the names of subjects whose plain object
-    keeps a jitted function that captured what it holds.
+    keeps a jitted function that captured what it holds, ``unrestored`` the tracers that a trace of a subject left for good.
     """
 
     profiles: dict[Any, Profile] = field(default_factory=dict)
@@ -58,6 +58,7 @@ class Memo:
     mapped: dict[str, str] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
     own_jits: set[str] = field(default_factory=set)
+    unrestored: dict[str, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
 
 

@@ -33,6 +33,8 @@ TABLE = {
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
     " what the first trace computes in {path}",
     "outlives": "do not keep arrays made under a transform in {holder}: it outlives the trace",
+    "generator": "hand in what it yields as an argument, or draw keys from an nnx.Rngs of the module: {path} is a local variable of a"
+    " generator, which keeps what the first trace made",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
     "captured by vmap": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it",
@@ -80,7 +82,7 @@ TABLE = {
 
 PLAIN = ("attribute", "list", "dict")
 CACHED = "cached property"
-OUTLIVING = (CACHED, "cache", "global", "class attribute", "default argument", "closure")
+OUTLIVING = (CACHED, "generator", "cache", "global", "class attribute", "default argument", "closure")
 
 
 def hint(cause: str, **filled: object) -> str:
@@ -101,6 +103,8 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint(plain, path=path, holder=leak.holder)
     if leak.holder == CACHED:
         return hint("cached property", path=path)
+    if leak.holder == "generator":
+        return hint("generator", path=path)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
     if leak.layer is None:

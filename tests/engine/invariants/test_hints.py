@@ -388,6 +388,7 @@ ELSEWHERE = {
     "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
     "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",
     "cached property": "walk/test_cached_property.py::test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable",
+    "generator": "walk/test_generators.py::test_keys_of_rngs_or_of_an_argument_hold",
     "pinned": "walk/test_writes.py::test_one_that_a_transform_handed_out_is_as_good_as_new",
     "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
     "flag dropped": "parity/test_parity_values.py::test_with_what_the_hint_says_it_holds",
