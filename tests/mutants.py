@@ -139,6 +139,7 @@ MUTANTS = (
     Mutant("engine/cases.py", "            if left:\n                raise Unrestored", "            if False:\n                raise Unrestored", "test_generators.py"),
     Mutant("engine/check_call.py", "if bound.name in example.memo.unrestored:", "if False:", "test_generators.py"),
     Mutant("engine/check_call.py", "    publish(CallStarted(subject, UNKNOWN, nesting, settings))\n", "", "test_generators.py"),
+    Mutant("engine/check_call.py", "        transparent_call = call.transparent_call()\n        observation = run(call, UNKNOWN)\n", "        observation = run(call, UNKNOWN)\n        transparent_call = call.transparent_call()\n", "test_parity.py"),
     Mutant("engine/memo.py", "if key not in table:", "if True:", "test_check_call.py"),
     Mutant("engine/example.py", "lost = self.places.pop().restore()", "lost = (self.places.pop(), ())[1]", "test_check_call.py"),
     Mutant("compat/arrays.py", "if not isinstance(leaf, (*NUMBERS, np.ndarray, np.generic)):", "if True:", "test_parity.py"),

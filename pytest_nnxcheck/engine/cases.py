@@ -16,6 +16,7 @@ from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observati
 from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine import causes
+from pytest_nnxcheck.engine.dropped_updates import TransparentCall, transparent
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
@@ -183,6 +184,10 @@ class Call:
         """The tracers left in the modules that the call itself merged; the same under every nesting."""
         return recall(self.memo.merged, self.key, lambda: causes.merged_inside(self.subject))
 
+    def transparent_call(self) -> TransparentCall | None:
+        """The call with its jits off; none where nothing is compared, or it cannot run."""
+        return transparent(self.subject) if self.compares_values and not self.subject.abstract else None
+
     def reference(self) -> Reference | None:
         """What the same calls do without the nesting, made in the same order; none where they cannot run."""
         self.example.compared += 1
@@ -220,13 +225,15 @@ def case_of(call: Call, profile: Profile, observation: Observation, reference: R
     )
 
 
-def case_of_un_nested(call: Call, profile: Profile, observation: Observation) -> Case:
-    """The case of the call as the user made it: nothing of it is compiled or donated."""
+def case_of_un_nested(
+    call: Call, profile: Profile, observation: Observation, transparent_call: TransparentCall | None
+) -> Case:
+    """The case of the call as the user made it: nothing of it is compiled or donated. It is held against the ``transparent_call``."""
     return Case(
         observation=observation,
         settings=call.settings,
         originals=call.originals,
-        compare=lambda: agrees_inside(call.subject, profile, observation),
+        compare=lambda: agrees_inside(call.subject, profile, observation, transparent_call),
         nested_call=lambda: nested_call(call.subject, observation),
     )
 
