@@ -139,8 +139,9 @@ def origin(bound: Bound) -> str:
     """Where a budget comes from."""
     if bound.multiple:
         return f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
-    asked = f" {format_bytes(bound.budget - bound.axes)} + {format_bytes(bound.axes)} for the nesting's own axes"
-    return f"memory_budget{asked if bound.axes else ''}"
+    axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
+    asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
+    return f"memory_budget {asked}{axes}".rstrip()
 
 
 def advice(piece: Advice) -> str:
