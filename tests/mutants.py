@@ -133,6 +133,8 @@ MUTANTS = (
     Mutant("engine/cases.py", "recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))", "causes.captured(self.subject)", "test_neighbours.py"),
     Mutant("engine/causes.py", "    if compat.is_graph_node(function):\n        names", "    if False:\n        names", "test_neighbours.py"),
     Mutant("engine/causes.py", "if not any(other.transform.endswith(name) for other in same):", "if True:", "test_neighbours.py"),
+    Mutant("engine/causes.py", "if compat.is_pinned(variable)]", "]", "test_neighbours.py"),
+    Mutant("engine/causes.py", "return tuple(pinned) or leaks", "return leaks", "test_neighbours.py"),
     Mutant("engine/causes.py", "(later or other.line == where)", "other.line == where", "test_neighbours.py"),
     Mutant("engine/causes.py", '.get("__wrapped__")', '.get("")', "test_neighbours.py"),
     Mutant("compat/frames.py", "*GRADIENTS, *DERIVATIVES)", "*GRADIENTS)", "test_hints.py"),

@@ -13,7 +13,7 @@ from pytest_nnxcheck.core.catalogue import JIT, rows_of
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, TypeMoved, UnNested
+from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, MergedVariables, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.dropped_updates import TransparentCall, transparent
@@ -180,8 +180,8 @@ class Call:
         """The transforms that the call applies to a function which captured a graph node; the same under every nesting."""
         return recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))
 
-    def merged(self) -> tuple[Leak, ...]:
-        """The tracers left in the modules that the call itself merged; the same under every nesting."""
+    def merged(self) -> tuple[Leak | MergedVariables, ...]:
+        """What is wrong with the modules that the call itself merged; the same under every nesting."""
         return recall(self.memo.merged, self.key, lambda: causes.merged_inside(self.subject))
 
     def transparent_call(self) -> TransparentCall | None:

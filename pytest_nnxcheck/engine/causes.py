@@ -20,12 +20,12 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.frames import TRACES_JITTED, called
 from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import CapturedBy
+from pytest_nnxcheck.core.outcome import CapturedBy, MergedVariables
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout
 from pytest_nnxcheck.inspection.walk import walk
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, spell
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -60,9 +60,12 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
     return tuple(captures)[:SHOWN]
 
 
-def merged_inside(subject: Subject) -> tuple[Leak, ...]:
-    """Tracers left in the modules that the call itself merged: what `nnx.merge` returns is kept, and looked at afterwards."""
+def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
+    """Variables of another trace in the modules that the call itself merged, else tracers that are left in those: what `nnx.merge` returns is
+    looked at, there and afterwards.
+    """
     merged: list[tuple[str, Any]] = []
+    pinned: dict[MergedVariables, None] = {}
     merge = nnx.merge
 
     def keep(*args: Any, **kwargs: Any) -> Any:
@@ -71,9 +74,13 @@ def merged_inside(subject: Subject) -> tuple[Leak, ...]:
         where = f"{user.f_code.co_filename}:{user.f_lineno}" if user else "an unknown line"
         node = merge(*args, **kwargs)
         merged.append((f"{type(node).__name__} (merged at {where})", node))
+        paths = [spell("", path) for path, variable in compat.variables(node) if compat.is_pinned(variable)]
+        if paths and "copy" in inspect.signature(merge).parameters:
+            pinned[MergedVariables(where, type(node).__name__, tuple(paths))] = None
         return node
 
-    return rehearse(subject, mock.patch.object(nnx, "merge", keep), merged)
+    leaks = rehearse(subject, mock.patch.object(nnx, "merge", keep), merged)
+    return tuple(pinned) or leaks
 
 
 def rehearse(

@@ -54,6 +54,7 @@ TABLE = {
         for name in ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
     },
     "captured by registered": "{transform} should hand the module on as an argument of f",
+    "merged": "write nnx.merge(..., copy=True): without it the module has the Variables of the state itself, which cannot be written here",
     "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
     "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"

@@ -19,6 +19,7 @@ from pytest_nnxcheck.core.outcome import (
     LostBuffer,
     MadeInEndedTrace,
     MemoryWasted,
+    MergedVariables,
     Outcome,
     PeakOverBudget,
     RaisedUnNested,
@@ -30,7 +31,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, memory_breakdown
 
 Findings = tuple[Any, ...]
@@ -327,6 +328,9 @@ def explanation(cause: Explanation) -> tuple[str, ...]:
         case CapturedBy():
             nodes = ", ".join(cause.nodes)
             return (f"{cause.transform} at {cause.line} captured {nodes}; {hints.captured_by(cause.transform)}",)
+        case MergedVariables():
+            whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
+            return (f"{whose}; {hints.hint('merged')}",)
         case FedBack():
             types = f"{cause.name} is {cause.type}, output{cause.output} is {cause.new}"
             line = f" ({cause.line})" if cause.line else ""

@@ -88,29 +88,6 @@ def test_a_container_is_declared_as_data(empty):
     assert one(Keeps(nnx.data(empty())), numbers(BATCH), nesting="jit").ok
 
 
-class KeepsState(nnx.Module):
-    """Keeps the state of a part of it in a container of its own."""
-
-    def __init__(self, container: Any) -> None:
-        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
-        self.container = container
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        self.container["last"] = nnx.state(self.linear)
-        return self.linear(x)
-
-
-@pytest.mark.slow
-@follows("plain value, State")
-@pytest.mark.skipif(not DATA, reason="nnx.data came with flax 0.12")
-@pytest.mark.parametrize("empty", [dict, lambda: nnx.State({})])
-def test_what_holds_a_state_is_declared_as_data(empty):
-    found = one(KeepsState(empty()), numbers(BATCH), nesting="jit")
-    said = "in nnx.data(...), where it is set first, what holds the nnx.State: model.container['last']"
-    assert said in str(found)
-    assert one(KeepsState(nnx.data(empty())), numbers(BATCH), nesting="jit").ok
-
-
 @pytest.mark.slow
 @follows("plain object")
 def test_what_a_plain_object_keeps_goes_into_a_variable_of_the_module():
@@ -388,6 +365,8 @@ ELSEWHERE = {
     "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
     "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",
     "cached property": "walk/test_cached_property.py::test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable",
+    "plain value, State": "walk/test_kept_state.py::test_what_holds_a_state_is_declared_as_data",
+    "merged": "transforms/test_neighbours.py::test_5050_names_the_merge_that_takes_over_variables",
     "generator": "walk/test_generators.py::test_keys_of_rngs_or_of_an_argument_hold",
     "pinned": "walk/test_writes.py::test_one_that_a_transform_handed_out_is_as_good_as_new",
     "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
