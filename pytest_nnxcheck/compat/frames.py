@@ -18,7 +18,7 @@ GRADIENTS = ("grad", "value_and_grad")
 DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
 """Those of jax that differentiate a function and have no twin in every flax."""
 
-_CALLED = ("jit", "remat", "checkpoint", "vmap", "eval_shape", *LAX, *GRADIENTS, *DERIVATIVES)
+_CALLED = ("jit", "remat", "checkpoint", "vmap", "eval_shape", "checkify", *LAX, *GRADIENTS, *DERIVATIVES)
 TRACES_JITTED = "cache_miss"
 """What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
 
