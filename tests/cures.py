@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from healthy import WIDTH, assign, numbers, rngs
+from jax.experimental import checkify
 from leaky import KeepsLastSetInInit
 
 
@@ -130,6 +131,38 @@ def in_value_and_grad_cured(norm, x):
     return nnx.value_and_grad(lambda norm, x: norm(x).sum(), argnums=1)(norm, x)
 
 
+def in_checkify(norm: Any, x: jax.Array) -> jax.Array:
+    return checkify.checkify(lambda x: norm(x) * 1)(x)[1]
+
+
+def in_checkify_cured(norm: Any, x: jax.Array) -> jax.Array:
+    return nnx.checkify(lambda norm, x: norm(x) * 1)(norm, x)[1]
+
+
+DIFFERENTIATED = {
+    "jvp": lambda f, x, **aux: jax.jvp(f, (x,), (x,), **aux),
+    "vjp": jax.vjp,
+    "linearize": jax.linearize,
+    "jacfwd": lambda f, x, **aux: jax.jacfwd(f, **aux)(x),
+    "jacrev": lambda f, x, **aux: jax.jacrev(f, **aux)(x),
+    "hessian": lambda f, x, **aux: jax.hessian(f, **aux)(x),
+}
+
+
+def derivative(name: str, norm: Any, x: jax.Array) -> jax.Array:
+    return DIFFERENTIATED[name](lambda x: norm(x).sum(), x)[0]
+
+
+def derivative_cured(name: str, norm: Any, x: jax.Array) -> jax.Array:
+    def f(x: jax.Array) -> Any:
+        copy = nnx.clone(norm)
+        return copy(x).sum(), nnx.state(copy)
+
+    first, *_, state = DIFFERENTIATED[name](f, x, has_aux=True)
+    nnx.update(norm, state)
+    return first
+
+
 OWN = {
     "vmap": (in_vmap, in_vmap_cured),
     "grad": (in_grad, in_grad_cured),
@@ -141,6 +174,8 @@ OWN = {
     "switch": (in_switch, in_switch_cured),
     "jit": (in_jit, in_jit_cured),
     "checkpoint": (in_checkpoint, in_checkpoint_cured),
+    "checkify": (in_checkify, in_checkify_cured),
+    **{name: tuple(functools.partial(f, name) for f in (derivative, derivative_cured)) for name in DIFFERENTIATED},
 }
 
 

@@ -15,8 +15,12 @@ LAX = ("scan", "while_loop", "fori_loop", "cond", "switch")
 
 GRADIENTS = ("grad", "value_and_grad")
 
-CALLED = ("jit", "remat", "checkpoint", "vmap", "eval_shape", *LAX, *GRADIENTS)
-"""The transforms that a user's code calls by these names; flax' functions have ``_wrapper`` behind them."""
+DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
+"""Those of jax that differentiate a function and have no twin in every flax."""
+
+_CALLED = ("jit", "remat", "checkpoint", "vmap", "eval_shape", "checkify", *LAX, *GRADIENTS, *DERIVATIVES)
+TRACES_JITTED = "cache_miss"
+"""What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
 
 NNX_TWINS = {
     "jax.checkpoint": "remat",
@@ -49,6 +53,12 @@ def transform_of(frame: FrameType) -> str:
     if not name or library not in _LIBRARIES:
         return ""
     return f"nnx.{name}" if library == "flax" else f"jax.lax.{name}" if name in LAX else f"jax.{name}"
+
+
+def called(frame: FrameType) -> str:
+    """The transform that a user's code calls by a function of jax or flax, whose functions may have ``_wrapper`` behind the name; else empty."""
+    name = "jit" if frame.f_code.co_name == TRACES_JITTED else frame.f_code.co_name.removesuffix("_wrapper")
+    return name if name in _CALLED and _package(frame) in ("jax", "flax") else ""
 
 
 def is_machinery(frame: FrameType) -> bool:

@@ -34,7 +34,8 @@ class Split:
 class Bound:
     """What a nesting should cost, and what it may: bytes a device.
 
-    The budget is a ``multiple`` of the expected peak, written ``2x``, or bytes: then ``axes`` were added to it for the nesting's own.
+    The budget is a ``multiple`` of the expected peak, written ``2x``, or bytes: then ``axes`` were added to it for the nesting's own,
+    and ``written`` is what the user wrote, in powers of 1000.
     """
 
     expected: int
@@ -42,6 +43,7 @@ class Bound:
     multiple: str = ""
     axes: int = 0
     default: bool = False
+    written: str = ""
 
 
 @dataclass(frozen=True, slots=True)

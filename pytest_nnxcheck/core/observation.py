@@ -105,7 +105,7 @@ class Memory(Split):
 class Leak:
     """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it.
 
-    ``place`` tells a plain value apart: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
+    ``place`` tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
     """
 
     path: str

@@ -225,6 +225,15 @@ class CapturedBy:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedVariables:
+    """An `nnx.merge` inside the call that took over the Variables of another trace, which flax refuses to write: where they are in the node."""
+
+    line: str
+    node: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FedBack:
     """An output of another dtype than the input whose place it takes: the names and types of both, and the line that makes it so."""
 
@@ -248,7 +257,7 @@ class ValueAsked:
     """Python asked for a value that is traced: by an ``if``, a ``range``, an index."""
 
 
-Explanation = Leak | CapturedBy | FedBack | RaisedUnNested | ValueAsked | str
+Explanation = Leak | CapturedBy | MergedVariables | FedBack | RaisedUnNested | ValueAsked | str
 """What has to do with a failure; text is told as it is: the exception that a call raised as well."""
 
 

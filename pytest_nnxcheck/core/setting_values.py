@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -61,11 +61,13 @@ class Kind(NamedTuple):
 class Budget:
     """The memory bound on the peak: ``bytes`` a device, or ``factor``, a multiple of the expected peak.
 
-    Exactly one of the two is set, and ``Budget.parse(str(budget)) == budget``.
+    Exactly one of the two is set, and ``Budget.parse(str(budget)) == budget``. One in powers of 1000 is kept as it was ``written``: what is
+    measured is shown in those of 1024.
     """
 
     bytes: int | None = None
     factor: float | None = None
+    written: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def parse(cls, value: object) -> Budget:
@@ -79,14 +81,16 @@ class Budget:
         match = _BUDGET.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or match["unit"] == "iB":
             raise SettingError(f"memory_budget={value!r} is not a size, {_BUDGET_ADVICE}")
-        budget = cls._of(Decimal(match["number"]), match["unit"] or "B")
+        budget = cls._of(Decimal(match["number"]), match["unit"] or "B", match[0])
         if not (budget.bytes or budget.factor) or budget.factor == float("inf"):
             raise SettingError(f"memory_budget={value!r} is out of range, {_BUDGET_ADVICE}")
         return budget
 
     @classmethod
-    def _of(cls, number: Decimal, unit: Any) -> Budget:
-        return cls(factor=float(number)) if unit == "x" else cls(bytes=int(number * UNITS[unit]))
+    def _of(cls, number: Decimal, unit: Any, written: str) -> Budget:
+        if unit == "x":
+            return cls(factor=float(number))
+        return cls(bytes=int(number * UNITS[unit]), written="" if UNITS[unit] % 1000 else written)
 
     def __str__(self) -> str:
         if self.factor is not None:
@@ -143,7 +147,7 @@ def donated(name: str, value: object) -> str:
             return _choose(name, names[0] if names else value, ("state", "all", "none"))
         except Unreadable as error:
             if not names or not names[0].isidentifier():
-                raise
+                raise SettingError(f"{error} ('state,NAME' donates an argument too)") from None
             raise SettingError(f"{error} (an argument of that name is donated with 'state,{names[0]}')") from None
     if "state" not in names or not all(map(str.isidentifier, names)) or {"all", "none"} & {*names}:
         raise SettingError(

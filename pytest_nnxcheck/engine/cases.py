@@ -13,13 +13,14 @@ from pytest_nnxcheck.core.catalogue import JIT, rows_of
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, TypeMoved, UnNested
+from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, MergedVariables, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine import causes
+from pytest_nnxcheck.engine.dropped_updates import TransparentCall, transparent
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
-from pytest_nnxcheck.engine.observe import measure, observe, traced_again
+from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
 from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effects
 from pytest_nnxcheck.engine.reference import Reference, meaning_of
 from pytest_nnxcheck.invariants import Case
@@ -46,6 +47,17 @@ class CallStarted:
     profile: Profile | None
     nesting: Nesting
     settings: Settings
+
+
+class Unrestored(BaseException):
+    """The first trace of a call left tracers in what cannot be put back, as the frame of a generator, and every later one meets them.
+
+    Not an ``Exception``, as `NestingRejected`: it is none of the user's code.
+    """
+
+    def __init__(self, leaks: tuple[Leak, ...]) -> None:
+        super().__init__()
+        self.leaks = leaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +105,16 @@ class Call:
     # --- from the memo, where the same call was made before
 
     def profile(self) -> Profile:
-        """The profile of the call. Raises what the user's code raises under a trace."""
+        """The profile of the call. Raises what the user's code raises under a trace, and `Unrestored`."""
         if self.key in self.memo.remapped:
             return self.memo.remapped[self.key]
 
         def evaluated() -> Profile:
-            with self.subject.leaks_undone(self.subject.state, self.example.originals):
-                return profile(self.subject)
+            with self.subject.leaks_undone(self.subject.state, self.example.originals) as left:
+                evaluated = profile(self.subject)
+            if left:
+                raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
+            return evaluated
 
         return recall(self.memo.profiles, self.key, evaluated)
 
@@ -165,9 +180,13 @@ class Call:
         """The transforms that the call applies to a function which captured a graph node; the same under every nesting."""
         return recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))
 
-    def merged(self) -> tuple[Leak, ...]:
-        """The tracers left in the modules that the call itself merged; the same under every nesting."""
+    def merged(self) -> tuple[Leak | MergedVariables, ...]:
+        """What is wrong with the modules that the call itself merged; the same under every nesting."""
         return recall(self.memo.merged, self.key, lambda: causes.merged_inside(self.subject))
+
+    def transparent_call(self) -> TransparentCall | None:
+        """The call with its jits off; none where nothing is compared, or it cannot run."""
+        return transparent(self.subject) if self.compares_values and not self.subject.abstract else None
 
     def reference(self) -> Reference | None:
         """What the same calls do without the nesting, made in the same order; none where they cannot run."""
@@ -206,8 +225,10 @@ def case_of(call: Call, profile: Profile, observation: Observation, reference: R
     )
 
 
-def case_of_un_nested(call: Call, profile: Profile, observation: Observation) -> Case:
-    """The case of the call as the user made it: nothing of it is compiled or donated."""
+def case_of_un_nested(
+    call: Call, profile: Profile, observation: Observation, transparent_call: TransparentCall | None
+) -> Case:
+    """The case of the call as the user made it: nothing of it is compiled or donated. It is held against the ``transparent_call``."""
     donates = bool(observation.inside.consumed)
     outside = held_outside(call.subject, call.example.originals) if donates and call.example.originals else ()
     return Case(
@@ -215,7 +236,7 @@ def case_of_un_nested(call: Call, profile: Profile, observation: Observation) ->
         settings=call.settings,
         originals=replace(call.originals, shared=call.originals.shared + outside),
         written=Written(renewed=renewed(call.subject, profile, observation)) if donates else Written(),
-        compare=lambda: agrees_inside(call.subject, profile, observation),
+        compare=lambda: agrees_inside(call.subject, profile, observation, transparent_call),
         nested_call=lambda: nested_call(call.subject, observation),
     )
 

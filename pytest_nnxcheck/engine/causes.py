@@ -18,14 +18,14 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.frames import CALLED
+from pytest_nnxcheck.compat.frames import TRACES_JITTED, called
 from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import CapturedBy
+from pytest_nnxcheck.core.outcome import CapturedBy, MergedVariables
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout
 from pytest_nnxcheck.inspection.walk import walk
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, spell
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -39,19 +39,20 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
     running: list[FrameType] = []
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        name = frame.f_code.co_name.removesuffix("_wrapper")
         if event == "return" and running and frame is running[-1]:
             running.pop()
         # What a transform captures inside another one that captured is the outer one's doing.
-        if event != "call" or running or name not in CALLED or not library(frame):
+        name = called(frame) if event == "call" and not running else ""
+        if not name:
             return
         caller = user_caller(frame)
         nodes = captured_nodes(frame) if caller else []
         if caller and nodes:
             running.append(frame)
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            # What `nnx.value_and_grad` returns is named after the gradient.
-            same = [other for other in captures if (other.line, other.nodes) == (where, tuple(nodes))]
+            # What `nnx.value_and_grad` returns is named after the gradient, and what the call jitted itself is named where it did.
+            later = frame.f_code.co_name == TRACES_JITTED
+            same = [other for other in captures if other.nodes == tuple(nodes) and (later or other.line == where)]
             if not any(other.transform.endswith(name) for other in same):
                 captures[CapturedBy(name, where, tuple(nodes))] = None
 
@@ -59,9 +60,12 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
     return tuple(captures)[:SHOWN]
 
 
-def merged_inside(subject: Subject) -> tuple[Leak, ...]:
-    """Tracers left in the modules that the call itself merged: what `nnx.merge` returns is kept, and looked at afterwards."""
+def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
+    """Variables of another trace in the modules that the call itself merged, else tracers that are left in those: what `nnx.merge` returns is
+    looked at, there and afterwards.
+    """
     merged: list[tuple[str, Any]] = []
+    pinned: dict[MergedVariables, None] = {}
     merge = nnx.merge
 
     def keep(*args: Any, **kwargs: Any) -> Any:
@@ -70,9 +74,13 @@ def merged_inside(subject: Subject) -> tuple[Leak, ...]:
         where = f"{user.f_code.co_filename}:{user.f_lineno}" if user else "an unknown line"
         node = merge(*args, **kwargs)
         merged.append((f"{type(node).__name__} (merged at {where})", node))
+        paths = [spell("", path) for path, variable in compat.variables(node) if compat.is_pinned(variable)]
+        if paths and "copy" in inspect.signature(merge).parameters:
+            pinned[MergedVariables(where, type(node).__name__, tuple(paths))] = None
         return node
 
-    return rehearse(subject, mock.patch.object(nnx, "merge", keep), merged)
+    leaks = rehearse(subject, mock.patch.object(nnx, "merge", keep), merged)
+    return tuple(pinned) or leaks
 
 
 def rehearse(
@@ -116,7 +124,7 @@ def user_caller(frame: FrameType) -> FrameType | None:
     """The user's frame that called a transform; None where another transform called it."""
     above = frame.f_back
     while above is not None and library(above):
-        if above.f_code.co_name.removesuffix("_wrapper") in CALLED:
+        if called(above):
             return None
         above = above.f_back
     return above
@@ -149,10 +157,11 @@ def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """What a Python function captured, by name; a bound method captured its ``self``."""
+    """What a Python function captured, by name; a bound method captured its ``self``. That of `nnx.jit` is in an object of flax' own."""
     if inspect.ismethod(function):
         return {"self": function.__self__, **closure_of(function.__func__)}
     if not inspect.isfunction(function):
-        return {}
+        inner = (layout(type(function)).read(function) or {}).get("__wrapped__")
+        return {} if inner is None else closure_of(inner)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: content for name, cell in cells if (content := cell_content(cell)) is not MISSING}

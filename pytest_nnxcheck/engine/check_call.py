@@ -23,12 +23,12 @@ from pytest_nnxcheck.core.outcome import (
     nobody,
 )
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import causes, traced
-from pytest_nnxcheck.engine.cases import Call, case_of, case_of_un_nested, settled
+from pytest_nnxcheck.engine.cases import Call, CallStarted, Unrestored, case_of, case_of_un_nested, settled
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
-from pytest_nnxcheck.engine.memo import signature
+from pytest_nnxcheck.engine.memo import Memo, signature
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.invariants import Case, Judgement
@@ -36,6 +36,7 @@ from pytest_nnxcheck.invariants.memory import copies_not_judged
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
+from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms.compose import maps_written
 from pytest_nnxcheck.transforms.fitness import Misfit
@@ -76,11 +77,16 @@ def check_call(
     """Run a call under a nesting and judge what it left; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
     bound = bind(subject, args, kwargs, owner)
     bound.donated(settings.donate)
+    if bound.name in example.memo.unrestored:
+        return not_restored(bound, nesting, settings, example.memo, publish)
     originals = look_at_originals(bound, settings, example)
     bound.refuse_what_flax_cannot_split()
     call = Call(bound, signature(bound), nesting, settings, example, originals, publish)
     try:
         checked = nested(call) if nesting.layers else un_nested(call)
+    except Unrestored as unrestored:
+        call.memo.unrestored[bound.name] = unrestored.leaks
+        checked = not_restored(bound, nesting, settings, call.memo, publish)
     finally:
         if bound.name in call.memo.own_jits:
             # The user's own object must not meet what a jit that it keeps captured under ours.
@@ -292,14 +298,33 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
     call.announce(UNKNOWN)
     call.example.values.require(call.subject)
     observation = observe(call.subject, UNKNOWN, call.nesting, "none")
-    only_tracers = replace(call.settings, invariants=tuple({"tracers"} & {*call.settings.invariants}))
-    judgement = invariants.judge(Case(observation, only_tracers)) if observation.leaks else Judgement()
+    judgement = invariants.judge(Case(observation, only_tracers(call.settings))) if observation.leaks else Judgement()
     if not judgement.violations:
         return failed(call, error, observation)
     line = first_line(error)
     own = RaisedUnNested(line) if un_nested else line
     violations = tuple(replace(violation, explained=(own,)) for violation in judgement.violations)
     return Checked(None, Outcome(call.nesting, "violated", violations, evidence=left(observation)), error)
+
+
+def not_restored(subject: Subject, nesting: Nesting, settings: Settings, memo: Memo, publish: Listener) -> Checked:
+    """A call of which a trace, as a plain jit makes it, left tracers for good: no nesting can run, and each is told so."""
+    nesting = replace(nesting, layers=nesting.layers or (Layer(JIT),))
+    publish(CallStarted(subject, UNKNOWN, nesting, settings))
+    leaks = tuple(replace(leak, layer=nesting.layers[0]) for leak in memo.unrestored[subject.name])
+    observation = Observation(nesting, subject.state, leaks=leaks)
+    judgement = invariants.judge(Case(observation, only_tracers(settings)))
+    if not judgement.violations:
+        paths = some([leak.path for leak in leaks])
+        raise CheckError(
+            f"{subject.name} leaves tracers that cannot be put back, in {paths}: assert the invariant tracers"
+        )
+    return Checked(None, Outcome(nesting, "violated", judgement.violations, evidence=left(observation)))
+
+
+def only_tracers(settings: Settings) -> Settings:
+    """The settings of a nesting of which nothing else can be asserted."""
+    return replace(settings, invariants=tuple({"tracers"} & {*settings.invariants}))
 
 
 # --- without a nesting
@@ -313,12 +338,15 @@ def un_nested(call: Call) -> Checked:
     tells = tells and traced.tells(call.subject, profile, call.nesting, call.settings)
     observation = traced_in(call, profile) if tells else None
     call.announce(profile)
+    transparent_call = None
     if observation is None:
         values.require(call.subject)
+        # Before the run, as in `prepare`: both meet the same number that a plain object counts.
+        transparent_call = call.transparent_call()
         observation = run(call, UNKNOWN)
     if observation.error is not None:
         return fails_un_nested(call, observation, observation.error)
-    judgement = invariants.judge(case_of_un_nested(call, profile, observation))
+    judgement = invariants.judge(case_of_un_nested(call, profile, observation, transparent_call))
     if judgement.error is not None and not judgement.violations:
         return not_judged(call, judgement.error)
     if not judgement.violations:

@@ -51,6 +51,10 @@ class Drop:
         return f"{self.transform} at {self.place}"
 
 
+TransparentCall = tuple[Effect, tuple[Drop, ...]]
+"""What a call does with its jits off, and the updates that its other transforms dropped."""
+
+
 @dataclass(slots=True)
 class Running:
     """A function at work, a ``transform`` or the body of one, with the graph nodes that it was given and what they held.
@@ -159,7 +163,7 @@ def differ(a: Any, b: Any) -> bool | None:
     return not np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
 
 
-def transparent(subject: Subject) -> tuple[Effect, tuple[Drop, ...]]:
+def transparent(subject: Subject) -> TransparentCall:
     """The call on a copy with its jits off, and the updates that its other transforms dropped."""
     subject = subject.for_run()
     state = subject.fresh()

@@ -19,7 +19,7 @@ from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import DropCause, DroppedInside, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import traced
-from pytest_nnxcheck.engine.dropped_updates import Drop, differ, transparent
+from pytest_nnxcheck.engine.dropped_updates import Drop, TransparentCall, differ
 from pytest_nnxcheck.engine.reference import Evaluated, Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants import Judgement
 from pytest_nnxcheck.invariants.parity import by_name, compare, differences, scalars
@@ -198,11 +198,13 @@ def cause(different: Differences, nesting: Nesting) -> DropCause | Literal[""]:
 # --- inside the call
 
 
-def agrees_inside(subject: Subject, facts: Profile, observation: Observation) -> Judgement:
+def agrees_inside(
+    subject: Subject, facts: Profile, observation: Observation, transparent_call: TransparentCall | None
+) -> Judgement:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
-    if subject.abstract:
+    if transparent_call is None:
         return Judgement(notes=ABSTRACT)
-    wanted, drops = transparent(subject)
+    wanted, drops = transparent_call
     if wanted.error is not None:
         reason = first_line(wanted.error)
         return Judgement(notes=(f"parity inside the call not asserted: with jax.disable_jit it raises {reason}",))

@@ -219,7 +219,7 @@ def open_frame(frame: FrameType, name: Name, visit: Visit) -> None:
     open_locals(frame, frame.f_lineno, name, visit)
 
 
-def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit) -> None:
+def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit, holder: str = "frame") -> None:
     """The local variables of a frame that is the user's."""
     if is_library(dict.get(frame.f_globals, "__name__")):
         return
@@ -228,7 +228,7 @@ def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit) ->
     # The body of a class may run in a mapping of the user's metaclass.
     if type(local) is dict or class_name(type(local)) == "FrameLocalsProxy":
         for variable, value in list(local.items()):
-            visit.put(value, "frame", Name(variable, where))
+            visit.put(value, holder, Name(variable, where))
 
 
 _SUSPENDED = {
@@ -241,7 +241,9 @@ _SUSPENDED = {
 def open_generator(value: Any, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_generator, value, name))
     frame, waits_for = _SUSPENDED[type(value)]
-    visit.put(read_slot(class_dict(type(value))[frame], value), "frame", name)
+    suspended = read_slot(class_dict(type(value))[frame], value)
+    if isinstance(suspended, FrameType):
+        open_locals(suspended, suspended.f_lineno, name, visit, "generator")
     visit.put(read_slot(class_dict(type(value))[waits_for], value), "frame", name)
 
 

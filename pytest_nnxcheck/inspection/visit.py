@@ -78,7 +78,7 @@ class Found:
     """One tracer: where it is, and what kind of thing holds it.
 
     ``holder`` is the Variable type's name for the value of a Variable, else one of attribute, list, tuple, dict, set, deque,
-    closure, default argument, class attribute, cached property, global, cache, metadata, frame, exception, input, or the name of a
+    closure, default argument, class attribute, cached property, global, cache, metadata, frame, generator, exception, input, or the name of a
     type.
     ``passing``: reached only through an exception among the roots, and gone when that is dropped.
     """

@@ -68,5 +68,5 @@ def bound(observation: Observation, profile: Profile, baseline: Memory, budget: 
         return Bound(expected, DEFAULT_FACTOR * expected + FLOOR, multiple=f"{DEFAULT_FACTOR}x", default=True)
     if budget.bytes is not None:
         axes = on_top(profile, baseline, observation.nesting) + shared
-        return Bound(expected, budget.bytes + axes, axes=axes)
+        return Bound(expected, budget.bytes + axes, axes=axes, written=budget.written)
     return Bound(expected, round((budget.factor or 0) * expected), multiple=str(budget))

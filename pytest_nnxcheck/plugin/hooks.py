@@ -32,6 +32,7 @@ from pytest_nnxcheck.plugin.marker import (
     settings_of,
     where,
 )
+from pytest_nnxcheck.plugin.pytest_internals import arguments
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrap
@@ -64,9 +65,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(OwnHooks)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the ``--nnx-*`` options and ``nnx_*`` ini names of the table."""
-    options.register(parser)
+    options.register(parser, arguments(pluginmanager))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,8 +27,8 @@ class Given(NamedTuple):
     folder: Path
 
 
-def register(parser: pytest.Parser) -> None:
-    """Add the options and ini names of the table."""
+def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
+    """Add the options and ini names of the table; ``arguments`` are those of the run."""
     group = parser.getgroup("nnxcheck", "NNX invariant checks")
     for name, row in TABLE.items():
         how: dict[str, Any] = {"action": "append" if row.kind.is_repeated else "store", "metavar": row.kind.metavar}
@@ -37,7 +37,10 @@ def register(parser: pytest.Parser) -> None:
         text = row.help.replace("%", "%%")  # argparse formats it
         # The default is None, or an ini value would never be read.
         if row.kind.words:
-            _add_words(group, name, row.kind.words, text)
+            # One that is none of them too: it is read, and refused, as any other value is.
+            given = (argument.partition("=") for argument in arguments)
+            others = {word for option, equals, word in given if equals and option == flag(name)} - {*row.kind.words}
+            _add_words(group, name, (*row.kind.words, *others), text)
         else:
             group.addoption(flag(name), dest=f"nnx_{name}", default=None, help=text, **how)
         if "ini file" in row.places:
@@ -54,7 +57,7 @@ def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], tex
             action="store_const",
             const=word,
             default=None,
-            help=text if not number else word,
+            help=text if not number else word.replace("%", "%%"),
         )
 
 

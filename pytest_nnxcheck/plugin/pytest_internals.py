@@ -33,6 +33,15 @@ def parameters(item: Any) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     return dict(getattr(callspec, "params", {})), dict(getattr(callspec, "indices", {}))
 
 
+def arguments(pluginmanager: pytest.PytestPluginManager) -> tuple[str, ...]:
+    """What the run was started with, while its options are still being added.
+
+    ``Config.invocation_params`` is public; that the config is a plugin of that name, no page documents. Tried on pytest 8.0 and 9.2.
+    """
+    config = pluginmanager.get_plugin("pytestconfig")
+    return tuple(map(str, config.invocation_params.args)) if config is not None else ()
+
+
 def write_uncaptured(config: pytest.Config, line: str) -> None:
     """A line of the terminal in the middle of a test, below what pytest has written. A stream that is gone does not take the run with it.
 

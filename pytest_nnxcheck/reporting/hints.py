@@ -27,11 +27,15 @@ TABLE = {
     "plain value, data": "wrap the {holder} where it is set first, in nnx.data(...), or keep the value in an nnx.Variable: {path} is"
     " plain Python, which no transform carries out",
     "plain value, captured": "keep the value in an nnx.Variable, and pass the module as an argument: {path} is a plain Python {holder}",
+    "plain value, State": "wrap in nnx.data(...), where it is set first, what holds the nnx.State: {path} is in a plain Python value of the"
+    " module, which no transform carries out",
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
     " what the first trace computes in {path}",
     "outlives": "do not keep arrays made under a transform in {holder}: it outlives the trace",
+    "generator": "hand in what it yields as an argument, or draw keys from an nnx.Rngs of the module: {path} is a local variable of a"
+    " generator, which keeps what the first trace made",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
     "captured by vmap": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it",
@@ -45,7 +49,13 @@ TABLE = {
     "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, model, x)",
     "captured by switch": "pass the module as an operand: nnx.switch(index, branches, model, x)",
     "captured by shard_map": "pass the state of nnx.split to jax.shard_map, with nnx.merge in its body",
+    **{
+        f"captured by {name}": "let f call a copy and hand its state out beside the result, copy = nnx.clone(model) and then"
+        f" return copy(x), nnx.state(copy), under jax.{name} with has_aux=True; nnx.update(model, state) writes it back"
+        for name in ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
+    },
     "captured by registered": "{transform} should hand the module on as an argument of f",
+    "merged": "write nnx.merge(..., copy=True): without it the module has the Variables of the state itself, which cannot be written here",
     "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
     "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
@@ -74,7 +84,7 @@ TABLE = {
 
 PLAIN = ("attribute", "list", "dict")
 CACHED = "cached property"
-OUTLIVING = (CACHED, "cache", "global", "class attribute", "default argument", "closure")
+OUTLIVING = (CACHED, "generator", "cache", "global", "class attribute", "default argument", "closure")
 
 
 def hint(cause: str, **filled: object) -> str:
@@ -95,9 +105,15 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint(plain, path=path, holder=leak.holder)
     if leak.holder == CACHED:
         return hint("cached property", path=path)
+    if leak.holder == "generator":
+        return hint("generator", path=path)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
-    return hand_on(leak.layer) if leak.layer is not None and captured else ""
+    if leak.layer is None:
+        return ""
+    if captured:
+        return hand_on(leak.layer)
+    return hint("plain value, State", path=path) if leak.place == "module" and finding.has_data else ""
 
 
 def asks_to_hand_on(violation: Violation) -> bool:

@@ -19,6 +19,7 @@ from pytest_nnxcheck.core.outcome import (
     LostBuffer,
     MadeInEndedTrace,
     MemoryWasted,
+    MergedVariables,
     Orphaned,
     Outcome,
     PeakOverBudget,
@@ -31,7 +32,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, memory_breakdown
 
 Findings = tuple[Any, ...]
@@ -140,8 +141,9 @@ def origin(bound: Bound) -> str:
     """Where a budget comes from."""
     if bound.multiple:
         return f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
-    asked = f" {format_bytes(bound.budget - bound.axes)} + {format_bytes(bound.axes)} for the nesting's own axes"
-    return f"memory_budget{asked if bound.axes else ''}"
+    axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
+    asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
+    return f"memory_budget {asked}{axes}".rstrip()
 
 
 def advice(piece: Advice) -> str:
@@ -331,6 +333,9 @@ def explanation(cause: Explanation) -> tuple[str, ...]:
         case CapturedBy():
             nodes = ", ".join(cause.nodes)
             return (f"{cause.transform} at {cause.line} captured {nodes}; {hints.captured_by(cause.transform)}",)
+        case MergedVariables():
+            whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
+            return (f"{whose}; {hints.hint('merged')}",)
         case FedBack():
             types = f"{cause.name} is {cause.type}, output{cause.output} is {cause.new}"
             line = f" ({cause.line})" if cause.line else ""

@@ -146,18 +146,20 @@ class Subject:
         return without_garbage(lambda: tracers_since(earlier, self.roots(state), matters))
 
     @contextlib.contextmanager
-    def leaks_undone(self, state: Any, before: Walk | None = None) -> Iterator[None]:
+    def leaks_undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
         """Where a run or a trace leaves tracers, put back the places that it touched, as they were at a walk ``before``, and empty the caches of jax.
 
-        Those compare static attributes: a dead tracer among them makes every later call raise.
+        Those compare static attributes: a dead tracer among them makes every later call raise. Gives the tracers that are left all the same, once it is over.
         """
         before = before or walk(self.roots(state))
+        left: list[Found] = []
         try:
-            yield
+            yield left
         finally:
             if self.tracers(state, before):
                 before.places.restore()
                 jax.clear_caches()
+                left += self.tracers(state, before)
 
 
 def spell(root: str, path: Path) -> str:

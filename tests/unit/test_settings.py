@@ -43,6 +43,13 @@ def test_budget_in_bytes(value, size):
     assert parse("memory_budget", value) == Budget(bytes=size)
 
 
+@pytest.mark.parametrize(
+    "value, written", [("1KB", "1KB"), (" 1.5GB ", "1.5GB"), ("1KiB", ""), ("1000", ""), (1000, "")]
+)
+def test_a_budget_in_powers_of_1000_is_kept_as_it_was_written(value, written):
+    assert parse("memory_budget", value).written == written
+
+
 @pytest.mark.parametrize("value, factor", [("2x", 2.0), ("1.25x", 1.25), ("0.5x", 0.5), ("2 x", 2.0)])
 def test_budget_as_multiple_of_the_expected_peak(value, factor):
     assert parse("memory_budget", value) == Budget(factor=factor)
@@ -174,7 +181,9 @@ def test_the_name_of_an_argument_alone_is_told_how_it_is_donated():
     assert text_of("donate", "opt_state").endswith(
         "did you mean 'state'? (an argument of that name is donated with 'state,opt_state')"
     )
-    assert text_of("donate", "no-name").endswith("did you mean 'none'?")
+    also = " ('state,NAME' donates an argument too)"
+    assert text_of("donate", "no-name").endswith(f"did you mean 'none'?{also}")
+    assert text_of("donate", "").endswith(f"unknown donate '', write one of state, all, none{also}")
 
 
 def test_nesting():

@@ -19,7 +19,7 @@ import pytest
 import reports
 import retraced
 from checking import call, text
-from cures import OWN, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
+from cures import DIFFERENTIATED, OWN, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
@@ -144,7 +144,10 @@ CAPTURED = (
     "captured",
     *(f"captured by {name}" for name in ("vmap", "while_loop", "fori_loop", "scan", "cond", "switch")),
 )
-CAPTURED_BY_OWN = (*CAPTURED, *(f"captured by {name}" for name in ("checkpoint", "grad", "value_and_grad")))
+CAPTURED_BY_OWN = (
+    *CAPTURED,
+    *(f"captured by {name}" for name in ("checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)),
+)
 CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", "switch"]
 
 
@@ -362,6 +365,9 @@ ELSEWHERE = {
     "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
     "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",
     "cached property": "walk/test_cached_property.py::test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable",
+    "plain value, State": "walk/test_kept_state.py::test_what_holds_a_state_is_declared_as_data",
+    "merged": "transforms/test_neighbours.py::test_5050_names_the_merge_that_takes_over_variables",
+    "generator": "walk/test_generators.py::test_keys_of_rngs_or_of_an_argument_hold",
     "pinned": "walk/test_writes.py::test_one_that_a_transform_handed_out_is_as_good_as_new",
     "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
     "flag dropped": "parity/test_parity_values.py::test_with_what_the_hint_says_it_holds",

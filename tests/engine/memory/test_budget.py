@@ -102,6 +102,11 @@ def test_more_than_the_axes_need_is_a_violation():
     assert f"is over the budget of {format_bytes(one + more)}" in text(found)
 
 
+def test_a_budget_in_powers_of_1000_is_shown_as_it_was_written_too(example):
+    found = call(Mlp(), batch(), nesting="jit", memory_budget="1.5KB", example=example)
+    assert "budget 1.5 KiB (memory_budget 1.5KB)" in text(found)
+
+
 def test_a_multiple_stays_what_it_was(example):
     for nesting in ("jit", "jit > vmap"):
         found = call(Mlp(), batch(), nesting=nesting, memory_budget="0.5x", example=example)

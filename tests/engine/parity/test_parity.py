@@ -187,6 +187,27 @@ def test_a_loop_changes_a_python_attribute_once():
     assert "model.calls: 2 expected, 1 after" in text(found)
 
 
+class Trainer:
+    """A plain object that counts its calls, and scales by their number; or a Variable of its model does."""
+
+    def __init__(self, plain):
+        self.counts, self.plain, self.calls = Counts(plain=False), plain, 0
+
+    def step(self, x):
+        y = self.counts(x)
+        self.calls += 1
+        return y * (self.calls if self.plain else self.counts.counter[...])
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_count_of_a_plain_object_is_the_same_for_both_of_what_is_compared(plain):
+    """The un-nested call was held against one that counted further: what a loop does to the count was never looked at."""
+    assert parity(Trainer(plain).step, X).outcome.verdict == "held"
+    looped = parity(Trainer(plain).step, X, nesting="scan")
+    assert looped.outcome.verdict == ("violated" if plain else "held")
+    assert ("output differs from that of the un-nested call" in text(looped)) == plain
+
+
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
 @pytest.mark.parametrize("switch", [{"graph": False}, {"graph_updates": False}])
 def test_tree_mode_drops_a_python_attribute(switch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import replace
 
 import jax
@@ -18,12 +20,12 @@ from pytest_nnxcheck import assert_invariants, check
 from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.nesting import Nesting, impossible
-from pytest_nnxcheck.core.outcome import Outcome, Violation
+from pytest_nnxcheck.core.outcome import MergedVariables, Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.reporting import wording
+from pytest_nnxcheck.reporting import hints, wording
 from pytest_nnxcheck.runner import neighbours, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 from pytest_nnxcheck.subject.bind import bind
@@ -219,6 +221,51 @@ def test_4819_names_the_loop_the_module_and_the_form_that_holds(remat, scan):
     assert broken(cured) == []
 
 
+class Drops(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.dropout = nnx.Dropout(0.5, rngs=rngs())
+
+    def __call__(self, x):
+        return self.dropout(self.linear(x))
+
+
+def differentiates(model, x, **copy):
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, rest):
+        return nnx.merge(graphdef, params, rest, **copy)(x).sum()
+
+    return jax.grad(loss)(params, rest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesting", ["un-nested", "jit"])
+def test_5050_names_the_merge_that_takes_over_variables(nesting):
+    """google/flax#5050: `jax.grad` hands on what it does not differentiate by, with the Variables of the trace outside."""
+    found = call(differentiates, Drops(), numbers(BATCH), nesting=nesting)
+    if "copy" not in inspect.signature(nnx.merge).parameters:  # it copies always
+        assert found.outcome.verdict == "held"
+        return
+    assert found.outcome.verdict == "failed"
+    line = differentiates.__code__.co_firstlineno + 4
+    said = f"nnx.merge at {__file__}:{line} takes over dropout.rngs.count, dropout.rngs.key of its Drops from another trace"
+    assert f"{said}; {hints.hint('merged')}" in text(found)
+    assert "tracer left in" not in text(found)
+    copies = functools.partial(differentiates, copy=True)
+    assert call(copies, Drops(), numbers(BATCH), nesting=nesting).outcome.verdict == "held"
+
+
+@pytest.mark.slow
+def test_a_merge_of_what_its_own_trace_made_is_not_named():
+    def jitted(model, x):
+        graphdef, state = nnx.split(model)
+        return jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)
+
+    merged = causes.merged_inside(bind(jitted, (Drops(), numbers(BATCH)), {}))
+    assert not [cause for cause in merged if isinstance(cause, MergedVariables)]
+
+
 def test_a_capture_of_value_and_grad_is_told_once():
     def step(model, stats, x):
         def loss(model):
@@ -257,6 +304,32 @@ def test_a_module_of_an_object_that_is_none_is_captured():
 
     (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
     assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [jax.jit, nnx.jit])
+def test_a_jit_that_was_made_before_the_call_captured_the_module(jit):
+    class Trainer:
+        def __init__(self):
+            self.norm = nnx.BatchNorm(WIDTH, rngs=rngs())
+            self.jitted = jit(lambda x: self.norm(x) * 1)
+
+        def step(self, x):
+            return self.jitted(x)
+
+    (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
+    assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
+    assert cause.line == f"{__file__}:{Trainer.step.__code__.co_firstlineno + 1}"
+
+
+@pytest.mark.slow
+def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
+    def call(norm, x):
+        jitted = jax.jit(lambda x: norm(x) * 1)
+        return jitted(x)
+
+    (cause,) = causes.captured(bind(call, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    assert cause.line == f"{__file__}:{call.__code__.co_firstlineno + 1}"
 
 
 def test_a_module_that_is_handed_over_as_the_function_is_captured():

@@ -207,7 +207,7 @@ def test_generator(kept: Keep) -> None:
         next(box.content)
 
     line = draws.__code__.co_firstlineno + 2
-    check(Boxed(None, put, kept), kept, f"y (line {line} of draws, kept by model.box.content)", "frame")
+    check(Boxed(None, put, kept), kept, f"y (line {line} of draws, kept by model.box.content)", "generator")
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {

@@ -118,6 +118,11 @@ def test_a_peak_over_its_budget_with_all_that_broke_the_bound():
     [
         (Bound(1, KIB, "2x", default=True), "1.0 KiB (2x the expected peak + 64 KiB, the default)"),
         (Bound(1, KIB), "1.0 KiB (memory_budget)"),
+        (Bound(1, 2000, written="2KB"), "2.0 KiB (memory_budget 2KB)"),
+        (
+            Bound(1, 2000 + KIB, axes=KIB, written="2KB"),
+            "3.0 KiB (memory_budget 2KB + 1.0 KiB for the nesting's own axes)",
+        ),
         (Bound(1, 3 * KIB, axes=KIB), "3.0 KiB (memory_budget 2.0 KiB + 1.0 KiB for the nesting's own axes)"),
     ],
 )

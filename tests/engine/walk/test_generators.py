@@ -1,0 +1,113 @@
+"""A generator that the call advances keeps what the first trace made, and its frame cannot be put back: that is told, and no exception of what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import pytest
+from checking import call, text
+from flax import nnx
+from healthy import BATCH, WIDTH, numbers, rngs
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
+from pytest_nnxcheck.reporting import hints
+
+
+def key_stream() -> Iterator[Any]:
+    key = jax.random.key(0)
+    while True:
+        key, drawn = jax.random.split(key)
+        yield drawn
+
+
+class Stream:
+    """A plain object: jax warns of a generator that a module itself holds."""
+
+    def __init__(self) -> None:
+        self.source = key_stream()
+
+
+class Noisy(nnx.Module):
+    """Adds noise, from a key that its generator gives."""
+
+    def __init__(self) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.keys = Stream()
+
+    def key(self) -> Any:
+        return next(self.keys.source)
+
+    def __call__(self, x: jax.Array, key: Any = None) -> jax.Array:
+        return self.linear(x) + jax.random.normal(self.key() if key is None else key, x.shape)
+
+
+class NoisyRngs(Noisy):
+    """Draws its keys from its own streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rngs = rngs()
+
+    def key(self) -> Any:
+        return self.rngs.params()
+
+
+PATH = f"key (line {key_stream.__code__.co_firstlineno + 4} of key_stream, kept by model.keys.source)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan[functional]"])
+def test_a_generator_that_the_call_advances_is_a_leak_under_every_nesting(nesting):
+    found = call(Noisy(), numbers(BATCH), nesting=nesting)
+    assert found.outcome.verdict == "violated"
+    assert str(found.outcome.nesting) == nesting.replace("un-nested", "jit")
+    assert f"leaked {PATH}   generator key<fry>[]" in text(found)
+    assert found.outcome.violations[0].hint == hints.hint("generator", path=PATH)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_put_back_is_told_of_every_later_nesting_of_the_test():
+    model, memo = Noisy(), Memo()
+    for nesting in ("un-nested", "scan", "jit"):
+        with Example(memo) as example:
+            assert call(model, numbers(BATCH), nesting=nesting, example=example).outcome.verdict == "violated"
+
+
+def test_a_run_ends_with_the_leak_and_a_program():
+    found = check(Noisy(), numbers(BATCH), max_examples=0)
+    assert f"tracers remain in {PATH}" in str(found)
+    assert "left by     jit\n" in str(found)
+    assert repr(PATH) in found.program()
+
+
+def test_without_the_invariant_the_call_is_not_checked():
+    with pytest.raises(
+        CheckError, match="leaves tracers that cannot be put back, in key .*: assert the invariant tracers"
+    ):
+        call(Noisy(), numbers(BATCH), nesting="jit", invariants="memory")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan"])
+def test_keys_of_rngs_or_of_an_argument_hold(nesting):
+    assert call(NoisyRngs(), numbers(BATCH), nesting=nesting).outcome.verdict == "held"
+    assert call(Noisy(), numbers(BATCH), jax.random.key(0), nesting=nesting).outcome.verdict == "held"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan"])
+def test_a_generator_that_ends_with_the_call_holds(nesting):
+    def powers(x: jax.Array) -> Iterator[jax.Array]:
+        while True:
+            yield (x := x * x)
+
+    def sums(model: Any, x: jax.Array) -> jax.Array:
+        first, second = (y for y, _ in zip(powers(model(x)), range(2), strict=False))
+        return first + second
+
+    assert call(sums, nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH), nesting=nesting).outcome.verdict == "held"
