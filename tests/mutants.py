@@ -90,6 +90,8 @@ MUTANTS = (
     Mutant("engine/check_call.py", "    jax.clear_caches()\n    observation = run_once(call, profile)\n", "    observation = run_once(call, profile)\n", "test_subject.py"),
     Mutant("engine/check_call.py", "if bound.name in call.memo.own_jits:", "if False:", "test_subject.py"),
     Mutant("engine/memo.py", "graph = tuple((path, fingerprint(value)) for", "graph = tuple(path for", "test_subject.py"),
+    Mutant("subject/profile.py", "if paths & changed or shapes & {leaf.shape for leaf in out}:", "if paths & changed:", "test_training.py"),
+    Mutant("subject/profile.py", 'if (*path, "step") in changed]', "]", "test_training.py"),
     Mutant("subject/jaxpr_flow.py", "COND: of_cond}", "}", "test_dataflow.py"),
     Mutant("subject/signatures.py", "call.__signature__ =", "_ =", "test_abstract.py test_compose.py test_check_call.py"),
     # transforms

@@ -15,6 +15,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
 from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, MergedVariables, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.dropped_updates import TransparentCall, transparent
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
@@ -100,6 +101,11 @@ class Call:
             if running
             else []
         )
+        if profile is not None and profile.untrained:
+            trained = some(map(self.subject.path, profile.untrained))
+            notes.append(
+                f"{self.subject.name} steps its optimizer, and leaves {trained} as they are: it trains a copy of the model"
+            )
         return CallFacts((*self.originals.notes, *notes), added, () if un_nested is None else (un_nested,))
 
     # --- from the memo, where the same call was made before

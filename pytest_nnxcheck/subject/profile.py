@@ -35,7 +35,7 @@ class Profile:
 
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
     ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
-    come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away.
+    come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
     ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
@@ -64,6 +64,7 @@ class Profile:
     replaced: tuple[Path, ...] = ()
     restructured: bool = False
     dropped: tuple[Path, ...] = ()
+    untrained: tuple[Path, ...] = ()
     out_names: tuple[str, ...] = ()
     parameters: frozenset[Path] = frozenset()
     gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
@@ -154,6 +155,7 @@ def profile(subject: Subject) -> Profile:
         plain=plain,
         opened=opened,
         dropped=dropped_updates(subject, jaxpr, [key[0] for key in number_of], changed),
+        untrained=untrained(subject, changed, out),
         out_names=subject.output_tree.names,
         parameters=parameters,
         gradients=tuple(
@@ -266,6 +268,26 @@ def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozen
         if step is not None and jaxpr_flow.counted_in_vain(jaxpr, step):
             dropped += own
     return tuple(dict.fromkeys(dropped))
+
+
+def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) -> tuple[Path, ...]:
+    """What the optimizers are to train, where the call steps one of them, and neither changes nor returns any of it: it trains a copy."""
+    optimizers = [
+        (tuple(path), node) for path, node in compat.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)
+    ]
+    stepped = [node for path, node in optimizers if (*path, "step") in changed]
+    own = tuple((*path, name) for path, _ in optimizers for name in ("step", "opt_state"))
+    variables = dict(compat.variables(subject.state))
+    paths = {
+        path
+        for node in stepped
+        for path, _ in compat.flat_state(nnx.state(subject.state, getattr(node, "wrt", nnx.Param)))
+        if path in variables and not any(path[: len(start)] == start for start in own)
+    }
+    shapes = {getattr(compat.variable_value(variables[path]), "shape", ()) for path in paths}
+    if paths & changed or shapes & {leaf.shape for leaf in out}:
+        return ()
+    return tuple(sorted(paths, key=str))
 
 
 def differentiable(subject: Subject, state: Any) -> frozenset[Path]:

@@ -313,6 +313,41 @@ def test_an_optimizer_that_is_only_read_or_returned_is_no_dropped_update():
         assert_healthy(adapts_with_one_of_two, (model, optimizer, inner, batch_of()), "jit")
 
 
+def copies_the_model(model, optimizer, batch):
+    return step_of()(nnx.clone(model), optimizer, batch)
+
+
+def returns_the_trained_copy(model, optimizer, batch):
+    copy = nnx.clone(model)
+    return step_of()(copy, optimizer, batch), nnx.state(copy)
+
+
+def reads_a_frozen_one(model, optimizer, teacher, batch):
+    return step_of()(model, optimizer, batch) + jnp.sum(teacher(batch["x"]))
+
+
+def evaluates_on_a_copy(model, optimizer, batch):
+    copy = nnx.merge(*nnx.split(model))
+    return loss_of(copy, batch)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FLAX < (0, 11), reason="the optimizer itself holds the model, and trains that")
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan[functional]"])
+def test_a_step_that_trains_a_copy_of_the_model_has_a_note(nesting):
+    def notes(step, *further, wrt=nnx.Param):
+        model, optimizer = optimizer_of(Mlp(rngs()), wrt=wrt)
+        found = call(step, model, optimizer, *further, batch_of(), nesting=nesting)
+        assert found.outcome.verdict == "held"
+        return [note for note in found.facts.notes if "trains a copy" in note]
+
+    paths = ", ".join(f"model.{leaf}" for leaf in LAYERS[:3])
+    said = f"copies_the_model steps its optimizer, and leaves {paths}, ... as they are: it trains a copy of the model"
+    assert notes(copies_the_model) == [said]
+    assert notes(step_of()) == notes(returns_the_trained_copy) == notes(evaluates_on_a_copy) == []
+    assert notes(reads_a_frozen_one, Mlp(rngs())) == []
+
+
 # --- the names of arguments
 
 
