@@ -69,6 +69,7 @@ MUTANTS = (
     Mutant("watch/calls.py", 'getattr(sys.modules.get("flax.nnx"), "Module", None)', 'sys.modules["flax.nnx"].Module if "flax.nnx" in sys.modules else None', "test_watch_forms.py"),
     Mutant("inspection/pointers.py", "return not before.sharding.is_equivalent_to", "return before.sharding.is_equivalent_to", "test_sharded.py"),
     Mutant("inspection/origins.py", "if updated and instruction.opcode in UPDATES", "if False", "test_carried_copies.py"),
+    Mutant("invariants/advice.py", "if max(held.bytes for held in made) >", "if size_of(made) >", "test_advice.py"),
     Mutant("invariants/memory.py", "any(not copy.updated for copy in copies)", "copies", "test_carried_copies.py"),
     Mutant("inspection/buffers.py", "if buffer.whole and len(buffer.parameters) == 1", "if len(buffer.parameters) == 1", "test_buffers.py"),
     Mutant("inspection/origins.py", "or shape.bits > of_parameter.bits", "or True", "test_wire_format.py"),

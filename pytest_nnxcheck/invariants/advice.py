@@ -15,6 +15,9 @@ from pytest_nnxcheck.subject.waste import Waste
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""
 
+TIMES = 2
+"""All that goes in and comes out: an array of a line that is no larger is what a layer makes four times as wide inside, of what it is handed and returns."""
+
 LARGEST = 0.5
 """Of the peak: what a scan saves is told where it is more than all the rest."""
 
@@ -68,12 +71,17 @@ def joined(live: Sequence[Held], leaves: frozenset[str], sizes: Sizes) -> Iterat
 
 
 def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[tuple[str, list[Held]]]:
-    """The user's lines whose temporaries are larger than all that the call is handed and returns; what XLA inserted by itself is not theirs."""
+    """The user's lines with a temporary far larger than all that the call is handed and returns; what XLA inserted by itself is not theirs.
+
+    Not the sum: a line that calls a model has what each of its layers leaves for the backward pass.
+    """
     lines: dict[str, list[Held]] = {}
     for held in live:
         if held.kind == "temporary" and held.stack and not held.inserted:
             lines.setdefault(held.place, []).append(held)
-    yield from ((line, made) for line, made in lines.items() if size_of(made) > max(FLOOR, sizes.handed))
+    for line, made in lines.items():
+        if max(held.bytes for held in made) > max(FLOOR, TIMES * sizes.handed):
+            yield line, made
 
 
 def size_of(made: Sequence[Held]) -> int:

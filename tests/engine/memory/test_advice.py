@@ -180,6 +180,31 @@ def test_a_nesting_of_the_gradient_asks_for_none_of_the_call():
     assert report.advice == ()
 
 
+class Plain(nnx.Module):
+    """A perceptron whose layers are all called on one line; ``wide`` is how much wider it is inside."""
+
+    def __init__(self, wide):
+        layers = [(64, 64)] * 4 if wide == 1 else [(64, 64 * wide), (64 * wide, 64)]
+        kernels = [nnx.Linear(*sizes, rngs=nnx.Rngs(0)) for sizes in layers]
+        self.layers = nnx.Sequential(*(each for kernel in kernels for each in (kernel, nnx.gelu)))
+
+    def __call__(self, x):
+        return self.layers(x)
+
+
+def trains(model, x, y):
+    gradients = nnx.grad(lambda model: ((model(x) - y) ** 2).mean())(model)
+    nnx.update(model, jax.tree.map(lambda old, by: old - 0.1 * by, nnx.state(model, nnx.Param), gradients))
+
+
+@pytest.mark.parametrize("wide", [1, 4])
+def test_what_the_layers_of_a_model_leave_for_the_backward_pass_is_no_line_of_its_own(wide):
+    x = jnp.ones((2048, 64))
+    for subject, *args in ((trains, Plain(wide), x, x), (Plain(wide), x)):
+        report = check(subject, *args, **JIT, memory_advice="fail")
+        assert report.ok, report.advice
+
+
 # --- the rules, on figures
 
 
@@ -240,10 +265,11 @@ def test_a_stack_counts_from_the_floor_on():
 
 
 def test_a_line_counts_where_it_is_larger_than_all_that_goes_in_and_comes_out():
-    assert pieces(at_line=1_002_001) == [(LargeLine, 1_002_001)]
-    assert pieces(at_line=1_002_000) == []
-    assert pieces(at_line=1_002_001, inserted=True) == []
-    assert pieces(at_line=1_002_001, stacks=(Stack("m.py:1", "float32[50000]", 70_000, True),)) == [(Stack, 70_000)]
+    assert pieces(at_line=2_004_001) == [(LargeLine, 2_004_001)]
+    assert pieces(at_line=2_004_000) == []
+    assert pieces(at_line=2_004_000, more=(Held(2_004_000, "float32[7,7]", "temporary", "dot", ("m.py:1",)),)) == []
+    assert pieces(at_line=2_004_001, inserted=True) == []
+    assert pieces(at_line=2_004_001, stacks=(Stack("m.py:1", "float32[50000]", 70_000, True),)) == [(Stack, 70_000)]
 
 
 # --- the facts of a jaxpr
