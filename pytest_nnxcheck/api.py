@@ -10,8 +10,8 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import compat
-from pytest_nnxcheck.core import devices, modes
+from pytest_nnxcheck import compat, devices
+from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes

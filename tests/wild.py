@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import wild_calls
 import wild_code
 import wild_inputs
@@ -12,6 +14,7 @@ from wild_cases import LEFT_OUT, WILD
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
+from pytest_nnxcheck.reporting import wording
 
 FILES = (wild_training, wild_calls, wild_inputs, wild_code, wild_state)
 HERE = {name: factory for name, factory in WILD.items() if name not in LEFT_OUT}
@@ -24,4 +27,5 @@ def run(case, nesting, example, **more):
     """One subject under one nesting; settings as in the marker."""
     settings = merge(parse_given({**case.settings, **more}, lambda name: name))
     parsed = Nesting.parse(nesting)
-    return check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, example=example)
+    found = check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, example=example)
+    return replace(found, outcome=wording.worded(found.outcome))

@@ -11,6 +11,7 @@ from unittest import mock
 from pytest_nnxcheck.compat.arrays import unwrapped
 from pytest_nnxcheck.compat.frames import raised_by_library
 from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.text import first_line
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -190,14 +191,14 @@ def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., 
     from flax import nnx
 
     if not hasattr(nnx, "shard_map"):
-        raise Unfit(f"flax {flax.__version__} has no nnx.shard_map")
+        raise Unfit(Misfit("no nnx.shard_map", flax.__version__))
     check = "check_vma" if "check_vma" in inspect.signature(nnx.shard_map).parameters else "check_rep"
     options: dict[str, Any] = {check: False}
     return nnx.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)
 
 
-def fault_of_jax(error: BaseException | None, transforms: list[str]) -> str:
-    """What jax itself cannot do under ``transforms`` inside a jit: what it has no rule for, or fails one of its own assertions at; empty for any other exception.
+def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit | None:
+    """What jax itself cannot do under ``transforms`` inside a jit: what it has no rule for, or fails one of its own assertions at; `None` for any other exception.
 
     No rule: ``ragged_dot`` under `jax.vmap`, a callback of which nobody said how it is mapped. All versions raise `NotImplementedError`.
     An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, an ``assert`` without text in jax's rule for
@@ -206,9 +207,9 @@ def fault_of_jax(error: BaseException | None, transforms: list[str]) -> str:
     import jax
 
     if transforms and type(error) is NotImplementedError and raised_by_library(error):
-        return f"jax {jax.__version__} cannot do this: {first_line(error)}"
+        return Misfit("no rule", jax.__version__, first_line(error))
     if type(error) is not AssertionError or str(error):
-        return ""
+        return None
     names = iter(transforms)
     nested = all(any(name in kind for name in names) for kind in (("grad",), ("scan", "fori_loop"), ("cond", "switch")))
-    return f"jax {jax.__version__} cannot differentiate a branch in a loop for this call" if nested else ""
+    return Misfit("branch in a loop", jax.__version__) if nested else None

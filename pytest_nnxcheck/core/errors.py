@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_nnxcheck.core.text import Unreadable
 
 if TYPE_CHECKING:
+    from pytest_nnxcheck.core.nesting import Misfit
     from pytest_nnxcheck.core.outcome import Outcome
 
 PUBLIC = __name__.partition(".")[0]
@@ -72,7 +73,11 @@ class UnexpectedPass(AssertionError):
 
 
 class Unfit(Exception):
-    """A layer cannot take this subject, whatever the subject's own code does; the text is the reason of the rejection."""
+    """A layer cannot take this subject, whatever the subject's own code does; ``misfit`` is the reason of the rejection."""
+
+    def __init__(self, misfit: Misfit) -> None:
+        super().__init__(misfit)
+        self.misfit = misfit
 
 
 class CheckError(Exception):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, MODES, STYLES, Transform, layer_names, row_of, styles_of
 from pytest_nnxcheck.core.text import Unreadable, one_of
@@ -100,16 +101,41 @@ class Nesting:
         return cls(tuple(Layer.parse(part) for part in layers.split(">")), mode)
 
 
-def impossible(nesting: Nesting) -> str:
-    """Why jax cannot run the nesting, whatever the subject; empty if it can."""
+MisfitKind = Literal[
+    "backwards", "inside itself", "returns more",
+    "retyped", "added", "removed", "replaced", "attributes set", "sharded leaf",
+    "no output", "more outputs", "output of another type", "output sharded otherwise",
+    "no float input", "no parameter", "no float output", "no derivative",
+    "no graph updates", "hidden arrays", "own jit", "no nnx.shard_map", "no rule", "branch in a loop",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a nesting cannot take a call, or none at all, and the ``layer`` of it that cannot; none where that is the nesting as a whole.
+
+    ``of`` is what it is about: a leaf, an output, an object, a transform or what its row says, a version; ``other`` is what that does not go with,
+    or what is raised, in one line; ``types`` are those of the two, or before and after. ``branches``: the layer need not call, others carry the state.
+    """
+
+    kind: MisfitKind
+    of: str = ""
+    other: str = ""
+    types: tuple[str, ...] = ()
+    branches: bool = False
+    layer: Layer | None = field(default=None, compare=False)
+
+
+def impossible(nesting: Nesting) -> Misfit | None:
+    """Why jax cannot run the nesting, whatever the subject; `None` if it can."""
     outer: list[Transform] = []
     for row in (layer.row for layer in nesting.layers):
         if row.loop == "uncounted" and any(outer_row.pair == "gradients" for outer_row in outer):
-            return "grad cannot go backwards through a while_loop: its number of steps is not known beforehand"
+            return Misfit("backwards")
         if row.excludes_itself and row in outer:
-            return row.excludes_itself
+            return Misfit("inside itself", row.excludes_itself)
         iterating = min((outer_row.name for outer_row in outer if outer_row.iterates), default="")
         if iterating and (row.pair or row.iterates):
-            return f"{iterating} feeds back what the call returns, and {row.name} inside it returns more"
+            return Misfit("returns more", iterating, row.name)
         outer.append(row)
-    return ""
+    return None

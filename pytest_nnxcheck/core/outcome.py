@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Split
-from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
+from pytest_nnxcheck.core.notes import Explanation, Note
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
@@ -216,52 +217,6 @@ class Breach(Finding):
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedBy:
-    """A transform inside the call whose function captured graph nodes: name and type of each."""
-
-    transform: str
-    line: str
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MergedVariables:
-    """An `nnx.merge` inside the call that took over the Variables of another trace, which flax refuses to write: where they are in the node."""
-
-    line: str
-    node: str
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FedBack:
-    """An output of another dtype than the input whose place it takes: the names and types of both, and the line that makes it so."""
-
-    layer: Layer
-    name: str
-    type: ArrayType
-    output: str
-    new: ArrayType
-    line: str
-
-
-@dataclass(frozen=True, slots=True)
-class RaisedUnNested:
-    """What the call raises without a nesting, in one line."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ValueAsked:
-    """Python asked for a value that is traced: by an ``if``, a ``range``, an index."""
-
-
-Explanation = Leak | CapturedBy | MergedVariables | FedBack | RaisedUnNested | ValueAsked | str
-"""What has to do with a failure; text is told as it is: the exception that a call raised as well."""
-
-
-@dataclass(frozen=True, slots=True)
 class Violation:
     """One broken invariant.
 
@@ -284,10 +239,10 @@ class Outcome:
 
     ``reason`` says why a nesting was rejected or failed, or was expected to, ``by_mode`` that flax rejected it for what its mode cannot
     do, ``unfit`` that it was rejected because a layer cannot take the call, not by flax; ``misfit`` is
-    then the reason without the layer that it is about. ``notes`` are facts that are reported but not
-    judged. ``expected`` are the keys of the expected failures that came true in it.
+    then the reason as data. ``notes`` are facts that are reported but not judged, and what explains a failure; ``facts`` are
+    the same as data. ``expected`` are the keys of the expected failures that came true in it.
 
-    ``error`` names the type of the exception of a nesting that failed, ``causes`` are what explains it, which become notes. ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
+    ``error`` names the type of the exception of a nesting that failed. ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
     message, which were found after hypothesis was done. ``seconds`` took the nesting, the test's own body included.
     """
 
@@ -296,7 +251,7 @@ class Outcome:
     violations: tuple[Violation, ...] = ()
     reason: str = ""
     error: str = field(default="", metadata={"record": False})
-    causes: tuple[Explanation, ...] = field(default=(), metadata={"record": False})
+    facts: tuple[Note, ...] = field(default=(), metadata={"record": False})
     peak: int | None = None
     budget: int | None = None
     notes: tuple[str, ...] = ()
@@ -304,7 +259,7 @@ class Outcome:
     by_mode: bool = False
     unfit: bool = False
     excluded: bool = False
-    misfit: str = ""
+    misfit: Misfit | None = field(default=None, metadata={"record": False})
     evidence: Evidence | None = None
     program: str = ""
     explained: tuple[tuple[str, str], ...] = ()
@@ -324,7 +279,7 @@ class UnNested:
 class CallFacts:
     """What the report of a test says of its calls, whatever their nesting: ``added`` is the state that they add."""
 
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     added: tuple[str, ...] = ()
     un_nested: tuple[UnNested, ...] = ()
 

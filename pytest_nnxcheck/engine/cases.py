@@ -11,11 +11,11 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, rows_of
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
-from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
+from pytest_nnxcheck.core.notes import CapturedBy, Fact, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, CapturedBy, Listener, MergedVariables, TypeMoved, UnNested
+from pytest_nnxcheck.core.outcome import CallFacts, Listener, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.dropped_updates import TransparentCall, transparent
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
@@ -34,7 +34,7 @@ from pytest_nnxcheck.subject.state_facts import read
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import differentiable
 from pytest_nnxcheck.transforms.compose import BASELINE, baseline_for
-from pytest_nnxcheck.transforms.fitness import Misfit, unfit
+from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -95,17 +95,10 @@ class Call:
         """What is known of the call by now, whatever its nesting."""
         profile, un_nested = self.memo.profiles.get(self.key), self.memo.un_nested.get(self.key)
         added = () if profile is None else tuple(map(self.subject.path, profile.added))
-        running = [row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract]
-        notes = (
-            [f"{', '.join(running)} not asserted: the state or the inputs are abstract, and nothing was run"]
-            if running
-            else []
-        )
+        running = tuple(row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract)
+        notes = [Fact("abstract", running)] if running else []
         if profile is not None and profile.untrained:
-            trained = some(map(self.subject.path, profile.untrained))
-            notes.append(
-                f"{self.subject.name} steps its optimizer, and leaves {trained} as they are: it trains a copy of the model"
-            )
+            notes.append(Fact("untrained", tuple(map(self.subject.path, profile.untrained)), self.subject.name))
         return CallFacts((*self.originals.notes, *notes), added, () if un_nested is None else (un_nested,))
 
     # --- from the memo, where the same call was made before
@@ -140,11 +133,12 @@ class Call:
         """Why a layer of the nesting cannot take the call."""
         misfit = unfit(self.subject, profile, self.nesting)
         layers = () if misfit else (layer for layer in self.nesting.layers if layer.row.pair == "gradients")
-        reason = next(filter(None, (self.no_gradient(profile, by_inputs=layer.captures) for layer in layers)), "")
-        return Misfit("", reason) if reason else misfit
+        return misfit or next(
+            filter(None, (self.no_gradient(profile, by_inputs=layer.captures) for layer in layers)), None
+        )
 
-    def no_gradient(self, profile: Profile, *, by_inputs: bool) -> str:
-        """Why the call has no gradient by its parameters, or by its inputs; empty where it has one."""
+    def no_gradient(self, profile: Profile, *, by_inputs: bool) -> Misfit | None:
+        """Why the call has no gradient by its parameters, or by its inputs; `None` where it has one."""
         table, key = self.memo.gradients, (self.key, by_inputs)
         return recall(table, key, lambda: differentiable.cannot(self.subject, profile, by_inputs=by_inputs))
 

@@ -19,8 +19,8 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.frames import TRACES_JITTED, called
+from pytest_nnxcheck.core.notes import CapturedBy, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import CapturedBy, MergedVariables
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout

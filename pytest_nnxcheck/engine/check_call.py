@@ -10,18 +10,10 @@ import jax
 from pytest_nnxcheck import compat, invariants
 from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, Unfit
-from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
+from pytest_nnxcheck.core.notes import Explanation, Note, RaisedUnNested, ValueAsked
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import (
-    NO_FACTS,
-    CallFacts,
-    Explanation,
-    Listener,
-    Outcome,
-    RaisedUnNested,
-    ValueAsked,
-    nobody,
-)
+from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import causes, traced
@@ -39,7 +31,6 @@ from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import write_back
 from pytest_nnxcheck.transforms.compose import maps_written
-from pytest_nnxcheck.transforms.fitness import Misfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -100,11 +91,11 @@ def nested(call: Call) -> Checked:
     try:
         prepared = prepare(call)
     except Unfit as error:
-        return rejected(call, str(error), unfit=True)
+        return left_out(call, error.misfit)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(call, error)
     if prepared.misfit:
-        return rejected(call, str(prepared.misfit), unfit=True, misfit=prepared.misfit.reason)
+        return left_out(call, prepared.misfit)
     call.announce(prepared.profile)
     observation = observed(call, prepared.profile)
     if observation.error is not None and maps_written(call.nesting):
@@ -160,11 +151,7 @@ def run(call: Call, profile: Profile) -> Observation:
     if not meets_own_jit(call, observation):
         return observation
     label, _ = call.subject.opened[0]
-    reason = (
-        f"a jitted function that {label} keeps has captured what {label} holds, and goes on with that whatever it holds "
-        "by now: hand the module to the jitted function as an argument"
-    )
-    return replace(observation, error=Unfit(reason))
+    return replace(observation, error=Unfit(Misfit("own jit", label)))
 
 
 def run_once(call: Call, profile: Profile, *, alone: bool = False) -> Observation:
@@ -211,7 +198,7 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
         violations=judgement.violations,
         peak=observation.memory.peak if observation.memory else None,
         budget=bound.budget if bound else None,
-        notes=(
+        facts=(
             *of_holding(call.subject, case.profile, observation),
             *copies_not_judged(observation, case.profile),
             *notes_of(judgement),
@@ -231,23 +218,23 @@ def concluded(call: Call, observation: Observation, outcome: Outcome) -> Checked
 # --- what ends otherwise
 
 
-def rejected(call: Call, reason: str, *, unfit: bool = False, misfit: str = "") -> Checked:
-    """The outcome of a nesting that flax refuses, or that a layer cannot take part in."""
-    return Checked(None, Outcome(call.nesting, "rejected", reason=reason, unfit=unfit, misfit=misfit))
+def left_out(call: Call, misfit: Misfit) -> Checked:
+    """The outcome of a nesting that cannot take the call."""
+    return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
 
 
 def raised(call: Call, profile: Profile, observation: Observation, error: Exception) -> Checked:
     """A nesting that raised and broke no invariant: what it is not made for, what flax refuses, or the user's own exception."""
     if isinstance(error, Unfit):
-        return rejected(call, str(error), unfit=True)
+        return left_out(call, error.misfit)
     inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
-    if reason := compat.fault_of_jax(error, inside):
-        return rejected(call, reason, unfit=True)
+    if misfit := compat.fault_of_jax(error, inside):
+        return left_out(call, misfit)
     if refused(observation):
-        return rejected(call, first_line(error))
+        return Checked(None, Outcome(call.nesting, "rejected", reason=first_line(error)))
     checked = failed(call, error, observation)
-    explanations = (*checked.outcome.causes, *of_failure(call.subject, profile, observation))
-    return replace(checked, outcome=replace(checked.outcome, causes=explanations))
+    explanations = (*checked.outcome.facts, *of_failure(call.subject, profile, observation))
+    return replace(checked, outcome=replace(checked.outcome, facts=explanations))
 
 
 def not_judged(call: Call, error: CheckError) -> Checked:
@@ -259,7 +246,7 @@ def not_judged(call: Call, error: CheckError) -> Checked:
     return Checked(None, outcome, error)
 
 
-def notes_of(judgement: Judgement) -> tuple[str, ...]:
+def notes_of(judgement: Judgement) -> tuple[Note, ...]:
     """The notes, and what an invariant of the user's own raised beside a violation of another."""
     return (*judgement.notes, *([str(judgement.error)] if judgement.error else []))
 
@@ -278,7 +265,7 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
     explanations = explained(call, error, observation)
     return Checked(
         None,
-        Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, causes=explanations),
+        Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, facts=explanations),
         error,
     )
 
@@ -351,12 +338,12 @@ def un_nested(call: Call) -> Checked:
         return not_judged(call, judgement.error)
     if not judgement.violations:
         write_back(call.subject, observation.state)
-        outcome = Outcome(call.nesting, "held", notes=judgement.notes)
+        outcome = Outcome(call.nesting, "held", facts=judgement.notes)
         return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
         violations = tuple(replace(violation, explained=call.captured()) for violation in violations)
-    outcome = Outcome(call.nesting, "violated", violations, notes=notes_of(judgement), evidence=left(observation))
+    outcome = Outcome(call.nesting, "violated", violations, facts=notes_of(judgement), evidence=left(observation))
     return Checked(observation.rebuild(observation.output), outcome)
 
 

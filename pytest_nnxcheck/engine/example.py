@@ -11,9 +11,9 @@ import numpy as np
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import array_type, describe
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine.memo import Memo, recall
 from pytest_nnxcheck.inspection.pointers import (
     byte_ranges,
@@ -35,10 +35,6 @@ from pytest_nnxcheck.subject.write_back import compared_by_value
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-INCOMPLETE = (
-    f"tracers looked for in part: {{name}} reaches more than {MOST_OBJECTS:,} objects, or one that cannot be read"
-)
-
 
 @dataclass(slots=True)
 class Example:
@@ -54,7 +50,7 @@ class Example:
     places: list[Places] = field(default_factory=list)
     originals: Walk | None = None
     compared: int = 0
-    unrestored: tuple[str, ...] = ()
+    unrestored: tuple[Note, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -63,8 +59,7 @@ class Example:
         self.originals = None
         while self.places:
             lost = self.places.pop().restore()
-            texts = (f"{place} could not be put back: what a nesting left there is met by the next" for place in lost)
-            self.unrestored += tuple(texts)
+            self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
 
 
 def look_at_originals(subject: Subject, settings: Settings, example: Example) -> Originals:
@@ -97,10 +92,10 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     views = [
         (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
     ]
-    notes = [] if seen.complete else [INCOMPLETE.format(name=subject.name)]
+    notes: list[Note | None] = [] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]
     refuse_a_second(subject, example)
     if "donation" in settings.invariants and settings.donate != "none":
-        notes.append(recall(example.memo.mapped, subject.label, lambda: mapped_note(subject.name, leaves)))
+        notes.append(recall(example.memo.mapped, subject.label, lambda: in_mapped_file(subject.name, leaves)))
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     pinned = [
         (subject.path(path), f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")
@@ -125,17 +120,14 @@ def refuse_a_second(subject: Subject, example: Example) -> None:
             ) from None
 
 
-def mapped_note(name: str, leaves: list[tuple[str, Any]]) -> str:
-    """The leaves that lie in a mapped file: a copy is checked, which does not. Empty where none does."""
+def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | None:
+    """The leaves that lie in a mapped file: a copy is checked, which does not. `None` where none does."""
     starts = [(path, start) for path, array in leaves for start, _ in byte_ranges(array)]
     mapped = in_mapped_files(starts, spans_of_process() if starts else [])
     if not mapped:
-        return ""
+        return None
     paths, files = zip(*mapped, strict=True)
-    return (
-        f"{some(paths)} of {name} {'lies' if len(mapped) == 1 else 'lie'} in a memory-mapped file ({files[0]}): XLA cannot reuse a buffer of NumPy's, so that the first donated"
-        " step keeps both; write jnp.array(value) where it is loaded"
-    )
+    return InMappedFile(paths, name, files[0])
 
 
 # --- what jits inside the call donate: of the user's own arrays that deletes whatever else holds them, a target network say

@@ -13,8 +13,10 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.nesting import Misfit
+from pytest_nnxcheck.core.notes import CapturedBy, InMappedFile, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory
-from pytest_nnxcheck.core.outcome import CapturedBy, MergedVariables, UnNested
+from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.raw_access import cell_content
@@ -41,21 +43,21 @@ class Memo:
 
     ``remapped`` are profiles with the leaves that the call restores, ``gradients`` say why it has none, ``longer`` is the memory of
     programs of twice the length, ``captured`` the transforms inside the call that captured a module, ``merged`` what is wrong with the modules
-    that it merged, ``mapped`` a note on what lies in mapped files, ``compared_by_value`` the first
+    that it merged, ``mapped`` what lies in a mapped file, ``compared_by_value`` the first
     of the plain objects with arrays that were met under a path by a call of that number, ``own_jits`` the names of subjects whose plain object
     keeps a jitted function that captured what it holds, ``unrestored`` the tracers that a trace of a subject left for good.
     """
 
     profiles: dict[Any, Profile] = field(default_factory=dict)
     remapped: dict[Any, Profile] = field(default_factory=dict)
-    gradients: dict[Any, str] = field(default_factory=dict)
+    gradients: dict[Any, Misfit | None] = field(default_factory=dict)
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     un_nested: dict[Any, UnNested] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)
-    mapped: dict[str, str] = field(default_factory=dict)
+    mapped: dict[str, InMappedFile | None] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
     own_jits: set[str] = field(default_factory=set)
     unrestored: dict[str, tuple[Leak, ...]] = field(default_factory=dict)

@@ -62,7 +62,7 @@ def observe(
     subject = subject.for_run()
     state = subject.fresh()
     if misfit := unfit(subject, profile, nesting):
-        return Observation(nesting, state, error=Unfit(str(misfit)))
+        return Observation(nesting, state, error=Unfit(misfit))
     roots = subject.roots(state)
     before = (originals and originals.extended(roots)) or walk(roots)
     guards = Guards(subject, before)

@@ -15,9 +15,10 @@ from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.frames import NNX_TWINS
 from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import DropCause, DroppedInside, ValueDiffers, Violation
-from pytest_nnxcheck.core.text import first_line, some
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.dropped_updates import Drop, TransparentCall, differ
 from pytest_nnxcheck.engine.reference import Evaluated, Reference, Start, meaning_of, names_of
@@ -35,21 +36,22 @@ FLOAT32 = 2.0**-23
 """The distance between one and the next number of float32, the lowest precision whose roundings the first nudge has."""
 THREEFRY = "threefry2x32"
 BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
-ABSTRACT = ("parity not asserted: the state or the inputs are abstract, and nothing was run",)
+PARITY = ("parity",)
+ABSTRACT = Judgement(notes=(Fact("abstract", PARITY),))
 
 
 def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference | None) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
     nesting = observation.nesting
     if reference is None:
-        return Judgement(notes=ABSTRACT)
+        return ABSTRACT
     wanted = reference.wanted
     if wanted.error is not None:
-        return Judgement(notes=(f"parity not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
+        return Judgement(notes=(Fact("raises un-nested", PARITY, first_line(wanted.error)),))
     before = read(subject, subject.state)
     got = effect_against(subject, observation, wanted)
     drawn = other_draws(subject, nesting)
-    notes: tuple[str, ...] = (f"parity of outputs not asserted under vmap: {drawn}",) if drawn else ()
+    notes: tuple[Fact, ...] = (drawn,) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
     if any(difference.rounding for difference in different):
         candidates = different
@@ -61,9 +63,7 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
         notes += decided_by_fusion(candidates, different)
     if added := left_behind(different, before, nesting):
         different = tuple(difference for difference in different if difference.path not in added)
-        notes += (
-            f"parity of {some(added)} not asserted: the call adds it, and a functional layer hands out the state that was there before",
-        )
+        notes += (Fact("added, functional", tuple(added)),)
     notes += scalars(got.after, before)
     return Judgement(violations(different, cause(different, nesting)), notes)
 
@@ -100,13 +100,11 @@ def beyond_rounding(
     return different
 
 
-def decided_by_rounding(candidates: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_rounding(candidates: Differences, left: Differences) -> tuple[Fact, ...]:
     """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
     paths = {difference.path for difference in left}
-    decided = [difference.path for difference in candidates if difference.path not in paths]
-    if not decided:
-        return ()
-    return (f"rounding decides {some(decided)}: inputs a few roundings away move the un-nested result as far",)
+    decided = tuple(difference.path for difference in candidates if difference.path not in paths)
+    return (Fact("decided by rounding", decided),) if decided else ()
 
 
 def is_rounding(difference: ValueDiffers) -> bool:
@@ -130,12 +128,10 @@ def beyond_fusion(
     return tuple(difference for difference in different if difference.path in paths or not is_rounding(difference))
 
 
-def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[str, ...]:
+def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[Fact, ...]:
     """A note on what the compiler alone makes differ: a value at a kink, which a fused operation rounds to its other side."""
-    decided = [difference.path for difference in candidates if difference not in left]
-    if not decided:
-        return ()
-    return (f"rounding decides {some(decided)}: where XLA fuses no operations, the nesting gives the un-nested values",)
+    decided = tuple(difference.path for difference in candidates if difference not in left)
+    return (Fact("decided by fusion", decided),) if decided else ()
 
 
 def effects(subject: Subject, observation: Observation, wanted: Effect) -> tuple[Effect, Effect]:
@@ -160,20 +156,16 @@ def effect_of(subject: Subject, observation: Observation, names: Any) -> Effect:
     )
 
 
-def other_draws(subject: Subject, nesting: Nesting) -> str:
+def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
     """Why random numbers differ under vmap: only threefry draws, for each element of a batch of keys, what it draws for the key."""
     if not any(layer.row.axis == "elements" for layer in nesting.layers):
-        return ""
+        return None
     leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
     for name, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
         if hasattr(leaf, "dtype") and compat.is_key(leaf) and str(jax.random.key_impl(leaf)) not in (THREEFRY, "fry"):
-            return f"{name} is {describe(leaf)}, whose draws are others in a batch"
-    implementation = str(jax.config.jax_default_prng_impl)
-    return (
-        ""
-        if implementation == THREEFRY
-        else f"jax_default_prng_impl is {implementation}, whose draws are others in a batch"
-    )
+            return Fact("other draws", (name,), describe(leaf))
+    default = str(jax.config.jax_default_prng_impl)
+    return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)
 
 
 def violations(different: Differences, cause: DropCause | Literal[""]) -> tuple[Violation, ...]:
@@ -203,11 +195,10 @@ def agrees_inside(
 ) -> Judgement:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
     if transparent_call is None:
-        return Judgement(notes=ABSTRACT)
+        return ABSTRACT
     wanted, drops = transparent_call
     if wanted.error is not None:
-        reason = first_line(wanted.error)
-        return Judgement(notes=(f"parity inside the call not asserted: with jax.disable_jit it raises {reason}",))
+        return Judgement(notes=(Fact("raises without jit", PARITY, first_line(wanted.error)),))
     before = read(subject, subject.state)
     got = effect_of(subject, observation, wanted.names)
     different = differences(wanted, got, before, inside=True)

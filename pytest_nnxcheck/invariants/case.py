@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Advice, Bound
+from pytest_nnxcheck.core.notes import Note
 from pytest_nnxcheck.core.observation import NestedCall, Observation
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.core.settings import Settings
@@ -27,7 +28,7 @@ class Originals:
     shared: Pairs = ()
     views: Pairs = ()
     pinned: Pairs = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Judgement:
     """
 
     violations: tuple[Violation, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     error: CheckError | None = None
 
     def __add__(self, other: Judgement) -> Judgement:

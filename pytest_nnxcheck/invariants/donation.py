@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_nnxcheck.core.notes import BufferRetyped, Fact, Note, Place
 from pytest_nnxcheck.core.observation import ArrayType, Leaf, Observation
 from pytest_nnxcheck.core.outcome import (
     Finding,
@@ -13,7 +14,6 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.invariants.case import Case, Judgement, Written
 
@@ -104,33 +104,33 @@ def as_called(leaf: Leaf, other: Leaf, observation: Observation) -> ArrayType:
     return leaf.type if leaf.path == other.path else leaf.type.without_axes(axes)
 
 
-def notes(observation: Observation) -> tuple[str, ...]:
+def notes(observation: Observation) -> tuple[Note, ...]:
     """What became of donated leaves that lost nothing, and is worth telling all the same."""
     lost = {leaf.path for leaf in lost_leaves(observation)}
     moves = [(move.before, move.after) for move in observation.moves if move.after and move.before.path not in lost]
     state = [(before, after) for before, after in moves if before.path == after.path]
     old = donated_pointers(observation)
-    took_another = [before.path for before, after in state if swapped(before, after, old)]
-    on_all = [before.path for before, after in moves if spread(before, after)]
-    in_a_new_one = [before.path for before, after in state if displaced(before, after, old)]
-    paths_of = {
-        "took another leaf's buffer": took_another,
-        "lay on one device, and the program spreads it over all": on_all,
-        "came back in a new buffer: an output of the call took a donated one": in_a_new_one,
-    }
+    took_another = tuple(before.path for before, after in state if swapped(before, after, old))
+    on_all = tuple(before.path for before, after in moves if spread(before, after))
+    in_a_new_one = tuple(before.path for before, after in state if displaced(before, after, old))
+    facts = (
+        Fact("in another buffer", took_another),
+        Fact("on all devices", on_all),
+        Fact("in a new buffer", in_a_new_one),
+    )
     return (
-        *(f"{some(paths)} {what}" for what, paths in paths_of.items() if paths),
+        *(fact for fact in facts if fact.names),
         *(
-            f"{before.path}   {before.type}   {retyped(before, after, observation)}, {where}"
+            retyped(before, after, observation, where)
             for before, after in moves
             if before.type != after.type and (where := place(before, after, old, in_state=(before, after) in state))
         ),
     )
 
 
-def retyped(before: Leaf, after: Leaf, observation: Observation) -> str:
-    became = "became" if before.path == after.path else "an output is"
-    return f"{became} {as_called(after, before, observation)}: {cause(before, after, observation)} changed"
+def retyped(before: Leaf, after: Leaf, observation: Observation, where: Place) -> BufferRetyped:
+    new, why = as_called(after, before, observation), cause(before, after, observation)
+    return BufferRetyped(before.path, before.type, new, why, before.path != after.path, where)
 
 
 def donated_pointers(observation: Observation) -> set[int]:
@@ -152,13 +152,13 @@ def displaced(before: Leaf, after: Leaf, old: set[int]) -> bool:
     return same and bool(before.pointers and after.pointers) and not set(after.pointers) <= old
 
 
-def place(before: Leaf, after: Leaf, old: set[int], *, in_state: bool) -> str:
+def place(before: Leaf, after: Leaf, old: set[int], *, in_state: bool) -> Place | None:
     """Where the new value of a leaf lies whose type changed, and whose buffer was not lost: newer jax lets XLA take over any that fits.
 
     Of an input nothing is said but what the pointers prove: which output is its new value is a guess.
     """
     if before.pointers and before.pointers == after.pointers:
-        return "in the same buffer"
+        return "same"
     if after.pointers and set(after.pointers) <= old:
-        return "in the buffer of another leaf"
-    return "in a new buffer: an output of the call took its own" if in_state else ""
+        return "another"
+    return "new" if in_state else None

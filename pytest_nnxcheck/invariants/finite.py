@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import NotFinite, Violation
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.invariants.case import Case, Judgement
@@ -22,7 +23,7 @@ def judge(case: Case) -> Judgement:
         return Judgement()
     wanted, got = effects
     if wanted.error is not None:
-        return Judgement(notes=(f"finite not asserted: the same calls raise un-nested, {first_line(wanted.error)}",))
+        return Judgement(notes=(Fact("raises un-nested", ("finite",), first_line(wanted.error)),))
     findings = (*of_state(wanted, got), *of_outputs(wanted, got))
     return Judgement((Violation("finite", findings=findings),) if findings else ())
 

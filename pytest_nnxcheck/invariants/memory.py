@@ -7,6 +7,7 @@ from dataclasses import replace
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.evidence import FLOOR, Advice, Bound
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.observation import Buffer, Memory, Observation
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
@@ -75,21 +76,19 @@ def saves_steps(nesting: Nesting) -> bool:
     return any(row.loop == "counted" for row in differentiated(nesting))
 
 
-def copies_not_judged(observation: Observation, profile: Profile) -> tuple[str, ...]:
+def copies_not_judged(observation: Observation, profile: Profile) -> tuple[Fact, ...]:
     """Notes on copies of the state that are not judged."""
     used = observation.memory
     if used is None:
         return ()
     saved = copied_state(observation, used) if saves_steps(observation.nesting) else ()
-    reasons = {
-        "the differentiated loop saves it for each step": saved,
-        "XLA inserts them on this machine, which computes 16 bit floats in float32": widened(
-            used, all_copies(observation, used)
-        ),
+    kinds: dict[FactKind, tuple[Buffer, ...]] = {
+        "copies of a loop": saved,
+        "copies of XLA": widened(used, all_copies(observation, used)),
     }
     return tuple(
-        f"{size / profile.state_bytes:.1f} copies of the state not judged: {reason}"
-        for reason, copies in reasons.items()
+        Fact(kind, count=size / profile.state_bytes)
+        for kind, copies in kinds.items()
         if too_many(size := sum(copy.bytes for copy in copies), profile)
     )
 

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.notes import Explanation, Fact, FedBack, Mapped, Note
 from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import Explanation, FedBack
-from pytest_nnxcheck.core.text import some
-from pytest_nnxcheck.invariants.donation import notes
+from pytest_nnxcheck.invariants import donation
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
 
 
-def of_holding(subject: Subject, facts: Profile, observation: Observation) -> tuple[str, ...]:
+def of_holding(subject: Subject, facts: Profile, observation: Observation) -> tuple[Note, ...]:
     """Notes on a nesting that was judged."""
-    texts = []
+    notes = []
     if observation.dropped and observation.error is None:
         leak = observation.dropped[0]
-        texts.append(f"{leak.layer} left tracers in {leak.path} of the module merged inside; they died with it")
+        notes.append(Fact("left in merged", (leak.path,), str(leak.layer)))
     if facts.inner_donations and any(layer.row.compiles for layer in observation.nesting.layers):
-        texts.append(
-            f"{facts.inner_donations} donated operands of a jit inside the call: the outer jit drops that in silence"
-        )
+        notes.append(Fact("inner donations", count=facts.inner_donations))
     if observation.still:
-        paths = [subject.path(path) for path in observation.still]
-        texts.append(f"{some(paths)} did not move under {observation.nesting}: the un-nested call changes it")
-    return (*texts, *notes(observation))
+        notes.append(Fact("not moved", tuple(map(subject.path, observation.still)), str(observation.nesting)))
+    return (*notes, *donation.notes(observation))
 
 
 def of_failure(subject: Subject, facts: Profile, observation: Observation) -> tuple[Explanation, ...]:
@@ -34,12 +30,12 @@ def of_failure(subject: Subject, facts: Profile, observation: Observation) -> tu
     return (*mapped(subject, facts, observation), *fed_back(subject, facts, observation))
 
 
-def mapped(subject: Subject, facts: Profile, observation: Observation) -> tuple[str, ...]:
+def mapped(subject: Subject, facts: Profile, observation: Observation) -> tuple[Mapped, ...]:
     """What a ``vmap`` that raised was handed with an axis."""
     if not maps_written(observation.nesting) or isinstance(observation.error, CheckError):
         return ()
-    names = [*map(subject.path, sorted(facts.changed | facts.restored, key=str)), *subject.input_names]
-    return (f"{MAPPING} maps {some(names, 5)}, and broadcasts the rest",)
+    names = (*map(subject.path, sorted(facts.changed | facts.restored, key=str)), *subject.input_names)
+    return (Mapped(MAPPING, names),)
 
 
 def fed_back(subject: Subject, facts: Profile, observation: Observation) -> tuple[FedBack, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
@@ -192,14 +193,14 @@ def is_scalar(value: Any) -> bool:
     return isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
 
 
-def scalars(got: Facts, before: Facts) -> tuple[str, ...]:
+def scalars(got: Facts, before: Facts) -> tuple[Fact, ...]:
     """A note on Variables that hold a Python scalar in place of an array: an eager `jax.checkpoint` of jax 0.11 and 0.12 hands out a constant so."""
-    paths = [
-        f"{path} is a Python {type(leaf.value).__name__} now, no array"
+    numbers_at = [
+        Fact("number", (path,), type(leaf.value).__name__)
         for path, leaf in got.leaves.items()
         if is_scalar(leaf.value) and path in before.leaves and not is_scalar(before.leaves[path].value)
     ]
-    return tuple(f"{text}: jax.checkpoint outside of a jit hands a constant out as it is" for text in paths[:SHOWN])
+    return tuple(numbers_at[:SHOWN])
 
 
 def label_of(have: Any, old: Any) -> Literal["dropped", "differs"]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, describe
+from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.subject import Subject
 
 MISSING = "missing"
-ADDED = "recompilation not asserted: the call adds state, or takes some away, so that the next one is another"
 
 
 def judge(case: Case) -> Judgement:
@@ -21,7 +21,7 @@ def judge(case: Case) -> Judgement:
         return Judgement()
     findings = case.second_call()
     if any(MISSING in (finding.before, finding.after) for finding in findings):
-        return Judgement(notes=(ADDED,))
+        return Judgement(notes=(Fact("adds state", ("recompilation",)),))
     return Judgement((Violation("recompilation", findings=findings),) if findings else ())
 
 

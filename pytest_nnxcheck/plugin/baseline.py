@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.core import devices
+from pytest_nnxcheck import atomic_file, devices
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NestingFinished
 from pytest_nnxcheck.core.settings import MARKER, TABLE, flag
 from pytest_nnxcheck.plugin import options, selection, worker_data
-from pytest_nnxcheck.reporting import atomic_file, baseline_comparison, baseline_file, baseline_update
+from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
 from pytest_nnxcheck.reporting.baseline_comparison import (
     ANY_STAMP,
     NEW_ONLY,

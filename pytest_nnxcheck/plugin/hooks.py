@@ -134,7 +134,7 @@ def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None
         raise pytest.UsageError(str(error)) from None
     if count is None:
         return
-    from pytest_nnxcheck.core import devices
+    from pytest_nnxcheck import devices
 
     try:
         config.add_cleanup(devices.simulate(os.environ, count.value))
@@ -208,7 +208,7 @@ def _too_few_devices(item: pytest.Function) -> str:
         return ""  # the call says what is wrong
     if needed is None:
         return ""
-    from pytest_nnxcheck.core import devices
+    from pytest_nnxcheck import devices
 
     return devices.too_few(needed, devices.available(), item.config.stash[GIVEN].get("devices"))
 

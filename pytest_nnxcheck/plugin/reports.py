@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import REPORTS
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.worker_data import Part
-from pytest_nnxcheck.reporting import atomic_file, markdown, records
+from pytest_nnxcheck.reporting import markdown, records
 from pytest_nnxcheck.reporting.records import Place, Records
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import MARKER, flag
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.options import Given
-from pytest_nnxcheck.reporting import atomic_file
 from pytest_nnxcheck.watch import candidates, donation, leftovers, message, roots
 from pytest_nnxcheck.watch.calls import Call
 from pytest_nnxcheck.watch.candidates import Candidate, Draft

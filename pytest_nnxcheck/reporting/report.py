@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core import expected_failures, modes
 from pytest_nnxcheck.core.catalogue import MODES
-from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
+from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.reporting import notes
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_peak
 
 BROKEN = "nnx invariant broken"
@@ -25,7 +26,6 @@ REFUSED = "nnx nesting rejected by flax"
 REFUSED_MODE = "nnx mode rejected by flax"
 NOTHING = "nnx nothing was checked"
 _LABEL = 12
-NOT_RUN = "not run: "
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -249,21 +249,27 @@ def replay(report: Report, nesting: Nesting) -> str:
 
 def left_out(outcomes: Iterable[Outcome]) -> list[str]:
     """One note for each reason for which layers, or nestings of several, cannot take the call."""
-    reasons: dict[str, list[Outcome]] = {}
+    misfits: dict[Misfit, dict[Nesting, Misfit]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: outcome.nesting.plainness):
-        if outcome.unfit and not outcome.excluded:
-            reasons.setdefault(outcome.misfit or outcome.reason, []).append(outcome)
-    return [_left_out(reason, those) for reason, those in reasons.items()]
+        if outcome.misfit is not None:
+            misfits.setdefault(outcome.misfit, {})[outcome.nesting] = outcome.misfit
+    return [*map(_left_out, misfits.values())]
 
 
-def _left_out(reason: str, outcomes: list[Outcome]) -> str:
+def _left_out(misfits: dict[Nesting, Misfit]) -> str:
     """``scan, while_loop left out: each carries the state, ...``."""
-    shown = [outcome for outcome in outcomes if len(outcome.nesting) == 1] or outcomes[:1]
-    if reason == shown[0].reason or len(shown[0].nesting) != 1:
-        sentence = shown[0].reason
+    shown = [nesting for nesting in misfits if len(nesting) == 1] or [*misfits][:1]
+    first = misfits[shown[0]]
+    if first.layer is None or len(shown[0]) != 1:
+        sentence = notes.of_misfit(first)
     else:
-        sentence = f"{'each' if len(shown) > 1 else 'it'} {reason}"
-    return f"{', '.join(str(outcome.nesting) for outcome in shown)} left out: {sentence}"
+        sentence = f"{'each' if len(shown) > 1 else 'it'} {notes.reason(first)}"
+    return f"{', '.join(map(str, shown))} left out: {sentence}"
+
+
+def not_run(layer: Layer, *, left_out: bool) -> str:
+    """Why a nesting with a layer that cannot work was not run."""
+    return f"not run: {layer} is left out" if left_out else f"not run: {layer.style} is refused"
 
 
 def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -278,11 +284,11 @@ def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
     ]
 
 
-def wrapped(notes: str, width: int, label: str = "") -> str:
+def wrapped(lines: str, width: int, label: str = "") -> str:
     """Notes, one a line, below the line of their test: as wide as the terminal."""
     fill = functools.partial(textwrap.fill, width=max(width, 40), break_long_words=False, break_on_hyphens=False)
     return "".join(
-        "\n" + fill(label + note, initial_indent="    ", subsequent_indent="      ") for note in notes.splitlines()
+        "\n" + fill(label + note, initial_indent="    ", subsequent_indent="      ") for note in lines.splitlines()
     )
 
 

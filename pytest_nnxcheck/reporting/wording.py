@@ -1,4 +1,4 @@
-"""The sentences of violations: summary, rows and hint of each, made of what it found. Nothing reads them back."""
+"""The sentences of an outcome: summary, rows and hint of each violation, made of what it found, and its notes. Nothing reads them back."""
 
 from __future__ import annotations
 
@@ -7,33 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Joined, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
-    CapturedBy,
     ConstantsCaptured,
     DroppedInside,
-    Explanation,
-    FedBack,
     Figures,
     Finding,
     LostBuffer,
     MadeInEndedTrace,
     MemoryWasted,
-    MergedVariables,
     Orphaned,
     Outcome,
     PeakOverBudget,
-    RaisedUnNested,
     SharedBuffer,
     StateCopied,
     TracerLeft,
-    ValueAsked,
     ValueDiffers,
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.text import Row, format_bytes, some
-from pytest_nnxcheck.reporting import hints, memory_breakdown
+from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.reporting import hints, memory_breakdown, notes
 
 Findings = tuple[Any, ...]
 """The findings of one violation: of one class, but for those of memory and donation."""
@@ -47,10 +42,10 @@ SHOWN_BUFFERS = 12
 
 
 def worded(outcome: Outcome) -> Outcome:
-    """The outcome with the sentences of its violations, and what explains a failure as notes."""
+    """The outcome with its sentences: of its violations, of why it cannot take the call, and its notes."""
     violations = tuple(with_text(violation, outcome.evidence) for violation in outcome.violations)
-    notes = tuple(text for cause in outcome.causes for text in explanation(cause))
-    return replace(outcome, violations=violations, notes=(*outcome.notes, *notes))
+    reason = outcome.reason if outcome.misfit is None else notes.of_misfit(outcome.misfit)
+    return replace(outcome, violations=violations, reason=reason, notes=(*outcome.notes, *notes.texts(outcome.facts)))
 
 
 def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
@@ -61,7 +56,7 @@ def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
         rows = (*rows, *more)
     for cause in violation.explained:
         label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
-        rows = (*rows, *((label, text) for text in explanation(cause)))
+        rows = (*rows, *((label, text) for text in notes.explanation(cause)))
     if violation.invariant == "memory" and evidence is not None:
         rows = (*rows, *memory_breakdown.rows(evidence))
     return replace(violation, summary=summary, details=rows, hint=hint)
@@ -204,7 +199,7 @@ def loss(finding: LostBuffer) -> str:
     """Why a buffer was lost."""
     match finding.cause:
         case "dtype" | "shape":
-            return f"{'an output is' if finding.output else 'became'} {finding.new}: {finding.cause} changed"
+            return notes.retyped(finding)
         case "sharding":
             return "sharding changed from {} to {}".format(*finding.shardings)
         case "not returned":
@@ -318,34 +313,3 @@ TEXTS: dict[str, Callable[[Findings], Text]] = {
     "finite": finite,
     "parity": parity,
 }
-
-
-# --- what explains a failure
-
-
-def explanation(cause: Explanation) -> tuple[str, ...]:
-    """What has to do with a failure, and what to write instead."""
-    match cause:
-        case Leak():
-            return (
-                f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else ""),
-            )
-        case CapturedBy():
-            nodes = ", ".join(cause.nodes)
-            return (f"{cause.transform} at {cause.line} captured {nodes}; {hints.captured_by(cause.transform)}",)
-        case MergedVariables():
-            whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
-            return (f"{whose}; {hints.hint('merged')}",)
-        case FedBack():
-            types = f"{cause.name} is {cause.type}, output{cause.output} is {cause.new}"
-            line = f" ({cause.line})" if cause.line else ""
-            return (
-                f"{cause.layer} feeds the output back: {types}",
-                hints.hint("dtype", dtype=cause.type.dtype, line=line),
-            )
-        case RaisedUnNested():
-            return (f"un-nested already: {cause.text}",)
-        case ValueAsked():
-            return (hints.hint("value"),)
-        case str():
-            return (cause,)

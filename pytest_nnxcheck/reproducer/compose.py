@@ -17,10 +17,10 @@ import flax
 import jax
 import jaxlib
 
-from pytest_nnxcheck.core.devices import FLAG
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.reporting.report import headline
 from pytest_nnxcheck.reproducer.calls_of_test import FILL_IN, Usage, one_line
 from pytest_nnxcheck.reproducer.form import form_of

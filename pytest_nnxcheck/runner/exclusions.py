@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_nnxcheck.core import modes
-from pytest_nnxcheck.core.catalogue import MODES, STATE_BOUND, row_of
+from pytest_nnxcheck.core.catalogue import MODES, STATE_BOUND
 from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.notes import StateAdded
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import strategies
@@ -37,18 +37,9 @@ def refused_style(nesting: Nesting, settings: Settings) -> str:
     return nesting.layers[0].style if replace(nesting, mode=MODES[0]) in probes else ""
 
 
-def closed_note(outcome: Outcome) -> str:
-    """The note on a mode in which flax does not take the call itself."""
-    nesting = outcome.nesting
-    return f"flax takes the call in no nesting of its {nesting.mode} mode ({nesting}: {outcome.reason})"
-
-
-def added_state_note(added: Sequence[str], settings: Settings) -> str:
-    """The note on argument layers that cannot take a call which adds state; empty where none is asked for, or each is named."""
+def stuck(added: tuple[str, ...], settings: Settings) -> StateAdded | None:
+    """The argument layers that cannot take a call which adds state; `None` where none is asked for, or each is named."""
     expected = set(strategies.expected_to_fail(settings))
-    left_out = [name for name in STATE_BOUND if name in settings.transforms and Nesting((Layer(name),)) not in expected]
-    if not left_out or "argument" not in settings.styles:
-        return ""
-    loops = all(row_of(name).loop or row_of(name).axis for name in left_out)
-    kinds = "loop" if loops else "loop, branch or custom rule"
-    return f"the call adds {', '.join(added) or 'state'}, which no {kinds} can carry: argument {', '.join(left_out)} left out"
+    layers = tuple(Layer(name) for name in STATE_BOUND if name in settings.transforms)
+    left_out = tuple(layer for layer in layers if Nesting((layer,)) not in expected)
+    return StateAdded(added, left_out) if left_out and "argument" in settings.styles else None

@@ -14,6 +14,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import (
     NO_FACTS,
     BodyFinished,
@@ -25,7 +26,7 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.reporting import memory_breakdown, report, tally, wording
+from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally, wording
 from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import passes_through, plainest
@@ -62,7 +63,7 @@ class Run:
         self.facts = NO_FACTS
         self.outcomes: dict[Nesting, Outcome] = {}
         self.exclusions = dict.fromkeys(MODES, strategies.Exclusions())
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.refusals: dict[str, Outcome] = {}
         self.not_run = 0
         self.problem = ""
@@ -79,13 +80,13 @@ class Run:
         """What is known so far, as data."""
         test_id, options = self._identity
         outcomes = tuple(self.outcomes.values())
-        notes = (*self.notes, *self.facts.notes, *report.refused(self.refusals), *report.left_out(outcomes))
+        known = notes.texts((*self.notes, *self.facts.notes))
         texts = {} if self.programs is None else self.programs.texts
         calls = self.facts.un_nested
         return report.Report(
             outcomes,
             self.settings,
-            notes,
+            (*known, *report.refused(self.refusals), *report.left_out(outcomes)),
             test_id,
             options,
             texts,
@@ -232,7 +233,7 @@ class Run:
             self.problem = f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
         if self.facts.added and not self.exclusions[mode].adds_state:
             self._exclude(mode, adds_state=True)
-            note = exclusions.added_state_note(self.facts.added, self.settings)
+            note = exclusions.stuck(self.facts.added, self.settings)
             self.notes += [note] if note and note not in self.notes else []
         self._learn_from(Nesting(mode=mode))
         return error
@@ -268,15 +269,15 @@ class Run:
         self.exclusions[nesting.mode] = now
         self.refusals.update(dict.fromkeys(now.refused - before.refused, outcome))
         if now.closed and not before.closed:
-            self.notes.append(exclusions.closed_note(outcome))
+            self.notes.append(Fact("mode closed", (nesting.mode,), f"{nesting}: {outcome.reason}"))
 
     def rules_out(self, nesting: Nesting) -> bool:
         """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
         excluded = self.exclusions[nesting.mode]
-        reason = next((reason for layer in nesting.layers if (reason := excluded.rejects(layer))), "")
-        if reason and not excluded.closed:
+        shown = next(filter(excluded.rejects, nesting.layers), None)
+        if shown is not None and not excluded.closed:
             unfit = any(layer in excluded.unfit for layer in nesting.layers)
-            words = report.NOT_RUN + reason
+            words = report.not_run(shown, left_out=shown in excluded.unfit)
             outcome = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
             self.outcomes.setdefault(nesting, outcome)
         return excluded.closed or not all(excluded.allows(layer) for layer in nesting.layers)

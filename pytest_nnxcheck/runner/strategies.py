@@ -31,11 +31,9 @@ class Exclusions:
         """Layers of the smallest nesting that the sweep left to be drawn."""
         return self.swept + 1
 
-    def rejects(self, layer: Layer) -> str:
-        """Why a layer that the sweep tried is not tried again; empty if it may be."""
-        if layer in self.unfit:
-            return f"{layer} is left out"
-        return f"{layer.style} is refused" if layer.style in self.refused else ""
+    def rejects(self, layer: Layer) -> bool:
+        """Whether a layer that the sweep tried is not tried again."""
+        return layer in self.unfit or layer.style in self.refused
 
     def allows(self, layer: Layer) -> bool:
         """Whether the layer can work at all."""

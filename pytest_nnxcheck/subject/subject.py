@@ -18,6 +18,7 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array
 from pytest_nnxcheck.core.errors import CheckError, Unfit
+from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.inspection.walk import Walk, tracers_since, walk, without_garbage
@@ -245,10 +246,7 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
     if is_array(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
     if walk([("", leaf)]).tracers:
-        raise Unfit(
-            f"the call returns a {type(leaf).__name__} that holds arrays, which no transform hands out: "
-            "return a tuple, a list, a dict or a dataclass"
-        )
+        raise Unfit(Misfit("hidden arrays", type(leaf).__name__))
     return (), lambda _: leaf
 
 

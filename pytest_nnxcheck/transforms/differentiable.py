@@ -9,6 +9,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -18,24 +19,22 @@ from pytest_nnxcheck.transforms.layer import rebuild
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-def cannot(subject: Subject, profile: Profile, *, by_inputs: bool) -> str:
-    """Why the call has no gradient by its parameters, or by its inputs; empty where it has one."""
+def cannot(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfit | None:
+    """Why the call has no gradient by its parameters, or by its inputs; `None` where it has one."""
     if by_inputs and not inexact(subject.inputs):
-        return (
-            "the call takes no floating point array, and with the module captured grad differentiates by nothing else"
-        )
+        return Misfit("no float input")
     if not by_inputs and not profile.parameters:
-        return "the state holds no floating point nnx.Param to differentiate by"
+        return Misfit("no parameter")
     try:
         with subject.leaks_undone(subject.state):
             evaluate(subject, profile, by_inputs=by_inputs)
     except Unfit as error:
-        return str(error)
+        return error.misfit
     except jax.errors.UnexpectedTracerError:
-        return ""  # what differentiating leaves behind is a leak, which the nestings tell
+        return None  # what differentiating leaves behind is a leak, which the nestings tell
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        return f"the call cannot be differentiated: {first_line(error)}"
-    return ""
+        return Misfit("no derivative", other=first_line(error))
+    return None
 
 
 def evaluate(subject: Subject, profile: Profile, *, by_inputs: bool) -> None:

@@ -2,76 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting, impossible
+from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """Why a layer cannot take the subject: ``layer`` is the subject of the sentence, empty where the nesting as a whole is."""
-
-    layer: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.layer} {self.reason}".lstrip()
-
-
 def unfit(subject: Subject, profile: Profile, nesting: Nesting) -> Misfit | None:
     """Why a layer of the nesting cannot take the subject, whatever its code does."""
-    if reason := impossible(nesting):
-        return Misfit("", reason)
-    return next((Misfit(str(layer), why) for layer in nesting.layers if (why := cannot(layer, subject, profile))), None)
+    misfits = ((layer, cannot(layer, subject, profile)) for layer in nesting.layers)
+    return impossible(nesting) or next((replace(misfit, layer=layer) for layer, misfit in misfits if misfit), None)
 
 
-def cannot(layer: Layer, subject: Subject, profile: Profile) -> str:
-    """Why a layer cannot take the subject; empty if it can."""
-    if layer.row.iterates and (reason := cannot_feed_back(subject, profile)):
-        return reason
+def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
+    """Why a layer cannot take the subject; `None` if it can."""
+    if layer.row.iterates and (misfit := cannot_feed_back(subject, profile)):
+        return misfit
+
+    def of_leaf(kind: MisfitKind, path: Path, *types: str) -> Misfit:
+        return Misfit(kind, subject.path(path), types=types, branches=layer.row.branches)
+
     if (layer.row.loop or layer.row.branches) and not layer.captures and profile.retyped:
-        path, before, after = profile.retyped[0]
-        keeps = "a carry keeps its types" if layer.row.loop else "its branches return the same types"
-        return f"{doing(layer)}, and {keeps}: the call makes {subject.path(path)}, which is {before}, a {after}"
+        return of_leaf("retyped", *profile.retyped[0])
     if layer.style == "argument" and layer.row.fixes_state and profile.added:
-        return f"{doing(layer)}, and the call adds {subject.path(profile.added[0])} to it"
+        return of_leaf("added", profile.added[0])
     if layer.style == "argument" and layer.row.loop and profile.removed:
-        return f"{doing(layer)}, and the call takes {subject.path(profile.removed[0])} out of it"
+        return of_leaf("removed", profile.removed[0])
     if profile.replaced and str(layer) in compat.layers_that_keep_variables():
-        replaced = subject.path(profile.replaced[0])
-        return f"{doing(layer)}, and the call puts a new Variable in place of {replaced}, where it could assign to its value"
+        return of_leaf("replaced", profile.replaced[0])
     if profile.restructured and str(layer) in compat.loops_that_compare():
-        return "compares the modules before and after a step, and the call sets attributes that are no arrays"
+        return Misfit("attributes set")
     if layer.row.on_mesh and (parted := spread(subject)):
-        return f"puts the state whole on each device, and {parted} is sharded over several"
-    return ""
+        return Misfit("sharded leaf", parted)
+    return None
 
 
-def cannot_feed_back(subject: Subject, profile: Profile) -> str:
-    """Why the output of the call cannot be its first inputs; empty where it can, or where a dtype alone differs: jax tells that."""
+def cannot_feed_back(subject: Subject, profile: Profile) -> Misfit | None:
+    """Why the output of the call cannot be its first inputs; `None` where it can, or where a dtype alone differs: jax tells that."""
     if not profile.out:
-        return "feeds the output back, and the call returns no array"
+        return Misfit("no output")
     if len(profile.out) > len(subject.inputs):
-        counts = f"{len(profile.out)} arrays, and takes {len(subject.inputs)}"
-        return f"feeds the output back, and the call returns {counts}"
+        return Misfit("more outputs", str(len(profile.out)), str(len(subject.inputs)))
     for name, given, out_name, out in zip(
         subject.input_names, subject.inputs, profile.out_names, profile.out, strict=False
     ):
         if given.shape != out.shape:
-            return f"feeds the output back, and output{out_name} is {describe(out)}, where {name} is {describe(given)}"
+            return Misfit("output of another type", out_name, name, (describe(out), describe(given)))
         cut, other = axes_of(out), axes_of(given)
         if cut != other:
-            return (
-                f"feeds the output back, and output{out_name} is sharded as {cut} in its type, where {name} is {other}"
-            )
-    return ""
+            return Misfit("output sharded otherwise", out_name, name, (str(cut), str(other)))
+    return None
 
 
 def axes_of(array: Any) -> tuple[Any, ...]:
@@ -79,10 +66,6 @@ def axes_of(array: Any) -> tuple[Any, ...]:
     sharding = compat.in_type(array)
     spec = () if sharding is None else tuple(sharding.spec)
     return (*spec, *(None,) * (len(array.shape) - len(spec)))
-
-
-def doing(layer: Layer) -> str:
-    return "hands on the state where it skips the call" if layer.row.branches else "carries the state"
 
 
 def spread(subject: Subject) -> str:

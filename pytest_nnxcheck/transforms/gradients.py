@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.transforms.layer import Plan, Program, functional, rebuild, split
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -18,7 +19,7 @@ def summed(out: Any) -> Any:
     """The scalar to differentiate: the sum of the floating point outputs."""
     leaves = [leaf for leaf in jax.tree.leaves(out) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if not leaves:
-        raise Unfit("the call returns no floating point array to differentiate")
+        raise Unfit(Misfit("no float output"))
     return sum(jnp.sum(jnp.real(leaf), dtype=jnp.float32) for leaf in leaves)
 
 
@@ -30,9 +31,7 @@ def inexact(inputs: tuple[Any, ...]) -> tuple[int, ...]:
 def needs_graph_updates(what: str, plan: Plan) -> None:
     """Raise `Unfit` in the modes of flax that have no such thing: the functional style is what one writes in them."""
     if not plan.graph_updates:
-        raise Unfit(
-            f"{what} needs flax's graph updates, which this mode lacks: the functional style works in every mode"
-        )
+        raise Unfit(Misfit("no graph updates", what))
 
 
 def grad_argument(f: Program, plan: Plan) -> Program:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_nnxcheck.reporting import atomic_file
+from pytest_nnxcheck import atomic_file
 
 
 def no_space(*_):
@@ -41,7 +41,7 @@ def test_a_new_one_has_the_permissions_of_any_new_file(tmp_path):
 
 def test_a_kill_while_it_is_written_loses_nothing(tmp_path):
     (tmp_path / "file").write_text("old")
-    program = "import os, signal\nfrom pathlib import Path\nfrom pytest_nnxcheck.reporting import atomic_file\n"
+    program = "import os, signal\nfrom pathlib import Path\nfrom pytest_nnxcheck import atomic_file\n"
     program += "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\natomic_file.write(Path('file'), 'new')\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False)
     assert done.returncode == -signal.SIGKILL

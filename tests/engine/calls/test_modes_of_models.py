@@ -21,6 +21,7 @@ from pytest_nnxcheck.core.observation import ArrayType, Leaf, Move, Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.invariants.case import Case, Written
 from pytest_nnxcheck.invariants.donation import judge, notes
+from pytest_nnxcheck.reporting.notes import texts
 
 ONES = jnp.ones((2, 4))
 
@@ -205,7 +206,7 @@ def test_leaves_that_share_a_note_share_a_line():
 
     moves = tuple(Move(leaf(name, number), leaf(name, (number + 1) % 5)) for number, name in enumerate("abcde"))
     found = Observation(Nesting(), None, moves=moves, reused=frozenset(range(5)))
-    assert notes(found) == ("a, b, c, ... took another leaf's buffer",)
+    assert texts(notes(found)) == ("a, b, c, ... took another leaf's buffer",)
 
 
 def test_one_output_excuses_one_leaf():
@@ -214,7 +215,7 @@ def test_one_output_excuses_one_leaf():
 
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
     found = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
-    assert notes(found) == ("a came back in a new buffer: an output of the call took a donated one",)
+    assert texts(notes(found)) == ("a came back in a new buffer: an output of the call took a donated one",)
     (violation,) = judge(Case(found, Settings(), written=Written(frozenset("abc")))).violations
     assert [finding.path for finding in violation.findings] == ["b", "c"]
     assert notes(dataclasses.replace(found, reused=frozenset({10, 11, 12}))) == ()

@@ -27,9 +27,10 @@ from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 from pytest_nnxcheck import check, register_transform
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.notes import ValueAsked
 from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import Outcome, TracerLeft, ValueAsked, Violation
-from pytest_nnxcheck.reporting import hints, wording
+from pytest_nnxcheck.core.outcome import Outcome, TracerLeft, Violation
+from pytest_nnxcheck.reporting import hints, notes, wording
 from pytest_nnxcheck.reporting.report import Report
 from pytest_nnxcheck.runner import neighbours
 
@@ -353,8 +354,8 @@ def test_a_transform_of_flax_hands_updates_back(cause, copied, cured):
 def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesting):
     found = call(functools.partial(Steps().__call__, how=asks), numbers((2, 4)), nesting=nesting)
     assert found.outcome.verdict == "failed"
-    assert found.outcome.causes == (ValueAsked(),), text(found)
-    assert wording.explanation(ValueAsked()) == (hints.hint("value"),)
+    assert found.outcome.facts == (ValueAsked(),), text(found)
+    assert notes.explanation(ValueAsked()) == (hints.hint("value"),)
     assert (
         call(functools.partial(Steps().__call__, how=cured), numbers((2, 4)), nesting=nesting).outcome.verdict == "held"
     )

@@ -13,7 +13,8 @@ from flax import nnx
 from healthy import assign, numbers
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting, impossible
+from pytest_nnxcheck.reporting import notes
 
 LAYERS = [str(Layer(transform, style)) for transform in ITERATING for style in ("argument", "functional")]
 CAPTURING = [str(Layer(transform, style)) for transform in ITERATING for style in ("closure", "jax_closure")]
@@ -146,10 +147,11 @@ def test_what_cannot_be_fed_back_is_left_out_with_the_reason(subject, reason):
 
 @pytest.mark.parametrize("inner", ["call_first", "grad", "scan > iterate_scan"])
 def test_nothing_that_returns_more_is_put_inside(inner):
-    reason = impossible(Nesting.parse(f"jit > iterate_while_loop > {inner}"))
-    assert reason.startswith("iterate_while_loop feeds back what the call returns, and ")
+    misfit = impossible(Nesting.parse(f"jit > iterate_while_loop > {inner}"))
+    assert misfit == Misfit("returns more", "iterate_while_loop", inner.rpartition(" ")[2])
+    assert notes.of_misfit(misfit).startswith("iterate_while_loop feeds back what the call returns, and ")
     assert not impossible(Nesting.parse("jit > grad > iterate_scan"))
-    assert "number of steps is not known" in impossible(Nesting.parse("grad > iterate_while_loop"))
+    assert impossible(Nesting.parse("grad > iterate_while_loop")) == Misfit("backwards")
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.reporting import hints, wording
+from pytest_nnxcheck.reporting import hints, notes
 from pytest_nnxcheck.runner import neighbours, strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 from pytest_nnxcheck.subject.bind import bind
@@ -350,7 +350,7 @@ def test_a_call_is_made_once_more_for_all_nestings(monkeypatch):
     norm, memo = nnx.BatchNorm(WIDTH, rngs=rngs()), Memo()
     for nesting in ("jit", "jit > remat", "remat"):
         with Example(memo) as example:
-            assert call(in_checkpoint, norm, numbers(BATCH), nesting=nesting, example=example).outcome.causes
+            assert call(in_checkpoint, norm, numbers(BATCH), nesting=nesting, example=example).outcome.facts
     assert len(made) == 2  # who captured, and what was merged inside
 
 
@@ -366,6 +366,6 @@ def test_a_loop_over_a_bound_method_captured_its_self():
             return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
 
     (cause,) = causes.captured(bind(Decoder().decode, (numbers(BATCH),), {}))
-    (text_of_cause,) = wording.explanation(cause)
+    (text_of_cause,) = notes.explanation(cause)
     assert "captured self (Decoder); pass the module in the loop's carry" in text_of_cause
     assert causes.captured(bind(lambda x: x, (jnp.ones(3),), {})) == ()

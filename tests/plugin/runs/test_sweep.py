@@ -9,7 +9,6 @@ from pytest_nnxcheck.core.catalogue import TRANSFORMS
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, merge
 from pytest_nnxcheck.reporting import report
-from pytest_nnxcheck.reporting.report import NOT_RUN
 
 several_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
 
@@ -19,7 +18,7 @@ SWEEP = 1 + 24 + 1 + 13
 
 def ran(found):
     """What ran, in order, without what was ruled out."""
-    return [str(outcome.nesting) for outcome in found.outcomes if not outcome.reason.startswith(NOT_RUN)]
+    return [str(outcome.nesting) for outcome in found.outcomes if not outcome.excluded]
 
 
 def exactly(*texts):

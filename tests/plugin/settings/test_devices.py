@@ -8,10 +8,9 @@ from fake_engine import Model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import check
-from pytest_nnxcheck.core import devices
-from pytest_nnxcheck.core.devices import FLAG, Devices, too_few, with_flag
+from pytest_nnxcheck import check, devices
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.devices import FLAG, Devices, too_few, with_flag
 
 NUMBERS = st.integers(1, 999)
 OTHER = "--xla_dump_to='/tmp/a b'  --xla_cpu_multi_thread_eigen=false"
@@ -103,7 +102,7 @@ def test_check_says_what_to_set():
 
 SIMULATED = f"""
 import os, jax, pytest
-from pytest_nnxcheck.core import devices
+from pytest_nnxcheck import devices
 
 @pytest.fixture
 def mesh():

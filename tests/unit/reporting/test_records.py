@@ -110,7 +110,7 @@ def test_nothing_that_is_measured_is_left_out(kind):
     renamed = {"expected": {Evidence: "expected_peak", Outcome: "expected_failures"}[kind]}
     told_by = {
         "by_mode": "reason",
-        "causes": "notes",
+        "facts": "notes",
         "error": "reason",
         "excluded": "reason",
         "misfit": "reason",

@@ -1,17 +1,17 @@
 """What is said of each finding, from its data alone."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from pytest_nnxcheck.core.evidence import Bound, LargeLine, Recast, Saved, Split, Stack
-from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
+from pytest_nnxcheck.core.notes import CapturedBy, FactKind, FedBack
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
-    CapturedBy,
     ConstantsCaptured,
     DroppedInside,
-    FedBack,
     Figures,
     LostBuffer,
     MadeInEndedTrace,
@@ -27,8 +27,8 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.reporting import hints
-from pytest_nnxcheck.reporting.wording import advice, explanation, worded
+from pytest_nnxcheck.reporting import hints, notes, report
+from pytest_nnxcheck.reporting.wording import advice, worded
 
 KIB = 1024
 FLOAT, HALF = ArrayType("float32", (4, 64)), ArrayType("bfloat16", (4, 64))
@@ -271,12 +271,12 @@ def test_what_explains_a_failure_becomes_rows_of_a_violation_and_notes_of_an_exc
     touched = StateTouched("model.w", layer=Layer("eval_shape"))
     assert said("tracers", touched, explained=(captured,)).details[-1] == ("cause", text)
     assert said("tracers", touched, explained=("TypeError: no",)).details[-1] == ("raises", "TypeError: no")
-    failed = worded(Outcome(Nesting(), "failed", notes=("first",), causes=(LEAK, captured)))
+    failed = worded(Outcome(Nesting(), "failed", notes=("first",), facts=(LEAK, captured)))
     assert failed.notes == ("first", "tracer left in model.last: float32[3], created at m.py:7", text)
 
 
 def test_an_output_that_cannot_be_fed_back():
-    assert explanation(FedBack(Layer("fori_loop"), "x", FLOAT, "[0]", HALF, "m.py:3")) == (
+    assert notes.explanation(FedBack(Layer("fori_loop"), "x", FLOAT, "[0]", HALF, "m.py:3")) == (
         "fori_loop feeds the output back: x is float32[4,64], output[0] is bfloat16[4,64]",
         "cast the new value back to float32 before it is stored or returned (m.py:3)",
     )
@@ -285,3 +285,33 @@ def test_an_output_that_cannot_be_fed_back():
 def test_a_violation_that_found_nothing_keeps_the_text_that_it_was_made_with():
     violation = Violation("memory", "over the budget", (("peak", "1 B"),), "use less")
     assert worded(Outcome(Nesting(), "violated", (violation,))).violations == (violation,)
+
+
+def test_every_kind_of_misfit_and_of_fact_has_its_sentence():
+    assert set(notes.MISFITS) == {*get_args(MisfitKind)}
+    assert set(notes.FACTS) == {*get_args(FactKind)}
+
+
+def left_out(nesting, misfit, **more):
+    return Outcome(Nesting.parse(nesting), "rejected", unfit=True, misfit=misfit, **more)
+
+
+def test_layers_that_cannot_take_a_call_for_one_reason_share_a_line():
+    scan, loop, cond = map(Layer, ("scan", "while_loop", "cond"))
+    added = Misfit("added", "model.hidden", layer=scan)
+    outcomes = (
+        left_out("scan", added),
+        left_out("while_loop", replace(added, layer=loop)),
+        left_out("jit > scan", added),
+        left_out("cond", replace(added, branches=True, layer=cond)),
+        left_out("grad", Misfit("no parameter"), reason="known (grad)"),
+        left_out("jit > vmap", None, reason="not run: vmap is left out", excluded=True),
+        Outcome(Nesting.parse("remat"), "held"),
+    )
+    assert report.left_out(outcomes) == [
+        "scan, while_loop left out: each carries the state, and the call adds model.hidden to it",
+        "cond left out: it hands on the state where it skips the call, and the call adds model.hidden to it",
+        "grad left out: the state holds no floating point nnx.Param to differentiate by",
+    ]
+    assert worded(outcomes[2]).reason == "scan carries the state, and the call adds model.hidden to it"
+    assert report.left_out(outcomes[2:3]) == [f"jit > scan left out: {worded(outcomes[2]).reason}"]

@@ -1,0 +1,124 @@
+"""What is told of a nesting beside its violations, as data: what explains a failure, and facts that nothing judges.
+
+The sentences are those of `reporting.notes`. Pure data: nothing here imports jax, flax, hypothesis or pytest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.observation import ArrayType, Leak
+
+# --- what explains a failure
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedBy:
+    """A transform inside the call whose function captured graph nodes: name and type of each."""
+
+    transform: str
+    line: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedVariables:
+    """An `nnx.merge` inside the call that took over the Variables of another trace, which flax refuses to write: where they are in the node."""
+
+    line: str
+    node: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FedBack:
+    """An output of another dtype than the input whose place it takes: the names and types of both, and the line that makes it so."""
+
+    layer: Layer
+    name: str
+    type: ArrayType
+    output: str
+    new: ArrayType
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What a layer gives an axis; it broadcasts the rest."""
+
+    layer: Layer
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedUnNested:
+    """What the call raises without a nesting, in one line."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ValueAsked:
+    """Python asked for a value that is traced: by an ``if``, a ``range``, an index."""
+
+
+Explanation = Leak | CapturedBy | MergedVariables | FedBack | Mapped | RaisedUnNested | ValueAsked | str
+"""What has to do with a failure; text is told as it is: the exception that a call raised as well."""
+
+
+# --- facts that nothing judges
+
+FactKind = Literal[
+    "abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "other draws",
+    "decided by rounding", "decided by fusion", "number", "copies of a loop", "copies of XLA",
+    "in another buffer", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
+    "walked in part", "not put back", "mode closed", "untrained",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about leaves, places, subjects or invariants, by their ``names``; ``of`` is a type, a layer, a nesting or what is raised, in one line."""
+
+    kind: FactKind
+    names: tuple[str, ...] = ()
+    of: str = ""
+    count: float = 0
+
+
+Place = Literal["same", "another", "new"]
+"""A buffer: the leaf's own, that of another leaf, or a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRetyped:
+    """A donated leaf of another dtype or shape, whose buffer was not lost: ``new`` is its type after the call, that of an ``output`` for an input."""
+
+    path: str
+    type: ArrayType
+    new: ArrayType
+    cause: str
+    output: bool
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class InMappedFile:
+    """Leaves of a subject that lie in a memory-mapped file."""
+
+    paths: tuple[str, ...]
+    name: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateAdded:
+    """What the call adds, and the layers that cannot carry it."""
+
+    paths: tuple[str, ...]
+    layers: tuple[Layer, ...]
+
+
+Note = Explanation | Fact | BufferRetyped | InMappedFile | StateAdded
