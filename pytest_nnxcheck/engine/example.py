@@ -137,7 +137,7 @@ def renewed(subject: Subject, profile: Profile, observation: Observation) -> fro
     """The leaves and inputs whose old arrays are of no use when the call has ended: it put others there, or returned what takes their place."""
     leaves = {subject.path(path) for path, _ in compat.raw_leaves(subject.state)}
     if profile is UNKNOWN:
-        return leaves.union(subject.input_names) - observation.inside.kept
+        return frozenset(leaves.union(subject.input_names)) - observation.inside.kept
     inputs = {
         subject.input_names[number]
         for number, output in successors(subject, profile, "all").items()
