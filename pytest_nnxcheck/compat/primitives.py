@@ -25,4 +25,7 @@ CALLS = REMATS | {
 COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name"})
 """What hands its operand on."""
 
+UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
+"""What writes a part of its first operand."""
+
 GATHER, SLICES = "gather", frozenset({"slice", "dynamic_slice"})

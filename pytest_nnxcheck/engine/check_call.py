@@ -200,7 +200,7 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
         budget=bound.budget if bound else None,
         facts=(
             *of_holding(call.subject, case.profile, observation),
-            *copies_not_judged(observation, case.profile),
+            *copies_not_judged(case),
             *notes_of(judgement),
         ),
         evidence=measured,

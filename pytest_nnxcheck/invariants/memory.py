@@ -35,7 +35,7 @@ def judge(case: Case) -> Judgement:
     """The bound, and what breaks none but is advised against where the settings make that a violation."""
     if case.bound is None:
         return Judgement()
-    findings = memory(case.observation, case.profile, case.bound) or wasted(case.advice())
+    findings = memory(case, case.bound) or wasted(case.advice())
     return Judgement((Violation("memory", findings=findings),) if findings else ())
 
 
@@ -44,13 +44,13 @@ def wasted(advice: tuple[Advice, ...]) -> tuple[Finding, ...]:
     return (MemoryWasted(advice=advice),) if advice else ()
 
 
-def memory(observation: Observation, profile: Profile, bound: Bound) -> tuple[Finding, ...]:
+def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
     """What breaks the bound; with the default bound also copies of the state and captured constants."""
-    used = observation.memory
+    observation, profile, used = case.observation, case.profile, case.observation.memory
     if used is None:
         return ()
     findings: list[Finding] = []
-    copies = copied_state(observation, used)
+    copies = copied_state(case, used)
     size = 0 if saves_steps(observation.nesting) else sum(buffer.bytes for buffer in copies)
     figures = Figures(used.split, bound, profile.state_bytes, profile.devices, cause(observation, profile, copies))
     if used.peak > bound.budget:
@@ -76,20 +76,21 @@ def saves_steps(nesting: Nesting) -> bool:
     return any(row.loop == "counted" for row in differentiated(nesting))
 
 
-def copies_not_judged(observation: Observation, profile: Profile) -> tuple[Fact, ...]:
+def copies_not_judged(case: Case) -> tuple[Fact, ...]:
     """Notes on copies of the state that are not judged."""
-    used = observation.memory
+    observation, used = case.observation, case.observation.memory
     if used is None:
         return ()
-    saved = copied_state(observation, used) if saves_steps(observation.nesting) else ()
+    copies = all_copies(observation, used)
     kinds: dict[FactKind, tuple[Buffer, ...]] = {
-        "copies of a loop": saved,
-        "copies of XLA": widened(used, all_copies(observation, used)),
+        "copies of a loop": copied_state(case, used) if saves_steps(observation.nesting) else (),
+        "copies of XLA": widened(used, copies),
+        "copies of what is overwritten": overwritten(case, copies),
     }
     return tuple(
-        Fact(kind, count=size / profile.state_bytes)
-        for kind, copies in kinds.items()
-        if too_many(size := sum(copy.bytes for copy in copies), profile)
+        Fact(kind, count=size / case.profile.state_bytes)
+        for kind, those in kinds.items()
+        if too_many(size := sum(copy.bytes for copy in those), case.profile)
     )
 
 
@@ -99,10 +100,10 @@ def captures(observation: Observation, profile: Profile) -> bool:
     return own and profile.constant_bytes >= FLOOR
 
 
-def copied_state(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
-    """Buffers that are a whole state leaf again, but for those of leaves that XLA widens."""
-    copies = all_copies(observation, used)
-    left_out = widened(used, copies)
+def copied_state(case: Case, used: Memory) -> tuple[Buffer, ...]:
+    """Buffers that are a whole state leaf again, but for those that XLA inserts for leaves which it widens, or that are only written."""
+    copies = all_copies(case.observation, used)
+    left_out = (*widened(used, copies), *overwritten(case, copies))
     return tuple(copy for copy in copies if copy not in left_out)
 
 
@@ -124,8 +125,21 @@ def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         if buffer.kind == "temporary" and buffer.operation == "convert" and buffer.inserted
     }
     narrow = {f"{kind}{shape}" for kind in ("bfloat16", "float16") for shape in wide}
-    whole = (copy for copy in copies if copy.kind == "temporary" and copy.inserted and not SLICED & {*copy.through})
-    return tuple(copy for copy in whole if copy.shape in narrow)
+    return tuple(copy for copy in inserted_whole(copies) if copy.shape in narrow)
+
+
+def overwritten(case: Case, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+    """The copies that XLA inserts of leaves of which the call writes a part, and reads nothing that was there before: a cache, decoded into.
+
+    No line of the user's needs the old values. XLA before jax 0.7 does, since it computes the write once more inside of each reader.
+    """
+    names, leaves = case.observation.parameters, case.written.overwritten
+    return tuple(copy for copy in inserted_whole(copies) if {names[number] for number in copy.parameters} <= leaves)
+
+
+def inserted_whole(copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+    """The copies that XLA inserted, in one piece."""
+    return tuple(copy for copy in copies if copy.kind == "temporary" and copy.inserted and not SLICED & {*copy.through})
 
 
 def cause(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> PeakCause:

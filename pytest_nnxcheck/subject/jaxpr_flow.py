@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, GATHER, REMATS, SCAN, SLICES, WHILE
+from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, GATHER, REMATS, SCAN, SLICES, UPDATES, WHILE
 
 Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
@@ -153,6 +153,41 @@ def adds_to(jaxpr: Any, number: int) -> bool:
             if operand is not None and id(eqn.invars[operand]) in same:
                 same.add(id(var))
     return False
+
+
+def overwritten(jaxpr: Any, number: int) -> bool:
+    """Whether nothing is done with an input but to write a part of it, as of a cache: nobody reads what was there. An unknown equation reads."""
+    old = {id(jaxpr.invars[number])}
+    for eqn in jaxpr.eqns:
+        numbers = [k for k, var in enumerate(eqn.invars) if id(var) in old]
+        if any(reads(eqn, k) for k in numbers):
+            return False
+        old.update(id(var) for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True) if operand in numbers)
+    return not any(id(var) in old for var in jaxpr.outvars)
+
+
+def reads(eqn: Any, number: int) -> bool:
+    """Whether an equation does more with an operand than to hand it on, or to write a part of it."""
+    name = eqn.primitive.name
+    if name in UPDATES:
+        return number != 0
+    inside = carried_in(eqn, number)
+    return name not in COPIES and not (inside and all(overwritten(inner, k) for inner, k in inside))
+
+
+def carried_in(eqn: Any, number: int) -> list[tuple[Any, int]]:
+    """The jaxprs that an equation hands an operand to as it is, or carries it through, each with the number of its input."""
+    if eqn.primitive.name == SCAN:
+        consts, carry = compat.scan_layout(eqn)
+        return [(compat.open_jaxpr(eqn.params["jaxpr"]), number)] if consts <= number < consts + carry else []
+    if eqn.primitive.name == WHILE:
+        consts, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        if number < consts + body:
+            return []
+        inside = {"body_jaxpr": number - consts, "cond_jaxpr": number - body}
+        return [(compat.open_jaxpr(eqn.params[key]), inner) for key, inner in inside.items()]
+    inner = called(eqn)
+    return [] if inner is None else [(inner, number)]
 
 
 def elements_used(jaxpr: Any, var: Any, fixed: frozenset[int] = frozenset()) -> int:

@@ -41,7 +41,8 @@ class Profile:
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in. Its output is ``plain`` where jax alone gives it its structure,
+    floating type that it computes in. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
+    that was there before. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -76,6 +77,7 @@ class Profile:
     widened: tuple[tuple[int, str], ...] = ()
     waste: Waste = NOTHING
     precision: float = 0.0
+    overwritten: frozenset[Path] = frozenset()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
 
@@ -136,6 +138,8 @@ def profile(subject: Subject) -> Profile:
         changed=changed,
         added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
         rewritten=rewritten,
+        overwritten=changed
+        - {path for (path, _), number in number_of.items() if not jaxpr_flow.overwritten(jaxpr, number)},
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),

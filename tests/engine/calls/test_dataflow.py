@@ -92,3 +92,32 @@ def test_which_inputs_go_into_an_output(wrapper):
 def test_an_output_that_no_input_goes_into_or_that_is_one():
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(lambda w, x: (jnp.zeros(3), 1.0, x, jax.jit(lambda a, b: a)(x, w)))(W, W))
     assert jaxpr_flow.origins(jaxpr) == (0, 0, 0b10, 0b10)
+
+
+def written(w, x):
+    return jax.lax.dynamic_update_slice(w, x[:1], (1, 0)), x
+
+
+@pytest.mark.parametrize("wrapper", sorted({*WRAPPERS} - {"cond"}))
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        (written, True),
+        (lambda w, x: (w.at[0].set(x[0]), x), True),
+        (lambda w, x: (w.at[0].set(x[0]), x @ w), False),
+        (lambda w, x: (w.at[0].set(w[1]), x), False),
+        (lambda w, x: (w, x), False),
+        (lambda w, x: (w + 1, x), False),
+    ],
+)
+def test_an_input_is_overwritten_where_a_part_is_written_and_nothing_read(wrapper, body, expected):
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
+    assert jaxpr_flow.overwritten(jaxpr, 0) is expected
+
+
+def test_the_condition_of_a_loop_reads_what_it_looks_at():
+    def loop(stop):
+        return lambda w, x: jax.lax.while_loop(stop, lambda c: written(*c), (w, x))
+
+    for stop, expected in ((lambda c: c[1][0, 0] > 0, True), (lambda c: c[0][0, 0] > 0, False)):
+        assert jaxpr_flow.overwritten(compat.open_jaxpr(jax.make_jaxpr(loop(stop))(W, W)), 0) is expected

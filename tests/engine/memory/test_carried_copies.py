@@ -66,28 +66,40 @@ def test_the_copy_of_what_a_loop_gathers_from_after_it_scattered_is_named_and_ju
 
 
 class Decoder(nnx.Module):
-    """Writes a key into its cache, and attends over all of it."""
+    """Writes a key into its cache, and attends over all of it; ``looks_back``: over that which was there before, too."""
 
-    def __init__(self):
+    def __init__(self, *, looks_back=False):
+        self.looks_back = looks_back
         self.keys, self.position = nnx.Cache(jnp.zeros((ROWS, WIDTH))), nnx.Cache(jnp.int32(0))
 
     def step(self, x):
-        position = self.position[...]
+        position, before = self.position[...], self.keys[...]
         assign(self.keys, jax.lax.dynamic_update_slice(self.keys[...], x[None], (position, 0)))
         assign(self.position, position + 1)
-        return jnp.tanh(jax.nn.softmax(self.keys[...] @ x) @ self.keys[...])
+        y = jnp.tanh(jax.nn.softmax(self.keys[...] @ x) @ self.keys[...])
+        return jnp.tanh(before @ y) @ before if self.looks_back else y
 
     def __call__(self, x):
         body = lambda carry: (carry[0], carry[0].step(carry[1]), carry[2] + 1)  # noqa: E731
         return nnx.while_loop(lambda carry: carry[2] < STEPS, body, (self, x, 0))[1]
 
 
-@pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
-def test_a_cache_that_is_decoded_in_a_while_loop_is_copied_by_older_xla(nesting):
-    found = call(Decoder(), X, nesting=nesting)
-    copied = JAX < (0, 7)
-    assert broken(found) == (["memory"] if copied else []), text(found)
-    assert not copied or "copy of model.keys by while, copy" in text(found)
+NOTE = "1.0 copies of the state not judged: XLA inserts them for leaves of which the call writes a part, and reads nothing that was there before"
+
+
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > scan", "jit > while_loop"])
+@pytest.mark.parametrize("made", ["step", "__call__"])
+def test_a_cache_that_is_decoded_into_is_no_copy_of_the_users_though_older_xla_makes_one(made, nesting):
+    found = call(getattr(Decoder(), made), X, nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    copied = JAX < (0, 7) and nesting in ("jit", "jit[functional]")
+    assert not copied or NOTE in text(found)
+
+
+def test_a_cache_of_which_the_old_values_are_read_after_the_write_is_copied():
+    found = call(Decoder(looks_back=True).step, X, nesting="jit")
+    assert broken(found) == ["memory"], text(found)
+    assert "copy of model.keys by" in text(found)
 
 
 def test_parameters_that_a_loop_replaces_are_no_copy():

@@ -20,7 +20,8 @@ from pytest_nnxcheck import assert_invariants, check
 from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.evidence import Evidence
 from pytest_nnxcheck.core.nesting import Nesting, impossible
-from pytest_nnxcheck.core.outcome import MergedVariables, Outcome, Violation
+from pytest_nnxcheck.core.notes import MergedVariables
+from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.example import Example
