@@ -4,7 +4,6 @@ A second import of jax aborts the interpreter, one of hypothesis leaves two of e
 """
 
 import atexit
-import gc
 import os
 import shutil
 import sys
@@ -55,12 +54,6 @@ hypothesis.settings.load_profile("tests")
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
-
-
-def pytest_collection_finish() -> None:
-    """What jax and flax are made of stays until the end: the collector need not go through it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")
