@@ -116,7 +116,7 @@ def shares_no_buffer(
 def leaves_no_deleted_arrays() -> None:
     """Look among all objects of Python for Variables whose array was donated for another one."""
     gc.collect()
-    held = [compat.variable_value(each) for each in gc.get_objects() if isinstance(each, nnx.Variable)]
+    held = [compat.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
     lost = [describe(each) for each in held if isinstance(each, jax.Array) and each.size and not pointers(each)]
     report("donation", [f"{kind} is left with a deleted array: a jit inside the call donates it" for kind in lost])
 
