@@ -27,6 +27,7 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.reporting.notes import texts
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile
 
@@ -339,7 +340,7 @@ def test_a_step_that_trains_a_copy_of_the_model_has_a_note(nesting):
         model, optimizer = optimizer_of(Mlp(rngs()), wrt=wrt)
         found = call(step, model, optimizer, *further, batch_of(), nesting=nesting)
         assert found.outcome.verdict == "held"
-        return [note for note in found.facts.notes if "trains a copy" in note]
+        return [note for note in texts(found.facts.notes) if "trains a copy" in note]
 
     paths = ", ".join(f"model.{leaf}" for leaf in LAYERS[:3])
     said = f"copies_the_model steps its optimizer, and leaves {paths}, ... as they are: it trains a copy of the model"
