@@ -106,6 +106,7 @@ def written(w, x):
         (lambda w, x: (w.at[0].set(x[0]), x), True),
         (lambda w, x: (w.at[0].set(x[0]), x @ w), False),
         (lambda w, x: (w.at[0].set(w[1]), x), False),
+        (lambda w, x: (jax.lax.dynamic_update_slice(x, w, (0, 0)), x), False),
         (lambda w, x: (w, x), False),
         (lambda w, x: (w + 1, x), False),
     ],
