@@ -21,6 +21,7 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import COPIES
 from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.inspection.pointers import is_deleted
 from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
 from pytest_nnxcheck.subject.jaxpr_flow import constants, inner_jaxprs
 
@@ -117,7 +118,7 @@ def leaves_no_deleted_arrays() -> None:
     """Look among all objects of Python for Variables whose array was donated for another one."""
     gc.collect()
     held = [compat.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
-    lost = [describe(each) for each in held if isinstance(each, jax.Array) and each.size and not pointers(each)]
+    lost = [describe(each) for each in held if is_deleted(each) and each.size]
     report("donation", [f"{kind} is left with a deleted array: a jit inside the call donates it" for kind in lost])
 
 

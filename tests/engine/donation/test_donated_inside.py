@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,6 +14,7 @@ from healthy import numbers
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.outcome import Orphaned, SharedBuffer
 from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.reproducer.checks import leaves_no_deleted_arrays
 
 
 def linear(seed=0):
@@ -223,6 +226,18 @@ def test_a_step_that_uses_the_model_up_holds():
 
 
 # --- the program to paste
+
+
+def test_a_variable_that_holds_a_tracer_is_none_that_lost_its_array(monkeypatch):
+    """What another call of the same process left is not the program's to tell, and a tracer cannot be asked."""
+    left = []
+    monkeypatch.setattr(gc, "get_objects", lambda: left)
+    jax.make_jaxpr(lambda x: left.append(nnx.Param(x)))(X)
+    leaves_no_deleted_arrays()
+    left.append(nnx.Param(jnp.ones(4)))
+    left[-1][...].delete()
+    with pytest.raises(AssertionError, match=r"float32\[4\] is left with a deleted array"):
+        leaves_no_deleted_arrays()
 
 
 @pytest.mark.slow
