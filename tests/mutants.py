@@ -168,6 +168,7 @@ MUTANTS = (
     Mutant("engine/example.py", "[] if seen.complete else", "[] if True else", "test_notes.py"),
     Mutant("engine/example.py", "if not mapped:", "if True:", "test_notes.py"),
     Mutant("engine/parity.py", "for precision in (0.0, facts.precision):", "for precision in (0.0,):", "test_parity_values.py"),
+    Mutant("invariants/parity.py", "RELATIVE.get(min(width, computed), RELATIVE[HALF]) * moved", "RELATIVE[HALF] * moved", "test_parity_reference.py"),
     Mutant("engine/parity.py", "if list(map(np.shape, arrays)) == shapes:", "if False:", "test_parity_values.py"),
     # invariants of the user's own, and those that are named
     Mutant("invariants/__init__.py", "return ended and measured and not (row.runs and observation.abstract)", "return ended", "test_own_invariants.py"),

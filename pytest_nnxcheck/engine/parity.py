@@ -23,7 +23,7 @@ from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.dropped_updates import Drop, TransparentCall, differ
 from pytest_nnxcheck.engine.reference import Evaluated, Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants import Judgement
-from pytest_nnxcheck.invariants.parity import by_name, compare, differences, scalars
+from pytest_nnxcheck.invariants.parity import HALF, WIDEST, Shaken, Slack, by_name, compare, differences, scalars
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import Effect, Facts, read, structure, type_of
 from pytest_nnxcheck.subject.subject import Subject
@@ -94,7 +94,8 @@ def beyond_rounding(
     for precision in (0.0, facts.precision):
         nudged = reference.from_start(subject, Start(nudged=True, precision=precision))
         if nudged.error is None:
-            different = differences(wanted, got, before, nudged, drawn=drawn, inside=inside)
+            shaken = Shaken(nudged, HALF if precision > FLOAT32 else WIDEST)
+            different = differences(wanted, got, before, shaken, drawn=drawn, inside=inside)
         if not any(difference.rounding for difference in different) or facts.precision <= FLOAT32:
             break
     return different
@@ -223,8 +224,8 @@ def not_returned(difference: ValueDiffers, wanted: Effect, got: Effect, before: 
         return difference
     for name, array in returned_copies(difference.path, got, before):
         if differ(before.leaves[difference.path].value, array):
-            return compare(name, leaf.value, array, None, None, "")
-    is_returned = any(compare("", leaf.value, array, None, None, "") is None for array in got.output)
+            return compare(name, leaf.value, array, None, Slack(), "")
+    is_returned = any(compare("", leaf.value, array, None, Slack(), "") is None for array in got.output)
     return None if is_returned else difference
 
 

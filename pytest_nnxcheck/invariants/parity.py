@@ -3,14 +3,15 @@
 Integers, flags and keys are compared bit by bit. Floats may differ by what another order of the same operations does to them:
 a part of the distance that the value moved, and a few roundings of the largest value in the array. Both were measured (see
 ``RELATIVE`` and ``ROUNDING``). Where rounding is not harmless, as with Adam on a gradient that is zero but for noise, a reference
-that started a few roundings away tells how far the value may lie.
+that started a few roundings away tells how far the value may lie; and a program that computes in half precision leaves its
+roundings in float32 too, as mixed precision does in the moments of Adam.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,28 @@ from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
 
 SHOWN = 6
-RELATIVE = {8: 1e-9, 4: 1e-4, 2: 2e-2}
+WIDEST, SINGLE, HALF = 8, 4, 2
+"""Bytes of floats."""
+RELATIVE = {WIDEST: 1e-9, SINGLE: 1e-4, HALF: 2e-2}
 """Part of the distance moved that a float may differ by, by the bytes of its type."""
 ROUNDING = 16
 """Roundings (units of the last place of the largest value) that a float of four bytes or more may differ by; half precision: 2."""
 NOISE = 10
 """How many times the spread of the nudged reference a float may differ by."""
+
+
+class Shaken(NamedTuple):
+    """What the same calls do from a start a few roundings away, and the bytes of the narrowest float whose roundings those were."""
+
+    effect: Effect
+    width: int = WIDEST
+
+
+class Slack(NamedTuple):
+    """How far rounding took a value from the other start, and the bytes of the narrowest float that it may have been rounded to."""
+
+    spread: float | None = None
+    width: int = WIDEST
 
 
 def judge(case: Case) -> Judgement:
@@ -41,7 +58,7 @@ def differences(
     wanted: Effect,
     got: Effect,
     before: Facts,
-    nudged: Effect | None = None,
+    shaken: Shaken | None = None,
     *,
     drawn: bool = False,
     inside: bool = False,
@@ -50,14 +67,14 @@ def differences(
     ``inside`` says that both are the un-nested call.
     """
     return (
-        *of_state(wanted, got, before, nudged, drawn=drawn),
+        *of_state(wanted, got, before, shaken, drawn=drawn),
         *of_attributes(wanted.after, got.after, before),
-        *(() if drawn else of_outputs(wanted, got, nudged, inside=inside)),
+        *(() if drawn else of_outputs(wanted, got, shaken, inside=inside)),
     )
 
 
 def of_state(
-    wanted: Effect, got: Effect, before: Facts, nudged: Effect | None, *, drawn: bool
+    wanted: Effect, got: Effect, before: Facts, shaken: Shaken | None, *, drawn: bool
 ) -> Iterator[ValueDiffers]:
     for path in dict.fromkeys([*wanted.after.leaves, *got.after.leaves]):
         old, want, have = before.leaves.get(path), wanted.after.leaves.get(path), got.after.leaves.get(path)
@@ -68,8 +85,8 @@ def of_state(
         want, have = of_old(want, old), of_old(have, old)
         if want.value is have.value or (drawn and want is not old and not want.kind.startswith("Rng")):
             continue
-        spread = None if nudged is None else spread_of(path, wanted, nudged)
-        difference = compare(path, want.value, have.value, old.value if old else None, spread, want.kind)
+        slack = Slack(spread_of(path, wanted, shaken.effect), shaken.width) if shaken else Slack()
+        difference = compare(path, want.value, have.value, old.value if old else None, slack, want.kind)
         if difference is not None:
             yield difference
 
@@ -94,23 +111,24 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDif
         )
 
 
-def of_outputs(wanted: Effect, got: Effect, nudged: Effect | None, *, inside: bool) -> Iterator[ValueDiffers]:
+def of_outputs(wanted: Effect, got: Effect, shaken: Shaken | None, *, inside: bool) -> Iterator[ValueDiffers]:
     if wanted.structure.others != got.structure.others:
         yield from of_plain_leaves(wanted.structure.others, got.structure.others)
         return
     structures: list[Any] = [jax.tree.structure(effect.returned) for effect in (wanted, got)]
-    runs = [by_name(effect, whole=structures[0] == structures[1]) for effect in (wanted, got, nudged) if effect]
+    effects, width = (wanted, got, *([shaken.effect] if shaken else [])), shaken.width if shaken else WIDEST
+    runs = [by_name(effect, whole=structures[0] == structures[1]) for effect in effects]
     for name in dict.fromkeys([*runs[0], *runs[1]]):
-        want, have, *shaken = (run.get(name, []) for run in runs)
+        want, have, *moved = (run.get(name, []) for run in runs)
         if len(want) != len(have):
             # A module that a jit inside the call hands out as a copy comes in arrays, the call's own module in none: neither is wrong.
             if not inside:
                 yield ValueDiffers(name, label="differs", want=f"{len(want)} arrays", have=str(len(have)))
             continue
-        paired = shaken and len(shaken[0]) == len(want)
-        spreads = [distance(*pair) for pair in zip(want, shaken[0], strict=True)] if paired else [None] * len(want)
+        paired = moved and len(moved[0]) == len(want)
+        spreads = [distance(*pair) for pair in zip(want, moved[0], strict=True)] if paired else [None] * len(want)
         for a, b, spread in zip(want, have, spreads, strict=True):
-            if difference := compare(name, a, b, None, spread, ""):
+            if difference := compare(name, a, b, None, Slack(spread, width), ""):
                 yield difference
 
 
@@ -134,14 +152,14 @@ def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
     return arrays
 
 
-def compare(path: str, want: Any, have: Any, old: Any, spread: float | None, kind: str) -> ValueDiffers | None:
+def compare(path: str, want: Any, have: Any, old: Any, slack: Slack, kind: str) -> ValueDiffers | None:
     """One array against the other."""
     if isinstance(have, jax.Array) and have.is_deleted():
         return ValueDiffers(path, label="deleted", of=kind, type=describe(want))
     want, have = comparable(want, kind), comparable(have, kind)
     if describe(want) != describe(have):
         return ValueDiffers(path, label="differs", of=kind, want=describe(want), have=describe(have))
-    difference = of_floats(want, have, old, spread) if inexact(want) else of_bits(want, have, old)
+    difference = of_floats(want, have, old, slack) if inexact(want) else of_bits(want, have, old)
     return difference and replace(difference, path=path, of=kind, type=describe(want))
 
 
@@ -160,10 +178,10 @@ def of_bits(want: Any, have: Any, old: Any) -> ValueDiffers | None:
     )
 
 
-def of_floats(want: Any, have: Any, old: Any, spread: float | None) -> ValueDiffers | None:
+def of_floats(want: Any, have: Any, old: Any, slack: Slack) -> ValueDiffers | None:
     a, b = numbers(want), numbers(have)
-    allowed = allowance(a, want, numbers(old) if same_type(want, old) else None)
-    allowed += NOISE * spread if spread is not None else 0.0
+    allowed = allowance(a, want, numbers(old) if same_type(want, old) else None, slack.width)
+    allowed += NOISE * slack.spread if slack.spread is not None else 0.0
     off = apart(a, b)
     wrong = ~(off <= allowed)
     if not wrong.any():
@@ -237,14 +255,14 @@ def apart(a: Any, b: Any) -> Any:
     return np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
 
 
-def allowance(want: Any, typed: Any, old: Any) -> float:
-    """How far a float may lie off: for a leaf of the state as a part of what it moved, for an output of its size."""
+def allowance(want: Any, typed: Any, old: Any, computed: int) -> float:
+    """How far a float may lie off: for a leaf of the state as a part of what it moved, for an output of its size; ``computed`` are bytes, see `Slack`."""
     size = largest(want)
     moved = size if old is None else largest(want - old)
     kind = jnp.dtype(getattr(typed, "dtype", np.float64))
     width = kind.itemsize // (2 if kind.kind == "c" else 1)
-    roundings = (ROUNDING if width >= 4 else 2) * float(jnp.finfo(kind).eps)  # type: ignore[no-untyped-call]
-    return RELATIVE.get(width, RELATIVE[2]) * moved + roundings * size
+    roundings = (ROUNDING if width >= SINGLE else 2) * float(jnp.finfo(kind).eps)  # type: ignore[no-untyped-call]
+    return RELATIVE.get(min(width, computed), RELATIVE[HALF]) * moved + roundings * size
 
 
 def largest(array: Any) -> float:

@@ -16,7 +16,7 @@ from parity_calls import Counter, Counts, X, norm, parity
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.memo import evaluated_calls, identity
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, fed_back
-from pytest_nnxcheck.invariants.parity import compare
+from pytest_nnxcheck.invariants.parity import HALF, Slack, compare
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Facts, Leaf, changed, read
 from pytest_nnxcheck.transforms import wrappers
@@ -28,7 +28,7 @@ def test_bits_of_integers_flags_and_keys_and_a_tolerance_for_floats():
     one = jnp.ones(3)
 
     def differs(want, have, old=None):
-        return compare("x", want, have, old, None, "") is not None
+        return compare("x", want, have, old, Slack(), "") is not None
 
     assert not differs(one, one * (1 + 1e-6))
     assert differs(one, one * (1 + 1e-3))
@@ -43,8 +43,20 @@ def test_bits_of_integers_flags_and_keys_and_a_tolerance_for_floats():
     assert not differs(one.astype(jnp.bfloat16), one.astype(jnp.bfloat16) * 1.008)
     assert differs(one.astype(jnp.bfloat16), one.astype(jnp.bfloat16) * 1.1)
     assert differs(one + 1e-5, one, one), "a small step of an optimizer, dropped"
-    assert compare("x", one + 1e-5, one, one, None, "").label == "dropped"
-    assert compare("x", one + 1e-5, one * 2, one, None, "").label == "differs"
+    assert compare("x", one + 1e-5, one, one, Slack(), "").label == "dropped"
+    assert compare("x", one + 1e-5, one * 2, one, Slack(), "").label == "differs"
+
+
+def test_what_was_computed_in_half_precision_may_be_off_by_a_part_of_what_it_moved():
+    old = jnp.full(3, 100.0)
+
+    def differs(off, width):
+        return compare("x", old + 1, old + 1 + off, old, Slack(width=width), "") is not None
+
+    assert differs(0.004, Slack().width)
+    assert not differs(0.004, HALF)
+    assert differs(0.2, HALF), "little of its size, and a fifth of what it moved"
+    assert compare("x", old + 1, old, old, Slack(width=HALF), "").label == "dropped"
 
 
 class Noise(nnx.Module):

@@ -142,6 +142,14 @@ def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(
 
 
 @pytest.mark.slow
+def test_one_rounding_of_half_precision_in_a_moment_of_adam_is_no_alarm():
+    """On these inputs XLA of jax 0.4 rounds one gradient the other way, which no nudge of the inputs does."""
+    model, optimizer, _ = mixed_step()
+    found = call(step, model, optimizer, numbers((6, 8)), nesting="jit[functional] > remat", invariants="parity")
+    assert found.outcome.verdict == "held", text(found)
+
+
+@pytest.mark.slow
 def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
     """What rounding decides in a jit inside it is told, but no exception of a trace of ours."""
 
