@@ -21,7 +21,6 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import COPIES
 from pytest_nnxcheck.core.text import format_bytes
-from pytest_nnxcheck.inspection.pointers import is_deleted
 from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
 from pytest_nnxcheck.subject.jaxpr_flow import constants, inner_jaxprs
 
@@ -118,7 +117,8 @@ def leaves_no_deleted_arrays() -> None:
     """Look among all objects of Python for Variables whose array was donated for another one."""
     gc.collect()
     held = [compat.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
-    lost = [describe(each) for each in held if is_deleted(each) and each.size]
+    arrays = [each for each in held if isinstance(each, jax.Array) and not isinstance(each, jax.core.Tracer)]
+    lost = [describe(array) for array in arrays if array.size and array.is_deleted()]
     report("donation", [f"{kind} is left with a deleted array: a jit inside the call donates it" for kind in lost])
 
 
@@ -255,8 +255,6 @@ def handed_on(jaxpr: Any, given: list[bool]) -> list[bool]:
 
 def agree(wanted: dict[str, Any], found: dict[str, Any], least: dict[str, float]) -> None:
     """Hold what the nesting left against what the same calls leave without it; ``least`` is how far apart counts as another value."""
-    lines = []
-    for name, want in wanted.items():
-        if (off := distance(want, found[name])) >= least[name]:
-            lines.append(f"{name} differs from that of the un-nested call, by {off:.3g}")
-    report("parity", lines)
+    sizes = {name: distance(want, found[name]) for name, want in wanted.items()}
+    large = {name: size for name, size in sizes.items() if size >= least[name]}
+    report("parity", [f"{name} differs from that of the un-nested call, by {size:.3g}" for name, size in large.items()])
