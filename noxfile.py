@@ -40,6 +40,7 @@ JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 FLAX_HEAD = "flax @ git+https://github.com/google/flax"
 WORKERS = ("-n", "2", "--dist", "loadgroup")
 """Two workers, of which one runs the whole of a group: what its tests share is made once."""
+TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
 heavy = {"jax", "flax", "hypothesis"} & sys.modules.keys()
@@ -119,7 +120,7 @@ def system(session: nox.Session) -> None:
 def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
     """What is slow, and what one of each kind stands for in the tests: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
     session.install(".[test]", *versions)
-    session.run("pytest", *WORKERS, "-m", "full or slow", "tests", *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "full or slow or system", "tests", *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).
     styles = ["--nnx-styles", "argument,functional"] if "flax==0.10" in versions[1] else []
     session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
@@ -134,9 +135,10 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST)
 def floors(session: nox.Session) -> None:
-    """All tests on the oldest pytest and hypothesis, with the oldest jax and flax."""
+    """The oldest pytest and hypothesis, with the oldest jax and flax: all but the documents and the figures of whole processes."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    session.run("pytest", *WORKERS, "-m", "not full", "tests", *session.posargs)
+    pasted = "tests/system/reproducer/test_reproducer.py"
+    session.run("pytest", *WORKERS, "-m", "not full", *TIERS, pasted, *session.posargs)
 
 
 @nox.session(python=NEWEST)

@@ -74,9 +74,24 @@ OF_EACH_KIND = ("batch_norm_train", "dropout", "linear", "remat_inside", "scan_o
 """One model of each kind: statistics, random numbers, no state that changes, a remat, stacked layers, aliases."""
 
 
+def some(of: Iterable[str], names: Iterable[str], otherwise: pytest.MarkDecorator = pytest.mark.full) -> list[Any]:
+    """Forms for ``parametrize``: those that are named in every run, the others where ``full``, or another mark, is asked for."""
+    return [name if name in names else pytest.param(name, marks=otherwise) for name in of]
+
+
 def models(names: Iterable[str] = OF_EACH_KIND, otherwise: pytest.MarkDecorator = pytest.mark.full) -> list[Any]:
-    """Healthy models for ``parametrize``: those that are named in every run, the others where ``full``, or another mark, is asked for."""
-    return [name if name in names else pytest.param(name, marks=otherwise) for name in sorted(HEALTHY)]
+    """The same of the healthy models."""
+    return some(sorted(HEALTHY), names, otherwise)
+
+
+def slow(*names: str) -> list[Any]:
+    """Forms for ``parametrize`` that are left to the oldest and the newest row."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def full(*names: str) -> list[Any]:
+    """Forms for ``parametrize`` that are left to ``nox -s calibrate``."""
+    return [pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 def source(buffer: Buffer) -> str:

@@ -19,7 +19,7 @@ from pytest_nnxcheck.reporting import wording
 FILES = (wild_training, wild_calls, wild_inputs, wild_code, wild_state)
 HERE = {name: factory for name, factory in WILD.items() if name not in LEFT_OUT}
 SUBJECTS = sorted(set(HERE) - {"dict_with_keys_of_several_types"})
-SHARE = 4
+SHARE = 8
 """One subject in so many runs with every suite, all of them in the full run."""
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import call, text
+from checking import call, full, text
 from flax import nnx
 from healthy import node_list
 from hypothesis import given
@@ -303,7 +303,7 @@ class Static:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [lambda: Bound(jax.jit), lambda: Bound(nnx.jit), Static])
-@pytest.mark.parametrize("nesting", ["un-nested", "jit", "vmap", "jit > scan", "eval_shape"])
+@pytest.mark.parametrize("nesting", ["un-nested", *full("jit", "vmap"), "jit > scan", "eval_shape"])
 def test_an_object_whose_own_jit_captured_its_module_holds_or_is_left_out_with_the_reason(made, nesting, example):
     owner = made()
     found = call(owner.process, jnp.ones(3), nesting=nesting, example=example)

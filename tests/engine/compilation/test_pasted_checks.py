@@ -134,6 +134,7 @@ def test_a_variable_of_this_trace_may_be_written():
     may_be_written(Scale(), {"model.factor": ("factor",)})
 
 
+@pytest.mark.usefixtures("aliased_bytes")
 def test_the_peak_is_that_of_the_plugin(capsys):
     found = call(Scale(), jnp.ones((2, 64)), nesting="jit").outcome
     model = Scale()

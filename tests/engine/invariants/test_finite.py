@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import broken, call, full, text
 from flax import nnx
 from healthy import HEALTHY, assign, numbers
 
@@ -120,7 +120,7 @@ def test_where_the_reference_raises_a_note_says_so():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["batch_norm_train", "dropout"])
+@pytest.mark.parametrize("name", ["batch_norm_train", *full("dropout")])
 def test_healthy_models_hold_where_values_are_needed(name):
     case = HEALTHY[name]()
     report = check(case.subject, *case.args, invariants="finite", styles="argument", max_examples=0, sweep="short")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import reports
 import retraced
-from checking import call, text
+from checking import call, slow, some, text
 from cures import DIFFERENTIATED, OWN, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
@@ -149,7 +149,9 @@ CAPTURED_BY_OWN = (
     *CAPTURED,
     *(f"captured by {name}" for name in ("checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)),
 )
-CAPTURING = ["jit", "remat", "scan", "vmap", "while_loop", "fori_loop", "cond", "switch"]
+CAPTURING = ["jit", "scan", *slow("remat", "vmap", "while_loop", "fori_loop", "cond", "switch")]
+FEW = {"vmap", "scan", "cond", "checkpoint", "grad", "jvp", "jacrev"}
+"""One of each kind of transform that a user's own code may name."""
 
 
 @follows(*CAPTURED)
@@ -166,7 +168,7 @@ def test_a_layer_that_captures_is_handed_the_module(transform):
 
 @pytest.mark.slow
 @follows(*CAPTURED_BY_OWN)
-@pytest.mark.parametrize("transform", OWN)
+@pytest.mark.parametrize("transform", some(OWN, FEW))
 def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
     own, cured = OWN[transform]
     with_exception = call(own, norm(), numbers(BATCH), nesting="un-nested")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 import reports
 import wild_training
-from checking import OF_EACH_KIND
+from checking import some
 from flax import nnx
 from healthy import FLAX, HEALTHY, assign, numbers, rngs
 
@@ -18,6 +18,7 @@ from pytest_nnxcheck.watch import programs as watched
 from pytest_nnxcheck.watch.programs import Programs
 
 KIB = 1024
+pytestmark = pytest.mark.usefixtures("aliased_bytes")
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +179,7 @@ def test_where_a_batch_looks_like_a_kernel_neither_is_told():
 
 LEFT_OUT = {"loss_scaling"} if FLAX < (0, 10, 7) else set()
 """It has a bare Variable among its arguments, which the jit of older flax takes apart."""
+TAKEN = sorted({*HEALTHY, *wild_training.TRAINING} - LEFT_OUT)
 STEPS = {"accumulated_gradients", "batch_norm_and_dropout", "bfloat16_parameters", "ema_weights", "functional_adam"}
 """Training steps that hold more than their parameters: sums of gradients, statistics, wider copies, averages, moments."""
 
@@ -242,13 +244,7 @@ def test_a_model_that_is_used_as_models_are_is_not_told(make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in {*OF_EACH_KIND, *STEPS} else pytest.param(name, marks=pytest.mark.full)
-        for name in sorted({*HEALTHY, *wild_training.TRAINING} - LEFT_OUT)
-    ],
-)
+@pytest.mark.parametrize("name", some(TAKEN, {"batch_norm_train", "scan_over_layers", *STEPS}))
 def test_a_healthy_model_is_not_told(monkeypatch, name):
     monkeypatch.setattr(watched, "FLOOR", 1)  # these models are small
     case = (HEALTHY | wild_training.TRAINING)[name]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import pytest
-from checking import broken, call, text
+from checking import broken, call, some, text
 from flax import nnx
 from healthy import FLAX, numbers, rngs
 from leaky import LEAKY, KeepsLastSetInInit, case
@@ -14,6 +14,7 @@ from pytest_nnxcheck.engine.example import Example
 
 HERE = sorted(name for name, twins in LEAKY.items() if FLAX >= twins.since)
 REST = sorted(set(LEAKY) - set(HERE))
+FEW = {"class_attribute", "raises_afterwards", "variable_metadata"}
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -28,7 +29,7 @@ def test_a_leak_is_found_and_named_and_undone_before_the_next_nesting(name):
     assert [text(each) for each in later] == [text(found)] * 2
 
 
-@pytest.mark.parametrize("name", sorted(LEAKY))
+@pytest.mark.parametrize("name", some(sorted(LEAKY), FEW, pytest.mark.slow))
 def test_the_healthy_twin_holds(name):
     twin = LEAKY[name].healthy()
     for nesting in ("jit > remat > scan > vmap > while_loop > eval_shape", "scan > jit[functional] > vmap[functional]"):
@@ -75,7 +76,7 @@ def keep(y):
     LOG.append(y)
 
 
-@pytest.mark.parametrize("shortcuts", ["on", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shortcuts", ["on", pytest.param("off", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "make, path",
     [

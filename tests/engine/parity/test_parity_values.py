@@ -132,7 +132,10 @@ def mixed_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("subject, nesting", [(step, "jit[functional] > remat"), (nnx.jit(step), "un-nested")])
+@pytest.mark.parametrize(
+    "subject, nesting",
+    [(step, "jit[functional] > remat"), pytest.param(nnx.jit(step), "un-nested", marks=pytest.mark.full)],
+)
 def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(subject, nesting, example):
     found = call(subject, *mixed_step(), nesting=nesting, invariants="parity", example=example)
     assert found.outcome.verdict == "held", text(found)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import FURTHER_SINGLES, LACKING, broken, call, text
+from checking import FURTHER_SINGLES, LACKING, broken, call, slow, text
 from flax import nnx
 from healthy import assign, numbers
 
@@ -223,7 +223,7 @@ def clips_beside(model, x):
     return jax.remat(clip)(model(x))
 
 
-@pytest.mark.parametrize("nesting", ["grad", "jit > grad", "grad[functional] > vmap"])
+@pytest.mark.parametrize("nesting", ["grad", *slow("jit > grad", "grad[functional] > vmap")])
 def test_a_leak_that_only_a_gradient_shows_is_no_call_without_a_gradient(nesting):
     outcome = call(clips_beside, linear(), numbers((2, 3)), nesting=nesting).outcome
     assert (outcome.verdict, outcome.unfit) == ("failed", False), outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 import pytest
-from checking import broken, call, text
+from checking import broken, call, full, slow, text
 from flax import nnx
 from healthy import numbers, rngs
 
@@ -49,10 +49,8 @@ def empty():
     [
         "jit",
         "eval_shape",
-        *(
-            pytest.param(nesting, marks=pytest.mark.slow)
-            for nesting in ("remat", "scan", "vmap[functional]", "jit > scan > remat", "while_loop")
-        ),
+        *slow("vmap[functional]", "jit > scan > remat"),
+        *full("remat", "scan", "while_loop"),
     ],
 )
 @pytest.mark.parametrize("keeps", [False, True])

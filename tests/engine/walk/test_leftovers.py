@@ -40,7 +40,7 @@ def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
     twins.leaky()  # clears what lives outside of the module
 
 
-@pytest.mark.parametrize("name", models(otherwise=pytest.mark.slow))
+@pytest.mark.parametrize("name", models())
 def test_a_healthy_model_leaves_nothing_behind(name):
     case = HEALTHY[name]()
     case()

@@ -245,6 +245,7 @@ def test_what_the_code_of_a_model_keeps_is_found_when_the_model_is_gone(watch, p
     result.stdout.fnmatch_lines(["*leaked *MASKS?2? * float32?2,2? *"])
 
 
+@pytest.mark.slow
 def test_flax_may_be_imported_while_a_test_is_watched(watch):
     """What is called in the meantime meets a module ``flax.nnx`` that has no names yet."""
     result, failed = watch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("aliased_bytes")
 SUITE = """
 import jax
 import jax.numpy as jnp
