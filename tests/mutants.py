@@ -168,6 +168,9 @@ MUTANTS = (
     Mutant("engine/example.py", "[] if seen.complete else", "[] if True else", "test_notes.py"),
     Mutant("engine/example.py", "if not mapped:", "if True:", "test_notes.py"),
     Mutant("engine/parity.py", "for precision in (0.0, facts.precision):", "for precision in (0.0,):", "test_parity_values.py"),
+    Mutant("invariants/memory.py", "if not (copy.stack or copy.layer) and {names[number] for number in copy.parameters} <= leaves", "if {names[number] for number in copy.parameters} <= leaves", "test_carried_copies.py test_buffers.py test_reports.py"),
+    Mutant("subject/jaxpr_flow.py", "if eqn.primitive.name in UPDATES and 0 in numbers:", "if False:", "test_dataflow.py"),
+    Mutant("subject/waste.py", "if not jnp.issubdtype(before, jnp.inexact):", "if False:", "test_advice.py"),
     Mutant("invariants/parity.py", "RELATIVE.get(min(width, computed), RELATIVE[HALF]) * moved", "RELATIVE[HALF] * moved", "test_parity_reference.py"),
     Mutant("engine/parity.py", "if list(map(np.shape, arrays)) == shapes:", "if False:", "test_parity_values.py"),
     # invariants of the user's own, and those that are named

@@ -285,6 +285,7 @@ def written(call: Call, profile: Profile, observation: Observation) -> Written:
         inputs=frozenset(call.subject.input_names),
         promoted={name(path): line for path, line in profile.promoted},
         overwritten=frozenset(map(name, profile.overwritten)),
+        remade=frozenset(map(name, profile.remade)),
     )
 
 

@@ -86,6 +86,7 @@ def copies_not_judged(case: Case) -> tuple[Fact, ...]:
         "copies of a loop": copied_state(case, used) if saves_steps(observation.nesting) else (),
         "copies of XLA": widened(used, copies),
         "copies of what is overwritten": overwritten(case, copies),
+        "copies of what is made anew": made_anew(case, copies),
     }
     return tuple(
         Fact(kind, count=size / case.profile.state_bytes)
@@ -101,9 +102,9 @@ def captures(observation: Observation, profile: Profile) -> bool:
 
 
 def copied_state(case: Case, used: Memory) -> tuple[Buffer, ...]:
-    """Buffers that are a whole state leaf again, but for those that XLA inserts for leaves which it widens, or that are only written."""
+    """Buffers that are a whole state leaf again, but for those that XLA inserts for leaves which it widens, that are only written, or made anew."""
     copies = all_copies(case.observation, used)
-    left_out = (*widened(used, copies), *overwritten(case, copies))
+    left_out = (*widened(used, copies), *overwritten(case, copies), *made_anew(case, copies))
     return tuple(copy for copy in copies if copy not in left_out)
 
 
@@ -135,6 +136,19 @@ def overwritten(case: Case, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
     """
     names, leaves = case.observation.parameters, case.written.overwritten
     return tuple(copy for copy in inserted_whole(copies) if {names[number] for number in copy.parameters} <= leaves)
+
+
+def made_anew(case: Case, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+    """The copies that XLA inserts, outside of loops, of donated leaves that get another value as a whole: by a branch, a shift, a choice of each element.
+
+    It reads the old values while it writes the new ones into the same buffer. Without donation, the output would be that second buffer.
+    """
+    names, leaves = case.observation.parameters, case.written.remade
+    return tuple(
+        copy
+        for copy in inserted_whole(copies)
+        if not (copy.stack or copy.layer) and {names[number] for number in copy.parameters} <= leaves
+    )
 
 
 def inserted_whole(copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:

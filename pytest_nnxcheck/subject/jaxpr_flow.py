@@ -166,6 +166,19 @@ def overwritten(jaxpr: Any, number: int) -> bool:
     return not any(id(var) in old for var in jaxpr.outvars)
 
 
+def written_in_part(jaxpr: Any, number: int) -> bool:
+    """Whether a part of an input is written, here or where it is carried through a loop."""
+    old = {id(jaxpr.invars[number])}
+    for eqn in jaxpr.eqns:
+        numbers = [k for k, var in enumerate(eqn.invars) if id(var) in old]
+        if eqn.primitive.name in UPDATES and 0 in numbers:
+            return True
+        if any(written_in_part(inner, own) for k in numbers for inner, own in carried_in(eqn, k)):
+            return True
+        old.update(id(var) for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True) if operand in numbers)
+    return False
+
+
 def reads(eqn: Any, number: int) -> bool:
     """Whether an equation does more with an operand than to hand it on, or to write a part of it."""
     name = eqn.primitive.name

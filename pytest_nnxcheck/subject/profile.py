@@ -42,7 +42,7 @@ class Profile:
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
-    that was there before. Its output is ``plain`` where jax alone gives it its structure,
+    that was there before, ``remade`` those that it gives another value without writing a part. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -78,6 +78,7 @@ class Profile:
     waste: Waste = NOTHING
     precision: float = 0.0
     overwritten: frozenset[Path] = frozenset()
+    remade: frozenset[Path] = frozenset()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
 
@@ -140,6 +141,7 @@ def profile(subject: Subject) -> Profile:
         rewritten=rewritten,
         overwritten=changed
         - {path for (path, _), number in number_of.items() if not jaxpr_flow.overwritten(jaxpr, number)},
+        remade=changed - {path for (path, _), number in number_of.items() if jaxpr_flow.written_in_part(jaxpr, number)},
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import CALLS, LOOPS, SCAN
 from pytest_nnxcheck.core.evidence import Recast, Saved, Stack
@@ -65,10 +67,12 @@ def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
 
 
 def recasts(level: Level) -> Iterator[Recast]:
-    """All of an input in another dtype."""
+    """All of an input of floats in another dtype."""
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == "convert_element_type" and id(eqn.invars[0]) in level.inputs:
             (out,), before = eqn.outvars, eqn.invars[0].aval.dtype
+            if not jnp.issubdtype(before, jnp.inexact):  # quantized on purpose
+                continue
             yield Recast(
                 leaf=level.inputs[id(eqn.invars[0])],
                 line=compat.equation_line(eqn),

@@ -116,6 +116,22 @@ def test_an_input_is_overwritten_where_a_part_is_written_and_nothing_read(wrappe
     assert jaxpr_flow.overwritten(jaxpr, 0) is expected
 
 
+@pytest.mark.parametrize("wrapper", sorted({*WRAPPERS} - {"cond"}))
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        (written, True),
+        (lambda w, x: (w.at[0].set(w[1]), x @ w), True),
+        (lambda w, x: (jax.lax.dynamic_update_slice(x, w, (0, 0)), x), False),
+        (lambda w, x: (jnp.where(x > 0, w, x), x), False),
+        (lambda w, x: (w, x), False),
+    ],
+)
+def test_an_input_is_written_in_part_whoever_reads_it(wrapper, body, expected):
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
+    assert jaxpr_flow.written_in_part(jaxpr, 0) is expected
+
+
 def test_the_condition_of_a_loop_reads_what_it_looks_at():
     def loop(stop):
         return lambda w, x: jax.lax.while_loop(stop, lambda c: written(*c), (w, x))

@@ -102,6 +102,39 @@ def test_a_cache_of_which_the_old_values_are_read_after_the_write_is_copied():
     assert "copy of model.keys by" in text(found)
 
 
+class Codebook(nnx.Module):
+    """One large leaf that a call gives another value as a whole."""
+
+    def __init__(self, change):
+        self.change, self.book, self.step = change, nnx.Cache(jnp.ones((256, 256))), nnx.Cache(jnp.int32(0))
+
+    def __call__(self, x):
+        y = x @ self.book[...]
+        assign(self.step, self.step[...] + 1)
+        assign(self.book, self.change(self.book[...], self.step[...] % 100 == 0, x))
+        return y
+
+
+CHANGES = {
+    "branch": lambda book, due, x: jax.lax.cond(
+        due, lambda book: book / jnp.linalg.norm(book), lambda book: book, book
+    ),
+    "choice": lambda book, due, x: jnp.where(
+        due & (jnp.abs(book).max(0) < 1e-3), jax.random.normal(jax.random.key(0), book.shape), book
+    ),
+    "shift": lambda book, due, x: jnp.concatenate([book[1:], x[None]]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
+def test_a_copy_that_donation_alone_asks_for_is_a_note(name, nesting):
+    """Undonated, the output is the second buffer: the peak is the same."""
+    found = call(Codebook(CHANGES[name]), jnp.ones(256), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+    assert "so that donation saves nothing of them" in text(found)
+
+
 def test_parameters_that_a_loop_replaces_are_no_copy():
     """A value that is computed of all that is carried is a new one."""
 
