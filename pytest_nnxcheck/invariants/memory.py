@@ -81,12 +81,9 @@ def copies_not_judged(case: Case) -> tuple[Fact, ...]:
     observation, used = case.observation, case.observation.memory
     if used is None:
         return ()
-    copies = all_copies(observation, used)
     kinds: dict[FactKind, tuple[Buffer, ...]] = {
         "copies of a loop": copied_state(case, used) if saves_steps(observation.nesting) else (),
-        "copies of XLA": widened(used, copies),
-        "copies of what is overwritten": overwritten(case, copies),
-        "copies of what is made anew": made_anew(case, copies),
+        **inserted(case, used),
     }
     return tuple(
         Fact(kind, count=size / case.profile.state_bytes)
@@ -104,8 +101,18 @@ def captures(observation: Observation, profile: Profile) -> bool:
 def copied_state(case: Case, used: Memory) -> tuple[Buffer, ...]:
     """Buffers that are a whole state leaf again, but for those that XLA inserts for leaves which it widens, that are only written, or made anew."""
     copies = all_copies(case.observation, used)
-    left_out = (*widened(used, copies), *overwritten(case, copies), *made_anew(case, copies))
-    return tuple(copy for copy in copies if copy not in left_out)
+    excused = [copy for those in inserted(case, used).values() for copy in those]
+    return tuple(copy for copy in copies if copy not in excused)
+
+
+def inserted(case: Case, used: Memory) -> dict[FactKind, tuple[Buffer, ...]]:
+    """The copies that no line of the user's asks for, by why XLA inserts them."""
+    copies = all_copies(case.observation, used)
+    return {
+        "copies of XLA": widened(used, copies),
+        "copies of what is overwritten": of_leaves(case, copies, case.written.overwritten),
+        "copies of what is made anew": of_leaves(case, copies, case.written.remade),
+    }
 
 
 def all_copies(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
@@ -129,26 +136,16 @@ def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
     return tuple(copy for copy in inserted_whole(copies) if copy.shape in narrow)
 
 
-def overwritten(case: Case, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
-    """The copies that XLA inserts of leaves of which the call writes a part, and reads nothing that was there before: a cache, decoded into.
+def of_leaves(case: Case, copies: tuple[Buffer, ...], leaves: frozenset[str]) -> tuple[Buffer, ...]:
+    """The copies that XLA inserts of some leaves.
 
-    No line of the user's needs the old values. XLA before jax 0.7 does, since it computes the write once more inside of each reader.
+    Those of which the call writes a part, and reads nothing that was there before, as of a cache, decoded into: XLA before jax 0.7 needs the
+    old values, since it computes the write once more inside of each reader. And those that get another value as a whole, by a branch, a shift or
+    a choice of each element: it reads the old values while it writes the new ones into the same buffer, and without donation the output would
+    be that second buffer.
     """
-    names, leaves = case.observation.parameters, case.written.overwritten
+    names = case.observation.parameters
     return tuple(copy for copy in inserted_whole(copies) if {names[number] for number in copy.parameters} <= leaves)
-
-
-def made_anew(case: Case, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
-    """The copies that XLA inserts, outside of loops, of donated leaves that get another value as a whole: by a branch, a shift, a choice of each element.
-
-    It reads the old values while it writes the new ones into the same buffer. Without donation, the output would be that second buffer.
-    """
-    names, leaves = case.observation.parameters, case.written.remade
-    return tuple(
-        copy
-        for copy in inserted_whole(copies)
-        if not (copy.stack or copy.layer) and {names[number] for number in copy.parameters} <= leaves
-    )
 
 
 def inserted_whole(copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
