@@ -38,7 +38,7 @@ class Written:
     ``changed`` are the leaves of the state that it changes, ``dropped`` those of an optimizer whose update went to a copy; ``inputs`` are
     the call's own arrays, ``promoted`` the lines at which a leaf got another dtype, by its path. Of the un-nested call, where it donates
     something inside: ``renewed`` are the leaves and inputs whose old arrays nobody needs after it. Of those that are
-    ``overwritten`` it writes a part, and reads nothing that was there before; those that are ``remade`` get another value without that.
+    ``overwritten`` it writes a part, and reads nothing that was there before; those that are ``remade`` get another value as a whole.
     """
 
     changed: frozenset[str] = frozenset()

@@ -142,7 +142,7 @@ def of_leaves(case: Case, copies: tuple[Buffer, ...], leaves: frozenset[str]) ->
     Those of which the call writes a part, and reads nothing that was there before, as of a cache, decoded into: XLA before jax 0.7 needs the
     old values, since it computes the write once more inside of each reader. And those that get another value as a whole, by a branch, a shift or
     a choice of each element: it reads the old values while it writes the new ones into the same buffer, and without donation the output would
-    be that second buffer.
+    be that second buffer. Where something needs the old values beside the new ones, that is the user's.
     """
     names = case.observation.parameters
     return tuple(copy for copy in inserted_whole(copies) if {names[number] for number in copy.parameters} <= leaves)

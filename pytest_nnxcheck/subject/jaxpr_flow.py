@@ -179,6 +179,32 @@ def written_in_part(jaxpr: Any, number: int) -> bool:
     return False
 
 
+def remade(jaxpr: Any, number: int, output: int) -> bool:
+    """Whether an output is another value of an input as a whole, and whoever reads the old value can do so before the new one is there."""
+    return not written_in_part(jaxpr, number) and not read_beside(jaxpr, number, output)
+
+
+def read_beside(jaxpr: Any, number: int, output: int) -> bool:
+    """Whether an equation takes an input beside what is made of an output: both are needed at once then. A loop that makes the output may."""
+    old, made = {id(jaxpr.invars[number])}, {id(jaxpr.outvars[output])}
+    for eqn in reversed(jaxpr.eqns):
+        passed = zip(eqn.outvars, handed_through(eqn), strict=True)
+        made.update(id(eqn.invars[operand]) for var, operand in passed if operand is not None and id(var) in made)
+    for eqn in jaxpr.eqns:
+        numbers = [k for k, var in enumerate(eqn.invars) if id(var) in old]
+        outputs = [k for k, var in enumerate(eqn.outvars) if id(var) in made]
+        beside = any(id(var) in made for var in eqn.invars)
+        inner = called(eqn)
+        if numbers and (beside or (outputs and eqn.primitive.name in (SCAN, WHILE))):
+            return True
+        if inner is not None and any(read_beside(inner, k, out) for k in numbers for out in outputs):
+            return True
+        if beside or outputs:
+            made.update(map(id, eqn.outvars))
+        old.update(id(var) for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True) if operand in numbers)
+    return False
+
+
 def reads(eqn: Any, number: int) -> bool:
     """Whether an equation does more with an operand than to hand it on, or to write a part of it."""
     name = eqn.primitive.name

@@ -42,7 +42,7 @@ class Profile:
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
-    that was there before, ``remade`` those that it gives another value without writing a part. Its output is ``plain`` where jax alone gives it its structure,
+    that was there before, ``remade`` those of `jaxpr_flow.remade`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -132,6 +132,8 @@ def profile(subject: Subject) -> Profile:
     paths = {path for path, _ in number_of}
     types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
+    outputs = enumerate(numbered(after), len(out))
+    new = {key: output for output, (key, _) in outputs if key[0] in changed and key in number_of}
     captures = captured(closed, walk(subject.roots(subject.state)).arrays)
     parameters = differentiable(subject, before)
     return Profile(
@@ -139,9 +141,9 @@ def profile(subject: Subject) -> Profile:
         changed=changed,
         added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
         rewritten=rewritten,
-        overwritten=changed
-        - {path for (path, _), number in number_of.items() if not jaxpr_flow.overwritten(jaxpr, number)},
-        remade=changed - {path for (path, _), number in number_of.items() if jaxpr_flow.written_in_part(jaxpr, number)},
+        overwritten=changed - {key[0] for key in new if not jaxpr_flow.overwritten(jaxpr, number_of[key])},
+        remade=changed
+        - {key[0] for key, output in new.items() if not jaxpr_flow.remade(jaxpr, number_of[key], output)},
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),

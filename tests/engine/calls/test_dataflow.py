@@ -132,6 +132,26 @@ def test_an_input_is_written_in_part_whoever_reads_it(wrapper, body, expected):
     assert jaxpr_flow.written_in_part(jaxpr, 0) is expected
 
 
+@pytest.mark.parametrize("wrapper", ["plain", "jit", "remat"])
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        (lambda w, x: (jnp.tanh(w), x @ w), True),
+        (lambda w, x: (jnp.where(x > 0, x, w), w.sum()), True),
+        (lambda w, x: (jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, w), x @ w), True),
+        (lambda w, x: ((v := jnp.tanh(w)), v @ v), True),
+        (lambda w, x: ((v := jnp.tanh(w)), v - w), False),
+        (lambda w, x: ((v := jnp.tanh(w)), w @ jnp.sin(v @ x)), False),
+        (lambda w, x: (jax.lax.optimization_barrier(v := jnp.tanh(w)), jax.jit(jnp.add)(v, w)), False),
+        (lambda w, x: (jax.lax.fori_loop(0, 2, lambda _, w: jnp.tanh(w), w), x), False),
+        (lambda w, x: (w.at[0].set(x[0]), x), False),
+    ],
+)
+def test_an_input_is_remade_where_nobody_needs_it_beside_its_new_value(wrapper, body, expected):
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
+    assert jaxpr_flow.remade(jaxpr, 0, 0) is expected
+
+
 def test_the_condition_of_a_loop_reads_what_it_looks_at():
     def loop(stop):
         return lambda w, x: jax.lax.while_loop(stop, lambda c: written(*c), (w, x))

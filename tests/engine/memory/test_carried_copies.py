@@ -135,6 +135,34 @@ def test_a_copy_that_donation_alone_asks_for_is_a_note(name, nesting):
     assert "so that donation saves nothing of them" in text(found)
 
 
+class Rereads(Codebook):
+    """Needs the old values beside the new ones."""
+
+    def __init__(self, change, reread):
+        super().__init__(change)
+        self.reread = reread
+
+    def __call__(self, x):
+        old = self.book[...]
+        super().__call__(x)
+        return self.reread(old, self.book[...], x)
+
+
+@pytest.mark.parametrize("name", ["shift", "moved"])
+@pytest.mark.parametrize(
+    "reread",
+    [
+        lambda old, new, x: jnp.linalg.norm(new - old),
+        lambda old, new, x: jnp.tanh(old @ jnp.tanh(new @ x)),
+        jax.jit(lambda old, new, x: jnp.tanh(old @ jnp.tanh(new @ x)) @ old),
+    ],
+)
+def test_one_that_the_call_asks_for_counts(name, reread):
+    change = {**CHANGES, "moved": lambda book, due, x: jnp.tanh(book) * 0.9}[name]
+    found = call(Rereads(change, reread), jnp.ones(256), nesting="jit")
+    assert broken(found) == ["memory"], text(found)
+
+
 def test_parameters_that_a_loop_replaces_are_no_copy():
     """A value that is computed of all that is carried is a new one."""
 
