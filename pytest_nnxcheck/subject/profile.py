@@ -133,7 +133,7 @@ def profile(subject: Subject) -> Profile:
     types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
     outputs = enumerate(numbered(after), len(out))
-    new = {key: output for output, (key, _) in outputs if key[0] in changed and key in number_of}
+    output_of = {key: output for output, (key, _) in outputs if key[0] in changed and key in number_of}
     captures = captured(closed, walk(subject.roots(subject.state)).arrays)
     parameters = differentiable(subject, before)
     return Profile(
@@ -141,9 +141,9 @@ def profile(subject: Subject) -> Profile:
         changed=changed,
         added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
         rewritten=rewritten,
-        overwritten=changed - {key[0] for key in new if not jaxpr_flow.overwritten(jaxpr, number_of[key])},
+        overwritten=changed - {key[0] for key in output_of if not jaxpr_flow.overwritten(jaxpr, number_of[key])},
         remade=changed
-        - {key[0] for key, output in new.items() if not jaxpr_flow.remade(jaxpr, number_of[key], output)},
+        - {key[0] for key, output in output_of.items() if not jaxpr_flow.remade(jaxpr, number_of[key], output)},
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),
