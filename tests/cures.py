@@ -120,7 +120,7 @@ def in_grad(norm, x):
 
 
 def in_grad_cured(norm, x):
-    return nnx.grad(lambda norm, x: norm(x).sum(), argnums=1)(norm, x)
+    return nnx.grad(lambda x, norm: norm(x).sum())(x, norm)
 
 
 def in_value_and_grad(norm, x):
@@ -128,7 +128,7 @@ def in_value_and_grad(norm, x):
 
 
 def in_value_and_grad_cured(norm, x):
-    return nnx.value_and_grad(lambda norm, x: norm(x).sum(), argnums=1)(norm, x)
+    return nnx.value_and_grad(lambda x, norm: norm(x).sum())(x, norm)
 
 
 def in_checkify(norm: Any, x: jax.Array) -> jax.Array:

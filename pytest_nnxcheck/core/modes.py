@@ -50,9 +50,7 @@ def refuses(outcome: Outcome) -> bool:
 
 def rejection(outcomes: list[Outcome]) -> str:
     """Why flax does not take the call in a mode; empty if it does. What a closure keeps from flax proves nothing."""
-    without_closure = [
-        o for o in outcomes if o.nesting.layers and not any(layer.captures for layer in o.nesting.layers)
-    ]
+    without_closure = [o for o in outcomes if o.nesting.layers and not o.nesting.captures]
     refused = [outcome for outcome in outcomes if refuses(outcome)]
     final = [outcome for outcome in refused if ends(outcome)]
     if final or (refused and all(outcome.verdict == "rejected" for outcome in without_closure)):

@@ -76,6 +76,11 @@ class Nesting:
     def __repr__(self) -> str:
         return f"Nesting.parse({str(self)!r})"
 
+    @property
+    def captures(self) -> bool:
+        """Whether one of its layers captures the module."""
+        return any(layer.captures for layer in self.layers)
+
     def __len__(self) -> int:
         return len(self.layers)
 

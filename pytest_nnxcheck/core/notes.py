@@ -16,7 +16,7 @@ from pytest_nnxcheck.core.observation import ArrayType, Leak
 
 @dataclass(frozen=True, slots=True)
 class CapturedBy:
-    """A transform inside the call whose function captured graph nodes: name and type of each."""
+    """A transform inside the call whose function captured graph nodes, name and type of each; without a ``transform``, the call itself captured them."""
 
     transform: str
     line: str

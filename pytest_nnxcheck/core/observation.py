@@ -105,7 +105,8 @@ class Memory(Split):
 class Leak:
     """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it.
 
-    ``place`` tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules.
+    ``place`` tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules;
+    what a Variable holds, a dict of arrays too, is in a ``variable``.
     """
 
     path: str

@@ -47,9 +47,14 @@ class StateTouched(Finding):
 
 
 PeakCause = Literal[
-    "", "scan writes back", "scan writes back, checkpoint", "scan writes back, remat", "captured constant"
+    "",
+    "scan writes back",
+    "scan writes back, checkpoint",
+    "scan writes back, remat",
+    "captured constant",
+    "constant of the call",
 ]
-"""Why a peak is what it is, where that is known."""
+"""Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
 
 
 @dataclass(frozen=True, slots=True)

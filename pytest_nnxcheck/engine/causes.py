@@ -57,7 +57,19 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
                 captures[CapturedBy(name, where, tuple(nodes))] = None
 
     rehearse(subject, profiled(watch))
-    return tuple(captures)[:SHOWN]
+    return tuple(captures)[:SHOWN] or captured_by_call(subject)
+
+
+def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
+    """The graph nodes that the user's function captured itself, or takes from the globals that it names."""
+    function = inspect.unwrap(subject.function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ()
+    names = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    held = {**names, **closure_of(function)}.items()
+    nodes = tuple(f"{label} ({type(node).__name__})" for name, value in held for label, node in nodes_in(name, value))
+    return (CapturedBy("", f"{code.co_filename}:{code.co_firstlineno}", nodes),) if nodes else ()
 
 
 def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:

@@ -253,7 +253,7 @@ def notes_of(judgement: Judgement) -> tuple[Note, ...]:
 
 def refused(observation: Observation) -> bool:
     """Whether flax refused a closure layer and left everything clean; without one the exception is the module's own."""
-    captures = any(layer.captures for layer in observation.nesting.layers)
+    captures = observation.nesting.captures
     return captures and compat.is_refusal(observation.error) and not observation.leaks
 
 

@@ -93,7 +93,8 @@ def observe(
     if root.memories and good:
         after |= new_values(root, output)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given) if root.memories and good else ()
-    if tracers:
+    if tracers or (error and nesting.layers):
+        # Where it raised, flax may have taken a captured module apart.
         before.places.restore()
     if tracers or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
@@ -363,15 +364,18 @@ def outermost(nesting: Nesting) -> Layer | None:
 
 
 def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
-    """What tells where a tracer is: in a plain value of a graph node, in another object that a node holds, or outside of them."""
+    """What tells where a tracer is: in a Variable or a plain value of a graph node, in another object that a node holds, or outside of them."""
     plain = {id(leaf) for leaf in plain_leaves(state)}
+    of_variables = {id(leaf) for _, value in compat.raw_leaves(state) for leaf in jax.tree.leaves(value)}
     nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
 
     def place(leaked: Found) -> str:
         if id(leaked.tracer) in plain:
             return "module"
-        name = re.match(r"\w+", leaked.path)
-        return "object" if name and name[0] in nodes else "outside"
+        if id(leaked.tracer) in of_variables:
+            return "variable"
+        name = re.match(r"(?:list\()*(\w+)", leaked.path)
+        return "object" if name and name[1] in nodes else "outside"
 
     return place
 

@@ -58,7 +58,7 @@ def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
     if bound.default and too_many(size, profile):
         findings.append(StateCopied(figures=figures, bytes=size))
     if bound.default and captures(observation, profile):
-        own = replace(figures, cause="captured constant")
+        own = replace(figures, cause=captured_cause(profile))
         findings.append(ConstantsCaptured(figures=own, bytes=profile.constant_bytes))
     return tuple(findings)
 
@@ -94,8 +94,7 @@ def copies_not_judged(case: Case) -> tuple[Fact, ...]:
 
 def captures(observation: Observation, profile: Profile) -> bool:
     """Whether the call captures constants worth telling that are the user's: a generated closure captures the state by construction."""
-    own = not any(layer.captures for layer in observation.nesting.layers)
-    return own and profile.constant_bytes >= FLOOR
+    return not observation.nesting.captures and profile.constant_bytes >= FLOOR
 
 
 def copied_state(case: Case, used: Memory) -> tuple[Buffer, ...]:
@@ -159,4 +158,9 @@ def cause(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]
         if not profile.remat_in_scan:
             return "scan writes back"
         return "scan writes back, remat" if compat.remat_updates_can_be_off() else "scan writes back, checkpoint"
-    return "captured constant" if captures(observation, profile) else ""
+    return captured_cause(profile) if captures(observation, profile) else ""
+
+
+def captured_cause(profile: Profile) -> PeakCause:
+    """Whether the user's code keeps one of the captured constants, or the call made them all itself."""
+    return "captured constant" if any(constant.name for constant in profile.captured) else "constant of the call"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
     DroppedInside,
     Finding,
@@ -39,9 +40,10 @@ TABLE = {
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
     "captured by vmap": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it",
-    "captured by grad": "pass the module as an argument, and name in argnums what the gradient is by: nnx.grad(f, argnums=1)(model, x)",
-    "captured by value_and_grad": "pass the module as an argument, and name in argnums what the gradient is by:"
-    " nnx.value_and_grad(f, argnums=1)(model, x)",
+    **{
+        f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, model)"
+        for name in ("grad", "value_and_grad")
+    },
     "captured by checkpoint": "pass the module as an argument: nnx.remat(f)(model, x)",
     "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
     "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",
@@ -54,9 +56,12 @@ TABLE = {
         f" return copy(x), nnx.state(copy), under jax.{name} with has_aux=True; nnx.update(model, state) writes it back"
         for name in ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
     },
+    "captured by the call": "hand the module to the call as an argument: wrap f, and call it as f(model, x)",
     "captured by registered": "{transform} should hand the module on as an argument of f",
     "merged": "write nnx.merge(..., copy=True): without it the module has the Variables of the state itself, which cannot be written here",
     "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
+    "constant of the call": "make with jnp what NumPy makes in the call, or keep it in an nnx.Variable of the module: as a constant it is part of"
+    " every program that is compiled",
     "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
     " never come out",
@@ -82,9 +87,20 @@ TABLE = {
 }
 """Cause to advice; what stands in braces is filled in."""
 
-PLAIN = ("attribute", "list", "dict")
+TREES = ("attribute", "list", "dict")
+"""What `nnx.data` makes flax hand out with the module: jax takes these apart, and not a deque."""
+PLAIN = (*TREES, "tuple", "set", "deque", "array")
 CACHED = "cached property"
-OUTLIVING = (CACHED, "generator", "cache", "global", "class attribute", "default argument", "closure")
+OUTLIVING = (
+    CACHED,
+    "generator",
+    "cache",
+    "global",
+    "class attribute",
+    "default argument",
+    "closure",
+    "context variable",
+)
 
 
 def hint(cause: str, **filled: object) -> str:
@@ -95,14 +111,8 @@ def hint(cause: str, **filled: object) -> str:
 def tracer_left(finding: TracerLeft) -> str:
     """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
     leak, path = finding.leak, finding.path
-    captured = leak.layer is not None and leak.layer.captures
-    if leak.holder in PLAIN and leak.place == "outside":
-        return hint("outlives", holder=f"{article(leak.holder)} outside of the module")
-    if leak.holder in PLAIN and leak.place == "object":
-        return hint("plain object", path=path)
-    if leak.holder in PLAIN:
-        plain = "plain value, captured" if captured else "plain value, data" if finding.has_data else "plain value"
-        return hint(plain, path=path, holder=leak.holder)
+    if is_plain(leak):
+        return plain_value(leak, finding.has_data)
     if leak.holder == CACHED:
         return hint("cached property", path=path)
     if leak.holder == "generator":
@@ -111,16 +121,34 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint("outlives", holder=article(leak.holder))
     if leak.layer is None:
         return ""
-    if captured:
+    if leak.layer.captures:
         return hand_on(leak.layer)
     return hint("plain value, State", path=path) if leak.place == "module" and finding.has_data else ""
+
+
+def is_plain(leak: Leak) -> bool:
+    """Whether a plain Python value holds it, and that is not the value of a Variable."""
+    return leak.holder in PLAIN and leak.place != "variable"
+
+
+def plain_value(leak: Leak, has_data: bool) -> str:
+    """Advice for what a plain Python value holds, by where that is."""
+    if leak.place == "outside":
+        return hint("outlives", holder=f"{article(leak.holder)} outside of the module")
+    if leak.place == "object":
+        return hint("plain object", path=leak.path)
+    if leak.layer is not None and leak.layer.captures:
+        return hint("plain value, captured", path=leak.path, holder=leak.holder)
+    cause = "plain value, data" if has_data and leak.holder in TREES else "plain value"
+    return hint(cause, path=leak.path, holder=leak.holder)
 
 
 def asks_to_hand_on(violation: Violation) -> bool:
     """Whether the advice is to hand the module to a layer that captured it."""
     leaks = [finding.leak for finding in violation.findings[:1] if isinstance(finding, TracerLeft)]
     return any(
-        leak.holder not in (*PLAIN, *OUTLIVING) and leak.layer is not None and leak.layer.captures for leak in leaks
+        not is_plain(leak) and leak.holder not in OUTLIVING and leak.layer is not None and leak.layer.captures
+        for leak in leaks
     )
 
 
@@ -144,7 +172,9 @@ def attribute(type_: str, path: str) -> str:
 
 
 def captured_by(name: str) -> str:
-    """The same for a transform of the user's own code, which may be one that is no layer."""
+    """The same for a transform of the user's own code, which may be one that is no layer; without a name, for the call itself."""
+    if not name:
+        return hint("captured by the call")
     return hint(f"captured by {name}") if f"captured by {name}" in TABLE else hint("captured", transform=name)
 
 

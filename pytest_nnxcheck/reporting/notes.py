@@ -92,7 +92,8 @@ def explanation(cause: data.Explanation) -> tuple[str, ...]:
             )
         case data.CapturedBy():
             nodes = ", ".join(cause.nodes)
-            return (f"{cause.transform} at {cause.line} captured {nodes}; {hints.captured_by(cause.transform)}",)
+            by = f"{cause.transform} at {cause.line}" if cause.transform else f"the call, {cause.line},"
+            return (f"{by} captured {nodes}; {hints.captured_by(cause.transform)}",)
         case data.MergedVariables():
             whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
             return (f"{whose}; {hints.hint('merged')}",)

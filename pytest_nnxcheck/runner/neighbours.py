@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.outcome import ConstantsCaptured, Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reporting import hints
@@ -113,8 +113,14 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
 
 
 def measures_the_same(broken: Outcome, near: Outcome) -> bool:
-    """Whether a neighbour that held is a way out: what broke was measured in it as well. One that did not hold is none anyway."""
+    """Whether a neighbour that held is a way out: what broke was measured in it as well. One that did not hold is none anyway.
+
+    A closure captures the state by construction, so that no constants are judged in it.
+    """
     compiled = any(row.compiled for row in rows_of(violation.invariant for violation in broken.violations))
+    findings = [finding for violation in broken.violations for finding in violation.findings]
+    if any(isinstance(finding, ConstantsCaptured) for finding in findings) and near.nesting.captures:
+        return near.verdict != "held"
     return near.verdict != "held" or not compiled or near.peak is not None
 
 

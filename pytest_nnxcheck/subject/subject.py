@@ -151,14 +151,19 @@ class Subject:
         """Where a run or a trace leaves tracers, put back the places that it touched, as they were at a walk ``before``, and empty the caches of jax.
 
         Those compare static attributes: a dead tracer among them makes every later call raise. Gives the tracers that are left all the same, once it is over.
+        Where it raises, the places are put back too: flax takes a module apart before it refuses to change it.
         """
         before = before or walk(self.roots(state))
         left: list[Found] = []
+        ended = False
         try:
             yield left
+            ended = True
         finally:
-            if self.tracers(state, before):
+            leaked = self.tracers(state, before)
+            if leaked or not ended:
                 before.places.restore()
+            if leaked:
                 jax.clear_caches()
                 left += self.tracers(state, before)
 

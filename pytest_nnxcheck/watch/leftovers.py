@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.inspection.walk import walk
 
-    own = {path for path, _ in nodes}
+    own = {path: compat.kind_of(type(node)) for path, node in nodes}
     return [
         (
             leaked.tracer,
@@ -126,13 +126,15 @@ def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[
     ]
 
 
-def _place(path: str, nodes: set[str]) -> str:
-    """Where a plain value is: in an attribute of a graph node, in another object that a node holds, or outside of them."""
+def _place(path: str, nodes: Mapping[str, str]) -> str:
+    """Where a value is: in a Variable, in an attribute of another graph node, in an object that a node holds, or outside of them."""
     owner = path
     while owner not in nodes and (cut := max(owner.rfind("."), owner.rfind("["))) > 0:
         owner = owner[:cut]
     if owner not in nodes:
         return "outside"
+    if nodes[owner] == "variable":
+        return "variable"
     return "module" if path[len(owner) :].count(".") <= 1 else "object"
 
 

@@ -141,14 +141,10 @@ def norm() -> nnx.BatchNorm:
     return nnx.BatchNorm(WIDTH, rngs=rngs())
 
 
-CAPTURED = (
-    "captured",
-    *(f"captured by {name}" for name in ("vmap", "while_loop", "fori_loop", "scan", "cond", "switch")),
-)
-CAPTURED_BY_OWN = (
-    *CAPTURED,
-    *(f"captured by {name}" for name in ("checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)),
-)
+LOOPS_AND_BRANCHES = ("vmap", "while_loop", "fori_loop", "scan", "cond", "switch")
+CAPTURED = ("captured", *(f"captured by {name}" for name in LOOPS_AND_BRANCHES))
+BY_OWN = ("checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)
+CAPTURED_BY_OWN = (*CAPTURED, *(f"captured by {name}" for name in BY_OWN))
 CAPTURING = ["jit", "scan", *slow("remat", "vmap", "while_loop", "fori_loop", "cond", "switch")]
 FEW = {"vmap", "scan", "cond", "checkpoint", "grad", "jvp", "jacrev"}
 """One of each kind of transform that a user's own code may name."""
@@ -364,6 +360,8 @@ def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesti
 
 
 ELSEWHERE = {
+    "captured by the call": "invariants/test_captured_modules.py::test_handed_on_as_an_argument_it_holds",
+    "constant of the call": "memory/test_memory_lines.py::test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
     "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
     "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checking import call, source, text
-from healthy import numbers
+from flax import nnx
+from healthy import numbers, rngs
 from jax import lax
 from memory_evidence import KiB, line, rows, told
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.inspection import buffers
-from pytest_nnxcheck.reporting import memory_breakdown
+from pytest_nnxcheck.reporting import hints, memory_breakdown
 from pytest_nnxcheck.subject.captured_constants import captured
 
 # Lines
@@ -288,3 +289,41 @@ def test_equal_arrays_share_a_row_with_their_number():
     (row,) = rows(found, "captured")
     assert row.startswith("3 x float32[5000,4] 78.1 KiB")
     assert "hand the captured arrays" in text(found)
+
+
+class Causal(nnx.Module):
+    """Attention of one head with a causal mask, which ``lower`` makes in the call, or which a Variable keeps."""
+
+    def __init__(self, lower=None, kept=None):
+        self.project = nnx.Linear(16, 16, rngs=rngs())
+        self.lower = lower
+        self.mask = None if kept is None else nnx.Variable(kept)
+
+    def __call__(self, x):
+        q = self.project(x)
+        mask = self.lower(x.shape[1]) if self.lower else self.mask[...]
+        return jax.nn.softmax(jnp.where(mask, q @ q.swapaxes(1, 2), -1e9)) @ q
+
+
+def numpy_lower(size):
+    return np.tril(np.ones((size, size), bool))
+
+
+def jnp_lower(size):
+    return jnp.tril(jnp.ones((size, size), bool))
+
+
+SEQUENCE = (1, 384, 16)
+
+
+def test_a_mask_that_numpy_makes_in_the_call_is_kept_nowhere():
+    report = check(Causal(numpy_lower), jnp.ones(SEQUENCE), transforms="jit", sweep="singles", max_examples=0)
+    assert report.violations[0].hint == hints.hint("constant of the call")
+    assert "the call captures 144.0 KiB of constants" in str(report)
+    # In a closure no constants are judged: it is no way out.
+    assert "holds       none of the 1 nearest" in str(report)
+
+
+@pytest.mark.parametrize("cured", [Causal(jnp_lower), Causal(kept=jnp_lower(384))], ids=["jnp", "Variable"])
+def test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept(cured):
+    assert check(cured, jnp.ones(SEQUENCE), nesting="jit").ok

@@ -70,6 +70,19 @@ def test_a_variable_of_an_ended_trace_is_found_with_and_without_a_tracer_in_it()
     assert pinned == ([("kept[1]", "Param", "")] if FLAX >= (0, 10, 7) else [])  # before, flax lets it be written
 
 
+def test_what_a_variable_holds_is_no_plain_value():
+    kept = []
+
+    @jax.jit
+    def f(x):
+        kept.append(nnx.Variable({"total": x}))
+        return x
+
+    f(jnp.ones(3))
+    (_, leftover), *_ = look([("kept", kept)]).leftovers
+    assert (leftover.path, leftover.holder, leftover.place) == ("kept[0]['total']", "dict", "variable")
+
+
 def test_what_a_transform_hands_out_is_no_variable_of_an_ended_trace():
     made = nnx.jit(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))()
     abstract = nnx.eval_shape(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))

@@ -1,0 +1,108 @@
+"""Modules that the call itself captured, and what a loss captured beside its model: named, handed on as the hint says, left intact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+from checking import call, text
+from flax import nnx
+from healthy import BATCH, FLAX, WIDTH, numbers, rngs
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.reporting import hints
+
+HINT = hints.hint("captured by the call")
+
+
+class JitsItself(nnx.Module):
+    """A module whose own ``__call__`` is jitted: flax takes ``self`` apart for the time of the call."""
+
+    def __init__(self) -> None:
+        self.norm = nnx.BatchNorm(WIDTH, rngs=rngs())
+
+    @nnx.jit
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.norm(x)
+
+
+NORM = nnx.BatchNorm(WIDTH, rngs=rngs())
+
+
+def reads_a_global(x: jax.Array) -> jax.Array:
+    return NORM(x)
+
+
+def capturing(module: nnx.Module) -> Any:
+    def function(x: jax.Array) -> Any:
+        return module(x)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "function, named",
+    [
+        (capturing(nnx.BatchNorm(WIDTH, rngs=rngs())), "module (BatchNorm)"),
+        (capturing(JitsItself()), "module (JitsItself)"),
+        (reads_a_global, "NORM (BatchNorm)"),
+    ],
+    ids=["closure", "jits itself", "global"],
+)
+@pytest.mark.skipif(
+    FLAX < (0, 10, 7), reason="flax before 0.10.7 lets a captured module be written, which leaves tracers"
+)
+def test_a_module_that_the_call_captured_is_named(function, named):
+    told = text(call(function, numbers(BATCH), nesting="jit"))
+    assert f"the call, {__file__}:{function.__code__.co_firstlineno}, captured {named}; {HINT}" in told
+
+
+@pytest.mark.parametrize("module", [JitsItself, lambda: nnx.BatchNorm(WIDTH, rngs=rngs())], ids=["jits itself", "norm"])
+def test_handed_on_as_an_argument_it_holds(module):
+    assert check(lambda module, x: module(x), module(), numbers(BATCH), effort="quick", styles="argument").ok
+
+
+def test_a_captured_module_is_whole_after_a_trace_that_failed():
+    """What a fixture of the session hands out is for the next test too."""
+    module = JitsItself()
+    before = nnx.state(module)
+    report = check(capturing(module), numbers(BATCH), effort="quick", styles="argument")
+    assert not report.ok
+    assert "AttributeError" not in str(report)
+    assert jax.tree.structure(nnx.state(module)) == jax.tree.structure(before)
+    assert module(numbers(BATCH)).shape == BATCH
+
+
+@pytest.mark.parametrize("nesting", ["jit", "scan[functional]"])
+def test_a_captured_module_is_whole_after_one_nesting_that_failed(nesting):
+    module = JitsItself()
+    assert call(capturing(module), numbers(BATCH), nesting=nesting).outcome.verdict in ("violated", "failed")
+    assert module(numbers(BATCH)).shape == BATCH
+
+
+@pytest.mark.skipif(
+    FLAX < (0, 10, 7), reason="flax before 0.10.7 lets a captured metric be written, which leaves tracers"
+)
+@pytest.mark.parametrize("name", ["grad", "value_and_grad"])
+def test_a_metric_that_a_loss_captured_becomes_a_further_argument(name):
+    """The gradient stays that by the model: an ``argnums=1`` would ask for one by the metric."""
+
+    derived = getattr(nnx, name)
+
+    def loss(model: Any, metric: Any, x: jax.Array) -> jax.Array:
+        value = (model(x) ** 2).mean()
+        metric.update(values=value)
+        return value
+
+    def step(model: Any, metric: Any, x: jax.Array) -> Any:
+        return derived(lambda model: loss(model, metric, x))(model)
+
+    def cured(model: Any, metric: Any, x: jax.Array) -> Any:
+        return derived(loss)(model, metric, x)
+
+    given = (nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.metrics.Average(), numbers(BATCH))
+    told = text(call(step, *given, nesting="jit"))
+    assert f"captured metric (Average); {hints.hint(f'captured by {name}')}" in told
+    assert "argnums" not in told
+    assert call(cured, *given, nesting="jit").outcome.verdict == "held"
