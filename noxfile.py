@@ -38,8 +38,9 @@ PUBLISHED = [
 ]
 JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 FLAX_HEAD = "flax @ git+https://github.com/google/flax"
-WORKERS = ("-n", "2", "--dist", "loadgroup")
-"""Two workers, of which one runs the whole of a group: what its tests share is made once."""
+WORKERS = ("-n", "2")
+PASTED = "tests/system/reproducer/test_reproducer.py"
+"""In a session of its own, and in one process: what its tests share takes half a minute to make."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
@@ -101,18 +102,27 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize(("python", "versions"), ROWS)
 def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """The tests on one row of versions: between the oldest and the newest those of the engine that are not slow. Arguments after ``--`` go to pytest."""
+    """Three tiers on one row of versions: between the oldest and the newest the engine, without what is slow. Arguments after ``--`` go to pytest."""
     session.install(".[test]", *versions)
     oldest, newest = ROWS[0].args[1], ROWS[-1].args[1]
     between = versions != oldest and (versions, session.python) != (newest, NEWEST)
-    session.run("pytest", *WORKERS, *(["tests/engine"] if between else ["-m", "not full", "tests"]), *session.posargs)
+    session.run("pytest", *WORKERS, *(["tests/engine"] if between else ["-m", "not full", *TIERS]), *session.posargs)
 
 
 @nox.session(python=NEWEST)
 def system(session: nox.Session) -> None:
-    """What is made of whole processes, and what takes long: programs that are pasted, real sizes, documents, a run twice. `pytest` alone leaves it out."""
+    """What is made of whole processes, and what takes long: real sizes, documents, a run twice. `pytest` alone leaves it out."""
     session.install(".[test]")
-    session.run("pytest", *WORKERS, "-m", "(system or slow) and not full", "tests", *session.posargs)
+    those = "(system or slow) and not full"
+    session.run("pytest", *WORKERS, "-m", those, f"--ignore={PASTED}", "tests", *session.posargs)
+
+
+@nox.session
+@nox.parametrize(("python", "versions"), [ROWS[0], ROWS[-1]])
+def pasted(session: nox.Session, versions: tuple[str, ...]) -> None:
+    """The programs to paste, of every way to fail, in an interpreter that has neither this plugin nor pytest."""
+    session.install(".[test]", *versions)
+    session.run("pytest", "-m", "not full", PASTED, *session.posargs)
 
 
 @nox.session
@@ -135,10 +145,9 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST)
 def floors(session: nox.Session) -> None:
-    """The oldest pytest and hypothesis, with the oldest jax and flax: all but the documents and the figures of whole processes."""
+    """The oldest pytest and hypothesis, with the oldest jax and flax: a whole row."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    pasted = "tests/system/reproducer/test_reproducer.py"
-    session.run("pytest", *WORKERS, "-m", "not full", *TIERS, pasted, *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "not full", *TIERS, *session.posargs)
 
 
 @nox.session(python=NEWEST)

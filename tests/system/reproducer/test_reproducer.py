@@ -18,9 +18,6 @@ from pasted_programs import HEAD, TESTS, run_programs, told
 
 from pytest_nnxcheck.reproducer.files import Programs
 
-# `shown` takes half a minute: one worker makes it for all tests of this file.
-pytestmark = pytest.mark.xdist_group("reproducer")
-
 RUN_SUITES = """
 import json, sys, pytest
 for name, nesting in json.loads(sys.argv[1]):
