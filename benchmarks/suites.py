@@ -132,7 +132,7 @@ def collect(plan: Plan) -> Result:
     on, off = "with the plugin", "-p no:nnxcheck"
     sides = {on: with_the_plugin(), off: ("-p", "no:nnxcheck")}
     children = [Child.pytest(label, folder, "--collect-only", *words) for label, words in sides.items()]
-    samples = plan.measure(*children, times=10)
+    samples = plan.measure(*children, times=20)
     return result("collect", [ratio("200 unmarked", samples, on, off, "process")])
 
 

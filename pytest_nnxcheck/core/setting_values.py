@@ -30,9 +30,10 @@ UNITS = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 
-_BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?", re.ASCII)
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
-_SEPARATORS = re.compile(r"[,\s]+")
+_BUDGET = r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?"
+_PERCENT = r"(\d+(?:\.\d+)?)\s*%"
+_SEPARATORS = r"[,\s]+"
+"""Texts, which `re` compiles where they are first used: every suite pays for what the plugin does as it loads."""
 _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multiple of the expected peak such as '2x'"
 
 
@@ -78,7 +79,7 @@ class Budget:
         if isinstance(value, cls):
             return value
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-        match = _BUDGET.fullmatch(text.strip()) if isinstance(text, str) else None
+        match = re.fullmatch(_BUDGET, text.strip(), re.ASCII) if isinstance(text, str) else None
         if match is None or match["unit"] == "iB":
             raise SettingError(f"memory_budget={value!r} is not a size, {_BUDGET_ADVICE}")
         budget = cls._of(Decimal(match["number"]), match["unit"] or "B", match[0])
@@ -119,7 +120,7 @@ def words(valid: Callable[[], tuple[str, ...]]) -> Kind:
 
 
 def _split(text: str) -> list[str]:
-    return [word for word in _SEPARATORS.split(text) if word]
+    return [word for word in re.split(_SEPARATORS, text) if word]
 
 
 def choice(*valid: str) -> Kind:
@@ -187,7 +188,7 @@ def failures(_: str, value: object) -> tuple[Entry, ...]:
 
 def percentage(name: str, value: object) -> Fraction:
     """Read ``5%`` as the part 1/20."""
-    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    match = re.fullmatch(_PERCENT, value.strip(), re.ASCII) if isinstance(value, str) else None
     if match is None:
         raise SettingError(f"{name}={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing")
     from fractions import Fraction  # late: most runs compare nothing

@@ -45,7 +45,7 @@ def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
     raise Unreadable(f"unknown {kind} {word!r}, {hint}")
 
 
-_LINK = re.compile(r"\s*\(https?://[^\s()]+\)")
+_LINK = r"\s*\(https?://[^\s()]+\)"
 """What flax puts at the end of its messages, longer than they are."""
 
 
@@ -64,7 +64,7 @@ def closed_line(text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table."""
-    text = _LINK.sub("", closed_line(str(error).strip()))
+    text = re.sub(_LINK, "", closed_line(str(error).strip()))
     name = type(error).__name__
     if len(text) > _LONGEST_LINE:
         start = text[:_LONGEST_LINE]
