@@ -26,7 +26,7 @@ from pytest_nnxcheck.compat.compilation import (
     whole_stacks,
 )
 from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, judged_compiles, no_compile_cache
-from pytest_nnxcheck.compat.compiles import Executable, arguments_of, compiles, no_totals
+from pytest_nnxcheck.compat.compiles import Executable, arguments_of, compiles, no_totals, traced_program
 from pytest_nnxcheck.compat.flax_modes import (
     flax_mode,
     flax_version,
@@ -143,6 +143,7 @@ __all__ = [
     "state",
     "trace_identity",
     "trace_key",
+    "traced_program",
     "tracer_kind",
     "tracer_line",
     "unfused_options",

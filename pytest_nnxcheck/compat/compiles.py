@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from pytest_nnxcheck.compat.compilation import open_jaxpr
 from pytest_nnxcheck.compat.compile_cache import DIRECTORY, EQUAL_FROM
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
@@ -96,6 +97,19 @@ def arguments_of(frame: FrameType | None) -> tuple[Any, ...]:
             return tuple(jax.tree.leaves((frame.f_locals["args"], frame.f_locals.get("kwargs"))))
         frame = frame.f_back
     return ()
+
+
+def traced_program(frame: FrameType | None) -> tuple[Any, tuple[bool, ...]] | None:
+    """The jaxpr of the call for which a frame compiles, and which of its inputs are donated; None where it is compiled ahead of any call.
+
+    They are locals of the function that compiles what the cache of a call misses. All versions.
+    """
+    while frame is not None:
+        names = frame.f_locals
+        if frame.f_code.co_name == "_pjit_call_impl_python" and "jaxpr" in names:
+            return open_jaxpr(names["jaxpr"]), tuple(names["donated_invars"])
+        frame = frame.f_back
+    return None
 
 
 def no_totals() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -98,7 +98,7 @@ class Programs:
         if memory.temporaries >= FLOOR:
             roots = [*frames.local_variables(users), *self._roots()]
             state = state_among(compat.arguments_of(frame), roots)
-            copied, leaves = copies(executable, memory.temporaries, state)
+            copied, leaves = copies(executable, memory.temporaries, state, compat.traced_program(frame))
             if copied:
                 size = sum(leaf.bytes for leaf in state)
                 yield Program(
@@ -141,13 +141,19 @@ def state_among(arguments: Iterable[Any], roots: Iterable[Root]) -> tuple[StateL
     )
 
 
-def copies(executable: Any, temporaries: int, state: tuple[StateLeaf, ...]) -> tuple[int, tuple[str, ...]]:
+def copies(
+    executable: Any,
+    temporaries: int,
+    state: tuple[StateLeaf, ...],
+    program: tuple[Any, tuple[bool, ...]] | None = None,
+) -> tuple[int, tuple[str, ...]]:
     """Bytes of temporaries that are whole leaves of the state once more, and the leaves, where that is a second copy of it by the default rule.
 
-    Of a backward pass nothing is said: jax saves what it needs of each step of a loop, parameters included.
+    Of a backward pass nothing is said: jax saves what it needs of each step of a loop, parameters included. Nor of what XLA inserts for a leaf
+    that it widens, or that the ``program``, a jaxpr with what it donates, gives another value.
     """
     from pytest_nnxcheck.inspection import buffers
-    from pytest_nnxcheck.invariants.memory import COPY_SHARE
+    from pytest_nnxcheck.invariants.memory import COPY_SHARE, inserted_whole, widened
 
     least = max(COPY_SHARE * sum(leaf.bytes for leaf in state), FLOOR)
     if not state or temporaries < least or executable.differentiates():
@@ -158,9 +164,45 @@ def copies(executable: Any, temporaries: int, state: tuple[StateLeaf, ...]) -> t
     }
     certain = {leaf.type for leaf in state if leaf.alone}
     parameters = {number for number, type_ in types.items() if type_ in certain}
-    copied = [buffer for buffer in buffers.state_copies(memory, parameters) if buffer.kind == "temporary"]
+    every = tuple(buffer for buffer in buffers.state_copies(memory, parameters) if buffer.kind == "temporary")
+    given_another = types_given_another_value(*program) if program and every else set()
+    excused = [*widened(memory, every), *(copy for copy in inserted_whole(every) if copy.shape in given_another)]
+    copied = [copy for copy in every if copy not in excused]
     size = sum(buffer.bytes for buffer in copied)
     if size < least:
         return 0, ()
     shown = {types[number] for buffer in copied for number in buffer.parameters}
     return size, tuple(leaf.path for leaf in state if leaf.type in shown)
+
+
+def types_given_another_value(jaxpr: Any, donated: tuple[bool, ...]) -> set[str]:
+    """The types of which a program donates every input and gives each another value, by `jaxpr_flow.overwritten` or `jaxpr_flow.remade`.
+
+    Which output takes whose place is not known: those of the type are asked, but for inputs that are handed out as they are.
+    """
+    from pytest_nnxcheck.subject.jaxpr_flow import overwritten, remade
+
+    handed_out = {id(var) for var in jaxpr.invars}
+    inputs: defaultdict[str, list[int]] = defaultdict(list)
+    outputs: defaultdict[str, list[int]] = defaultdict(list)
+    for number, var in enumerate(jaxpr.invars):
+        inputs[_type_of(var)].append(number)
+    for number, var in enumerate(jaxpr.outvars):
+        if id(var) not in handed_out:
+            outputs[_type_of(var)].append(number)
+
+    def another_value(number: int, type_: str) -> bool:
+        return overwritten(jaxpr, number) or all(remade(jaxpr, number, output) for output in outputs[type_])
+
+    return {
+        type_
+        for type_, numbers in inputs.items()
+        if all(donated[number] and another_value(number, type_) for number in numbers)
+    }
+
+
+def _type_of(var: Any) -> str:
+    """The type of a variable of a jaxpr; empty for one that is no array, a token."""
+    from pytest_nnxcheck.compat.arrays import describe
+
+    return describe(var.aval) if hasattr(var.aval, "dtype") else ""

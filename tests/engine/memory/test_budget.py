@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 from checking import broken, call, text
 from flax import nnx
-from healthy import assign, numbers, rngs
+from healthy import numbers, rngs
 from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
+from rewritten_leaves import KeyCache
 
 from pytest_nnxcheck.core.observation import Buffer, Memory
 from pytest_nnxcheck.core.text import format_bytes
@@ -137,21 +138,6 @@ def test_only_what_repeats_far_fewer_elements_is_a_broadcast():
     compiled = jax.jit(program).lower(jnp.ones(1280), jnp.ones((64, 1280))).compile()
     shapes = {buffer.shape for buffer in buffers.read(compiled).buffers if buffer.broadcast}
     assert shapes == {"float32[2,8,8,1280]"}
-
-
-class KeyCache(nnx.Module):
-    """A step of decoding: writes a row of its cache in place, and reads all of it; or reads what it was before as well."""
-
-    def __init__(self, dtype, *, reads_before=False):
-        self.keys = nnx.Cache(jnp.zeros((2, 2048, 64), dtype))
-        self.reads_before = reads_before
-
-    def __call__(self, x, at):
-        before = self.keys[...]
-        keys = jax.lax.dynamic_update_slice(before, x.astype(before.dtype), (0, at, 0))
-        assign(self.keys, keys)
-        scores = jnp.einsum("bsd,bd->bs", keys, x[:, 0].astype(keys.dtype))
-        return scores + before[:, :, 0] if self.reads_before else scores
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

@@ -8,6 +8,7 @@ import pytest
 from checking import broken, call, text
 from flax import nnx
 from healthy import assign
+from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, Rereads
 
 from pytest_nnxcheck.core.text import format_bytes
 
@@ -102,30 +103,6 @@ def test_a_cache_of_which_the_old_values_are_read_after_the_write_is_copied():
     assert "copy of model.keys by" in text(found)
 
 
-class Codebook(nnx.Module):
-    """One large leaf that a call gives another value as a whole."""
-
-    def __init__(self, change):
-        self.change, self.book, self.step = change, nnx.Cache(jnp.ones((256, 256))), nnx.Cache(jnp.int32(0))
-
-    def __call__(self, x):
-        y = x @ self.book[...]
-        assign(self.step, self.step[...] + 1)
-        assign(self.book, self.change(self.book[...], self.step[...] % 100 == 0, x))
-        return y
-
-
-CHANGES = {
-    "branch": lambda book, due, x: jax.lax.cond(
-        due, lambda book: book / jnp.linalg.norm(book), lambda book: book, book
-    ),
-    "choice": lambda book, due, x: jnp.where(
-        due & (jnp.abs(book).max(0) < 1e-3), jax.random.normal(jax.random.key(0), book.shape), book
-    ),
-    "shift": lambda book, due, x: jnp.concatenate([book[1:], x[None]]),
-}
-
-
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
 def test_a_copy_that_donation_alone_asks_for_is_a_note(name, nesting):
@@ -135,31 +112,10 @@ def test_a_copy_that_donation_alone_asks_for_is_a_note(name, nesting):
     assert "so that donation saves nothing of them" in text(found)
 
 
-class Rereads(Codebook):
-    """Needs the old values beside the new ones."""
-
-    def __init__(self, change, reread):
-        super().__init__(change)
-        self.reread = reread
-
-    def __call__(self, x):
-        old = self.book[...]
-        super().__call__(x)
-        return self.reread(old, self.book[...], x)
-
-
 @pytest.mark.parametrize("name", ["shift", "moved"])
-@pytest.mark.parametrize(
-    "reread",
-    [
-        lambda old, new, x: jnp.linalg.norm(new - old),
-        lambda old, new, x: jnp.tanh(old @ jnp.tanh(new @ x)),
-        jax.jit(lambda old, new, x: jnp.tanh(old @ jnp.tanh(new @ x)) @ old),
-    ],
-)
+@pytest.mark.parametrize("reread", REREADS)
 def test_one_that_the_call_asks_for_counts(name, reread):
-    change = {**CHANGES, "moved": lambda book, due, x: jnp.tanh(book) * 0.9}[name]
-    found = call(Rereads(change, reread), jnp.ones(256), nesting="jit")
+    found = call(Rereads({**CHANGES, **ALONE}[name], reread), jnp.ones(256), nesting="jit")
     assert broken(found) == ["memory"], text(found)
 
 

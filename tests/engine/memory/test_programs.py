@@ -12,7 +12,8 @@ import reports
 import wild_training
 from checking import some
 from flax import nnx
-from healthy import FLAX, HEALTHY, assign, numbers, rngs
+from healthy import FLAX, HEALTHY, assign, node_list, numbers, rngs
+from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, KeyCache, Rereads
 
 from pytest_nnxcheck.watch import programs as watched
 from pytest_nnxcheck.watch.programs import Programs
@@ -253,3 +254,47 @@ def test_a_healthy_model_is_not_told(monkeypatch, name):
         assert heard(lambda: nnx.jit(lambda subject, *args: subject(*args))(subject, *args)) == ()
     else:
         assert heard(lambda: nnx.jit(subject)(*args)) == ()
+
+
+def donated_step(model, *inputs):
+    nnx.jit(lambda model, *inputs: model(*inputs), donate_argnums=0)(model, *inputs or (jnp.ones(256),))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_copy_that_donation_alone_asks_for_is_not_told(name):
+    assert heard(lambda: donated_step(Codebook(CHANGES[name]))) == ()
+
+
+@pytest.mark.parametrize("name", ["shift", "moved"])
+@pytest.mark.parametrize("reread", REREADS)
+def test_one_that_the_call_asks_for_is_told(name, reread):
+    model = Rereads({**CHANGES, **ALONE}[name], reread)
+    (program,) = heard(lambda: donated_step(model))
+    assert program.leaves == ("model.book",)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_cache_that_is_decoded_into_is_not_told(dtype):
+    assert heard(lambda: donated_step(KeyCache(dtype), jnp.ones((2, 1, 64)), jnp.int32(3))) == ()
+
+
+class Books(nnx.Module):
+    """Five leaves of one type, of which the call changes four."""
+
+    def __init__(self, change):
+        self.changing, self.fixed = node_list([Codebook(change) for _ in range(4)]), nnx.Cache(jnp.ones((256, 256)))
+
+    def __call__(self, x):
+        y = sum(x @ (book.book[...] * self.fixed[...]) for book in self.changing)
+        return y + sum(book(x) for book in self.changing)
+
+
+def test_a_leaf_of_the_same_type_that_is_handed_on_changes_nothing():
+    model = Books(CHANGES["shift"])
+    graphdef, state = nnx.split(model)
+
+    def step(state, x):
+        books = nnx.merge(graphdef, state)
+        return books(x), nnx.state(books)
+
+    assert heard(lambda: jax.jit(step, donate_argnums=0)(state, jnp.ones(256))) == ()

@@ -1,0 +1,69 @@
+"""Large leaves that a call gives another value, as a whole or a row of it, and the same where the old value is needed beside the new one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from healthy import assign
+
+
+class Codebook(nnx.Module):
+    """One large leaf that a call gives another value as a whole."""
+
+    def __init__(self, change):
+        self.change, self.book, self.step = change, nnx.Cache(jnp.ones((256, 256))), nnx.Cache(jnp.int32(0))
+
+    def __call__(self, x):
+        y = x @ self.book[...]
+        assign(self.step, self.step[...] + 1)
+        assign(self.book, self.change(self.book[...], self.step[...] % 100 == 0, x))
+        return y
+
+
+CHANGES = {
+    "branch": lambda book, due, x: jax.lax.cond(
+        due, lambda book: book / jnp.linalg.norm(book), lambda book: book, book
+    ),
+    "choice": lambda book, due, x: jnp.where(
+        due & (jnp.abs(book).max(0) < 1e-3), jax.random.normal(jax.random.key(0), book.shape), book
+    ),
+    "shift": lambda book, due, x: jnp.concatenate([book[1:], x[None]]),
+}
+ALONE = {"moved": lambda book, due, x: jnp.tanh(book) * 0.9}
+"""For which XLA inserts no copy, where nothing reads the old values afterwards."""
+
+
+class Rereads(Codebook):
+    """Needs the old values beside the new ones."""
+
+    def __init__(self, change, reread):
+        super().__init__(change)
+        self.reread = reread
+
+    def __call__(self, x):
+        old = self.book[...]
+        super().__call__(x)
+        return self.reread(old, self.book[...], x)
+
+
+REREADS = (
+    lambda old, new, x: jnp.linalg.norm(new - old),
+    lambda old, new, x: jnp.tanh(old @ jnp.tanh(new @ x)),
+    jax.jit(lambda old, new, x: jnp.tanh(old @ jnp.tanh(new @ x)) @ old),
+)
+
+
+class KeyCache(nnx.Module):
+    """A step of decoding: writes a row of its cache in place, and reads all of it; or reads what it was before as well."""
+
+    def __init__(self, dtype, *, reads_before=False):
+        self.keys = nnx.Cache(jnp.zeros((2, 2048, 64), dtype))
+        self.reads_before = reads_before
+
+    def __call__(self, x, at):
+        before = self.keys[...]
+        keys = jax.lax.dynamic_update_slice(before, x.astype(before.dtype), (0, at, 0))
+        assign(self.keys, keys)
+        scores = jnp.einsum("bsd,bd->bs", keys, x[:, 0].astype(keys.dtype))
+        return scores + before[:, :, 0] if self.reads_before else scores
