@@ -75,6 +75,10 @@ def in_scan_cured(model: Any, xs: jax.Array) -> jax.Array:
     return step(model, xs[None])[1][0]
 
 
+def in_map(model: Any, xs: jax.Array) -> jax.Array:
+    return jax.lax.map(lambda x: model(x) * 1, xs[None])[0]
+
+
 def in_cond(model: Any, x: jax.Array) -> jax.Array:
     return nnx.cond(x.sum() > -1, lambda x: model(x) * 1, lambda x: x, x)
 
@@ -170,6 +174,7 @@ OWN = {
     "while_loop": (in_while_loop, in_while_loop_cured),
     "fori_loop": (in_fori_loop, in_fori_loop_cured),
     "scan": (in_scan, in_scan_cured),
+    "map": (in_map, in_scan_cured),
     "cond": (in_cond, in_cond_cured),
     "switch": (in_switch, in_switch_cured),
     "jit": (in_jit, in_jit_cured),

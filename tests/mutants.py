@@ -153,6 +153,7 @@ MUTANTS = (
     Mutant("engine/causes.py", "(later or other.line == where)", "other.line == where", "test_neighbours.py"),
     Mutant("engine/causes.py", '.get("__wrapped__")', '.get("")', "test_neighbours.py"),
     Mutant("compat/frames.py", ' "checkify",', "", "test_hints.py"),
+    Mutant("compat/frames.py", 'return name if ".control_flow" in str', 'return "" if ".control_flow" in str', "test_hints.py"),
     Mutant("compat/frames.py", "*GRADIENTS, *DERIVATIVES)", "*GRADIENTS)", "test_hints.py"),
     Mutant("engine/causes.py", "elif isinstance(held, list | tuple | dict):", "elif isinstance(held, list | dict):", "test_neighbours.py"),
     Mutant("engine/causes.py", "elif not isinstance(held, type | ModuleType):", "elif False:", "test_neighbours.py"),

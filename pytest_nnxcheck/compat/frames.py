@@ -19,6 +19,9 @@ DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
 """Those of jax that differentiate a function and have no twin in every flax."""
 
 _CALLED = ("jit", "remat", "checkpoint", "vmap", "eval_shape", "checkify", *LAX, *GRADIENTS, *DERIVATIVES)
+MAP = "map"
+"""`jax.lax.map`, which nnx has not."""
+
 TRACES_JITTED = "cache_miss"
 """What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
 
@@ -58,6 +61,8 @@ def transform_of(frame: FrameType) -> str:
 def called(frame: FrameType) -> str:
     """The transform that a user's code calls by a function of jax or flax, whose functions may have ``_wrapper`` behind the name; else empty."""
     name = "jit" if frame.f_code.co_name == TRACES_JITTED else frame.f_code.co_name.removesuffix("_wrapper")
+    if name == MAP:  # `jax.tree.map` has the name too
+        return name if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     return name if name in _CALLED and _package(frame) in ("jax", "flax") else ""
 
 

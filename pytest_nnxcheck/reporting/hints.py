@@ -48,6 +48,7 @@ TABLE = {
     "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
     "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",
     "captured by scan": "pass the module in the scan's carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
+    "captured by map": "scan with the module in the carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
     "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, model, x)",
     "captured by switch": "pass the module as an operand: nnx.switch(index, branches, model, x)",
     "captured by shard_map": "pass the state of nnx.split to jax.shard_map, with nnx.merge in its body",
@@ -77,7 +78,8 @@ TABLE = {
     " transforms drop",
     "flag dropped": "keep the flag in an nnx.Variable and choose with jnp.where, since no Python if can read it there: {path} is a plain"
     " Python bool, which loops change once and most transforms drop",
-    "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), or nnx.Carry for the whole module",
+    "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), with the other axes that yours has, or nnx.Carry for"
+    " the whole module",
     "attribute counted": "keep the value in an nnx.Variable: {path} is a plain Python attribute, and every value of it is compiled anew",
     "weak type": "make it an array of its type where it is made first, jnp.asarray(value, jnp.{dtype}): {path} was made of a Python number",
     "value": "a trace has no values: for an if on one write jnp.where or nnx.cond, for a loop that ends on one nnx.while_loop, for a slice"
