@@ -7,6 +7,7 @@ silent leak raises none.
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
                 captures[CapturedBy(name, where, tuple(nodes))] = None
 
     rehearse(subject, profiled(watch))
-    return tuple(captures)[:SHOWN] or captured_by_call(subject)
+    return tuple(captures)[:SHOWN]
 
 
 def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
@@ -66,7 +67,9 @@ def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
     code = getattr(function, "__code__", None)
     if code is None:
         return ()
-    names = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    # Names of attributes are among `co_names` as well.
+    read = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    names = {name: value for name, value in function.__globals__.items() if name in read}
     held = {**names, **closure_of(function)}.items()
     nodes = tuple(f"{label} ({type(node).__name__})" for name, value in held for label, node in nodes_in(name, value))
     return (CapturedBy("", f"{code.co_filename}:{code.co_firstlineno}", nodes),) if nodes else ()

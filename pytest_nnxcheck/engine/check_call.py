@@ -274,10 +274,12 @@ def explained(call: Call, error: Exception, observation: Observation | None) -> 
     """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
     if compat.asks_for_value(error):
         return (ValueAsked(),)
-    if not (compat.is_refusal(error) or compat.is_tracer_error(error)):
+    refused = compat.is_refusal(error)
+    if not (refused or compat.is_tracer_error(error)):
         return ()
     leaks = (observation.leaks or observation.dropped) if observation else ()
-    return (*(leaks or call.merged())[: causes.SHOWN], *call.captured())
+    captures = call.captured() or (causes.captured_by_call(call.subject) if refused else ())
+    return (*(leaks or call.merged())[: causes.SHOWN], *captures)
 
 
 def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) -> Checked:

@@ -13,6 +13,9 @@ from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from pytest_nnxcheck import check
 from pytest_nnxcheck.reporting import hints
 
+refused = pytest.mark.skipif(
+    FLAX < (0, 10, 7), reason="flax before 0.10.7 lets a captured module be written, which leaves tracers"
+)
 HINT = hints.hint("captured by the call")
 
 
@@ -56,6 +59,33 @@ def capturing(module: nnx.Module) -> Any:
 def test_a_module_that_the_call_captured_is_named(function, named):
     told = text(call(function, numbers(BATCH), nesting="jit"))
     assert f"the call, {__file__}:{function.__code__.co_firstlineno}, captured {named}; {HINT}" in told
+
+
+class Holder(nnx.Module):
+    """Has an attribute of the name of the global."""
+
+    def __init__(self) -> None:
+        self.NORM = nnx.BatchNorm(WIDTH, rngs=rngs())
+
+
+@refused
+def test_an_attribute_of_the_name_of_a_global_is_none():
+    holder = Holder()
+    told = text(call(lambda x: holder.NORM(x) * 1, numbers(BATCH), nesting="jit"))
+    assert f"captured holder (Holder); {HINT}" in told
+
+
+def test_what_a_jit_of_its_own_keeps_elsewhere_is_not_blamed_on_a_captured_module():
+    kept: list[jax.Array] = []
+    module = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+
+    def jitted(x: jax.Array) -> jax.Array:
+        kept.append(x * 2)
+        return x * 2
+
+    found = call(lambda x: module(jax.jit(jitted)(x)), numbers(BATCH), nesting="un-nested")
+    assert found.outcome.verdict == "violated"
+    assert "the call, " not in text(found)
 
 
 @pytest.mark.parametrize("module", [JitsItself, lambda: nnx.BatchNorm(WIDTH, rngs=rngs())], ids=["jits itself", "norm"])
