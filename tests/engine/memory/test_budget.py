@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -179,6 +180,8 @@ def test_what_a_loop_copies_slice_by_slice_is_not_left_to_xla(through, counts):
     )
     left_out = memory.widened(Memory(256, 0, 768, 0, 0, buffers=(wide, copy)), (copy,))
     assert (copy not in left_out) == counts
+    asked_for = replace(copy, inserted=False)
+    assert memory.widened(Memory(256, 0, 768, 0, 0, buffers=(wide, asked_for)), (asked_for,)) == ()
 
 
 def test_what_is_read_after_the_write_is_a_copy():
