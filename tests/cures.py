@@ -111,6 +111,14 @@ def in_checkpoint_cured(model, x):
     return nnx.remat(lambda model, x: model(x))(model, x)
 
 
+def in_eval_shape(norm, x):
+    return x * len(jax.eval_shape(norm, x).shape)
+
+
+def in_eval_shape_cured(norm, x):
+    return x * len(nnx.eval_shape(lambda norm, x: norm(x), norm, x).shape)
+
+
 def in_vmap(norm, x):
     return jax.vmap(norm)(x)
 
@@ -169,6 +177,7 @@ def derivative_cured(name: str, norm: Any, x: jax.Array) -> jax.Array:
 
 OWN = {
     "vmap": (in_vmap, in_vmap_cured),
+    "eval_shape": (in_eval_shape, in_eval_shape_cured),
     "grad": (in_grad, in_grad_cured),
     "value_and_grad": (in_value_and_grad, in_value_and_grad_cured),
     "while_loop": (in_while_loop, in_while_loop_cured),

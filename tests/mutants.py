@@ -155,6 +155,8 @@ MUTANTS = (
     Mutant("engine/causes.py", "(later or other.line == where)", "other.line == where", "test_neighbours.py"),
     Mutant("engine/causes.py", '.get("__wrapped__")', '.get("")', "test_neighbours.py"),
     Mutant("compat/frames.py", ' "checkify",', "", "test_hints.py"),
+    Mutant("engine/causes.py", " or jits_by_itself(above)", "", "test_captured_modules.py"),
+    Mutant("reporting/hints.py", "if elements(new) > elements(old):", "if True:", "test_donation.py"),
     Mutant("compat/frames.py", 'return name if ".control_flow" in str', 'return "" if ".control_flow" in str', "test_hints.py"),
     Mutant("compat/frames.py", "*GRADIENTS, *DERIVATIVES)", "*GRADIENTS)", "test_hints.py"),
     Mutant("engine/causes.py", "elif isinstance(held, list | tuple | dict):", "elif isinstance(held, list | dict):", "test_neighbours.py"),

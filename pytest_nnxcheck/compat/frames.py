@@ -58,6 +58,14 @@ def transform_of(frame: FrameType) -> str:
     return f"nnx.{name}" if library == "flax" else f"jax.lax.{name}" if name in LAX else f"jax.{name}"
 
 
+_JIT_THEMSELVES = ("make_jaxpr_f", "custom_root")
+
+
+def jits_by_itself(frame: FrameType) -> bool:
+    """Whether a function of jax jits what it was handed: the user wrote no jit there."""
+    return frame.f_code.co_name in _JIT_THEMSELVES and _package(frame) == "jax"
+
+
 def called(frame: FrameType) -> str:
     """The transform that a user's code calls by a function of jax or flax, whose functions may have ``_wrapper`` behind the name; else empty."""
     name = "jit" if frame.f_code.co_name == TRACES_JITTED else frame.f_code.co_name.removesuffix("_wrapper")

@@ -5,9 +5,11 @@ No hint is better than a wrong one: a cause that is not here has none.
 
 from __future__ import annotations
 
+import math
+
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     DroppedInside,
     Finding,
@@ -32,6 +34,7 @@ TABLE = {
     " module, which no transform carries out",
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
+    "metadata": "keep the value in an nnx.Variable of its own: {path}, of another one, goes out of no transform",
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
     " what the first trace computes in {path}",
     "outlives": "do not keep arrays made under a transform in {holder}: it outlives the trace",
@@ -39,7 +42,9 @@ TABLE = {
     " generator, which keeps what the first trace made",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
-    "captured by vmap": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it",
+    "captured by vmap": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it; what it writes has"
+    " an axis of its own: nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...) for the rest",
+    "captured by eval_shape": "pass the module as an argument: nnx.eval_shape(f, model, x)",
     **{
         f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, model)"
         for name in ("grad", "value_and_grad")
@@ -72,6 +77,7 @@ TABLE = {
     "dropped": "update the optimizer that was passed in, or return the copy",
     "viewed": "copy the view: np.array(view), or drop it before the step",
     "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",
+    "grows": "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size",
     "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
     "not returned": "return the new value of every donated array; what has none, a batch say, is not for `donate`",
     "attribute dropped": "keep the value in an nnx.Variable: {path} is a plain Python attribute, which loops change once and most"
@@ -117,6 +123,8 @@ def tracer_left(finding: TracerLeft) -> str:
         return plain_value(leak, finding.has_data)
     if leak.holder == CACHED:
         return hint("cached property", path=path)
+    if leak.holder == "metadata":
+        return hint("metadata", path=path)
     if leak.holder == "generator":
         return hint("generator", path=path)
     if leak.holder in OUTLIVING:
@@ -191,9 +199,15 @@ def buffer(finding: Finding) -> str:
             return hint("dropped")
         case LostBuffer(cause="dtype", type=type_, line=line):
             return hint("dtype", dtype=type_.dtype, line=f": it becomes another at {line}" if line else "")
+        case LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
+            return hint("grows")
         case LostBuffer(cause="sharding" | "not returned" as cause):
             return hint(cause)
     return ""
+
+
+def elements(type_: ArrayType | None) -> int:
+    return math.prod(type_.shape or ()) if type_ else 0
 
 
 def peak(cause: PeakCause) -> str:

@@ -10,6 +10,7 @@ from flax import nnx
 from healthy import assign, numbers, rngs
 
 from pytest_nnxcheck import check, compat
+from pytest_nnxcheck.reporting import hints
 
 
 class KeepsInDict(nnx.Module):
@@ -186,6 +187,18 @@ def numbered(model, x, cache):
 def halved(model, x, cache):
     """No result has as many bytes as a donated array."""
     return model(x), [(each.T + 1).astype(jnp.bfloat16) for each in cache]
+
+
+def written_in_place(model, x, cache):
+    return model(x).sum(0), jax.lax.dynamic_update_slice(cache, x[:1], (3, 0))
+
+
+def test_a_cache_that_grows_is_as_long_as_it_gets_from_the_start():
+    found = call(grows_one, *args(two), nesting="jit", **DONATED)
+    assert found.outcome.violations[0].hint == hints.hint("grows")
+    assert call(halved, *args(two), nesting="jit", **DONATED).outcome.violations[0].hint == ""
+    cured = call(written_in_place, *args(lambda: jnp.zeros((5, 4))), nesting="jit", **DONATED)
+    assert cured.outcome.verdict == "held", text(cured)
 
 
 OLD = jax.ShapeDtypeStruct((3, 4), jnp.float32)

@@ -136,3 +136,18 @@ def test_a_metric_that_a_loss_captured_becomes_a_further_argument(name):
     assert f"captured metric (Average); {hints.hint(f'captured by {name}')}" in told
     assert "argnums" not in told
     assert call(cured, *given, nesting="jit").outcome.verdict == "held"
+
+
+@refused
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda module, x: jax.make_jaxpr(lambda x: module(x) * 1)(x) and x,
+        lambda module, x: jax.lax.custom_root(lambda y: y - module(x), x, lambda f, y: y - f(y), lambda g, y: y),
+    ],
+    ids=["make_jaxpr", "custom_root"],
+)
+def test_a_function_of_jax_that_jits_for_itself_is_no_jit_of_the_user_s(asks):
+    told = text(call(asks, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)))
+    assert "Cannot mutate" in told
+    assert hints.captured_by("jit") not in told

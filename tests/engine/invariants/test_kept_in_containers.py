@@ -16,6 +16,7 @@ import pytest
 from checking import call
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
+from leaky import LEAKY
 
 from pytest_nnxcheck.reporting import hints
 
@@ -94,3 +95,12 @@ class Pairs(nnx.Module):
 def test_what_a_captured_variable_holds_is_no_plain_value(value):
     assert hint_on(Pairs(value), jnp.ones(3), nesting="jit[closure]") == hints.captured_by("jit")
     assert call(Pairs(value), jnp.ones(3), nesting="jit").outcome.verdict == "held"
+
+
+def test_what_a_variable_has_as_metadata_goes_into_one_of_its_own():
+    """Under a remat: a jit of flax drops it in silence."""
+    twins = LEAKY["variable_metadata"]
+    leaky, healthy = twins.leaky(), twins.healthy()
+    hint = hint_on(leaky.subject, *leaky.args, nesting="remat")
+    assert hint == hints.hint("metadata", path="model.linear.kernel.norm (metadata)")
+    assert call(healthy.subject, *healthy.args, nesting="remat").outcome.verdict == "held"
