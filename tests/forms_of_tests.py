@@ -97,6 +97,25 @@ def over(describe, report):  # so are these, which the test takes from around it
 
 test_around = over(2, 4)
 
+MODELS, HOOKS = {}, []
+
+def register(name):
+    def registered(cls):
+        MODELS[name] = cls
+        return cls
+    return registered
+
+@register("größe")
+class Registered(Größe):
+    pass
+
+HOOKS.append(KEPT.append)
+
+@marked
+def test_registered(nnx_wrap):
+    model = MODELS["größe"](Config(), nnx.Rngs(0))
+    nnx_wrap(lambda model, x: [hook(model(x)) for hook in HOOKS])(model, jnp.ones((2, 4)))
+
 @marked
 def test_own_assertion(nnx_wrap):
     assert nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4))).sum() > 100, "too small"

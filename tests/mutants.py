@@ -196,6 +196,7 @@ MUTANTS = (
     Mutant("engine/check_call.py", "*notes_of(judgement),", "*judgement.notes,", "test_own_invariants.py"),
     Mutant("engine/cases.py", "(row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract)", "()", "test_own_invariants.py"),
     Mutant("runner/execution.py", "of_body = need.of_body\n", "of_body = need.of_body\n            return self._once(nesting, body, settings)\n", "test_own_invariants.py"),
+    Mutant("reproducer/user_source.py", "for statement in fillers(user, node):", "for statement in ():", "test_reproducer.py"),
     Mutant("reproducer/files.py", " and not known.program.startswith(NONE)", "", "test_own_invariants.py"),
     Mutant("extension.py", "if earlier is not None and earlier.place != place:", "if False:", "test_own_invariants.py"),
     Mutant("extension.py", "add(invariant, default=False)", "add(invariant, default=invariant.default)", "test_handed_in.py"),

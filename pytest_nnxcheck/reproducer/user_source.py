@@ -14,7 +14,7 @@ import site
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,9 @@ LEFT_OUT = frozenset(("pytest", "_pytest", "hypothesis", "pytest_nnxcheck", "con
 """Packages that a program does without; a conftest.py is pytest's file, its code is copied."""
 EFFECTS = ("jax", "os", "nnx", "flax", "np", "numpy", "sys", "warnings")
 """What a statement at the top of a module is run for, if it starts with one of these: ``jax.config.update(...)``."""
+
+CONTAINERS = (ast.Dict, ast.List, ast.Set, ast.Call)
+"""What other statements may write into: a registry, say."""
 
 
 class NoSource(Exception):
@@ -61,6 +64,12 @@ class UserModule:
             for number in (number for decorator in needless for number in lines_of(decorator)):
                 lines.pop(number, None)
         return textwrap.dedent("\n".join(line for _, line in sorted({**lines, **left}.items()))).rstrip()
+
+    @functools.cached_property
+    def read_by_definitions(self) -> dict[str, set[str]]:
+        """The names of the module that each function and class at its top uses."""
+        definitions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        return {node.name: globals_in(self.text(node)) for node in definitions}
 
     def is_needless(self, part: ast.stmt, test: str) -> bool:
         """Whether a part of a class of tests is another test, or is for pytest."""
@@ -230,6 +239,8 @@ class Sources:
             taken[id(node)] = node
             self._names.update(bound_by(node))
             self._needs(user, module, user.text(node))
+            for statement in fillers(user, node):
+                self._take_node(user, module, statement)
 
     def _needs(self, user: UserModule, module: ModuleType, text: str) -> None:
         for name in sorted(globals_in(text)):
@@ -295,6 +306,27 @@ def has_effect(statement: ast.stmt, user: UserModule) -> bool:
         return False
     first = re.match(r"\w*", ast.unparse(statement))
     return first is not None and first[0] in EFFECTS and not names_of(statement) & user.left_out
+
+
+def fillers(user: UserModule, node: ast.stmt) -> Iterator[ast.stmt]:
+    """The statements at the top that write into a container which a statement binds: ``MODELS.update(...)``, and ``@register("a")`` where that names it."""
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if value is None or not any(isinstance(part, CONTAINERS) for part in ast.walk(value)):
+        return
+    bound = bound_by(node)
+    writers = bound | {name for name, read in user.read_by_definitions.items() if read & bound}
+    for statement in user.tree.body:
+        roots = [names_of(root) for root in written_by(statement)]
+        if any(names & writers and not names & user.left_out for names in roots):
+            yield statement
+
+
+def written_by(statement: ast.stmt) -> list[ast.expr]:
+    """What a statement at the top calls without keeping the result: decorators, or the function of a call."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [each.func if isinstance(each, ast.Call) else each for each in statement.decorator_list]
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return [value.func] if isinstance(value, ast.Call) else []
 
 
 def absolute(user: UserModule, statement: ast.Import | ast.ImportFrom) -> str:

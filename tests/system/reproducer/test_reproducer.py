@@ -96,6 +96,7 @@ FORMS_OF_TESTS = (
     r"test_hostile[\xfcn\xef\u2028 \\ {x} %s]",
     "test_calls",
     "test_around",
+    "test_registered",
     "test_own_assertion",
     "test_only_nested",
 )
