@@ -111,6 +111,13 @@ class Registered(Größe):
 
 HOOKS.append(KEPT.append)
 
+def over_models(test):  # reads the registry as well, and is for pytest
+    return pytest.mark.parametrize("name", MODELS)(test)
+
+@over_models
+def test_names(name):
+    assert name
+
 @marked
 def test_registered(nnx_wrap):
     model = MODELS["größe"](Config(), nnx.Rngs(0))

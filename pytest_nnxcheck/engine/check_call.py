@@ -274,11 +274,11 @@ def explained(call: Call, error: Exception, observation: Observation | None) -> 
     """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
     if compat.asks_for_value(error):
         return (ValueAsked(),)
-    refused = compat.is_refusal(error)
-    if not (refused or compat.is_tracer_error(error)):
+    is_refusal = compat.is_refusal(error)
+    if not (is_refusal or compat.is_tracer_error(error)):
         return ()
     leaks = (observation.leaks or observation.dropped) if observation else ()
-    captures = call.captured() or (causes.captured_by_call(call.subject) if refused else ())
+    captures = call.captured() or (causes.captured_by_call(call.subject) if is_refusal else ())
     return (*(leaks or call.merged())[: causes.SHOWN], *captures)
 
 

@@ -79,8 +79,10 @@ def observe(
         remaining = subject.tracers(state, before)
         tracers = remaining or (guards.left() if root.hoisted else ())
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
-    places_of = places_in(subject, state)
-    leaks = tuple(leak(tracer, guards.culprit(tracer) or outermost(nesting), places_of(tracer)) for tracer in tracers)
+    leaks: tuple[Leak, ...] = ()
+    if tracers:
+        place_of = places_in(subject, state)
+        leaks = tuple(leak(left, guards.culprit(left) or outermost(nesting), place_of(left)) for left in tracers)
     blamed = () if tracers else guards.reports
     dropped = tuple(leak(tracer, report.layer) for report in blamed for tracer in report.leaks)
     good = not error and not tracers
@@ -94,7 +96,7 @@ def observe(
         after |= new_values(root, output)
     moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given) if root.memories and good else ()
     if tracers or (error and nesting.layers):
-        # Where it raised, flax may have taken a captured module apart.
+        # Where a nesting raised, flax may have taken a captured module apart; what the un-nested call did is the user's.
         before.places.restore()
     if tracers or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.

@@ -314,7 +314,9 @@ def fillers(user: UserModule, node: ast.stmt) -> Iterator[ast.stmt]:
     if value is None or not any(isinstance(part, CONTAINERS) for part in ast.walk(value)):
         return
     bound = bound_by(node)
-    writers = bound | {name for name, read in user.read_by_definitions.items() if read & bound}
+    # What needs pytest fills nothing that a program can have: ``@over_models``, which parametrizes.
+    reading = {name: read for name, read in user.read_by_definitions.items() if not read & user.left_out}
+    writers = bound | {name for name, read in reading.items() if read & bound}
     for statement in user.tree.body:
         roots = [names_of(root) for root in written_by(statement)]
         if any(names & writers and not names & user.left_out for names in roots):
@@ -324,7 +326,7 @@ def fillers(user: UserModule, node: ast.stmt) -> Iterator[ast.stmt]:
 def written_by(statement: ast.stmt) -> list[ast.expr]:
     """What a statement at the top calls without keeping the result: decorators, or the function of a call."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return [each.func if isinstance(each, ast.Call) else each for each in statement.decorator_list]
+        return [part.func if isinstance(part, ast.Call) else part for part in statement.decorator_list]
     value = statement.value if isinstance(statement, ast.Expr) else None
     return [value.func] if isinstance(value, ast.Call) else []
 

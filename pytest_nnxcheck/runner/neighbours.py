@@ -117,11 +117,12 @@ def measures_the_same(broken: Outcome, near: Outcome) -> bool:
 
     A closure captures the state by construction, so that no constants are judged in it.
     """
+    if near.verdict != "held":
+        return True
     compiled = any(row.compiled for row in rows_of(violation.invariant for violation in broken.violations))
     findings = [finding for violation in broken.violations for finding in violation.findings]
-    if any(isinstance(finding, ConstantsCaptured) for finding in findings) and near.nesting.captures:
-        return near.verdict != "held"
-    return near.verdict != "held" or not compiled or near.peak is not None
+    constants = any(isinstance(finding, ConstantsCaptured) for finding in findings)
+    return not (compiled and near.peak is None) and not (constants and near.nesting.captures)
 
 
 def explain(outcome: Outcome, around: Around) -> Outcome:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from checking import call, text
 from flax import nnx
-from healthy import BATCH, FLAX, WIDTH, numbers, rngs
+from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.reporting import hints
@@ -53,9 +54,7 @@ def capturing(module: nnx.Module) -> Any:
     ],
     ids=["closure", "jits itself", "global"],
 )
-@pytest.mark.skipif(
-    FLAX < (0, 10, 7), reason="flax before 0.10.7 lets a captured module be written, which leaves tracers"
-)
+@refused
 def test_a_module_that_the_call_captured_is_named(function, named):
     told = text(call(function, numbers(BATCH), nesting="jit"))
     assert f"the call, {__file__}:{function.__code__.co_firstlineno}, captured {named}; {HINT}" in told
@@ -151,3 +150,32 @@ def test_a_function_of_jax_that_jits_for_itself_is_no_jit_of_the_user_s(asks):
     told = text(call(asks, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)))
     assert "Cannot mutate" in told
     assert hints.captured_by("jit") not in told
+
+
+class Counts(nnx.Module):
+    """Writes a statistic and draws noise."""
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.total = nnx.BatchStat(jnp.zeros(shape))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        assign(self.total, self.total[...] + x.sum())
+        return self.dropout(x)
+
+
+def test_what_a_mapped_function_writes_has_an_axis_of_its_own():
+    """As the hint on a module that `vmap` captured says: rows draw other noise, and each has its statistic."""
+    rows = BATCH[0]
+    axes = nnx.StateAxes({nnx.BatchStat: 0, nnx.RngState: 0, ...: None})
+
+    @nnx.split_rngs(splits=rows)
+    def cured(model: Any, x: jax.Array) -> jax.Array:
+        return nnx.vmap(lambda model, x: model(x), in_axes=(axes, 0))(model, x)
+
+    told = hints.captured_by("vmap")
+    assert "nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...)" in told
+    ones = jnp.ones((rows, 64))
+    y = cured(Counts((rows,)), ones)
+    assert not (y[0] == y[1]).all()
+    assert call(cured, Counts((rows,)), ones, nesting="jit").outcome.verdict == "held"
