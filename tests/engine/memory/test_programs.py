@@ -109,6 +109,21 @@ def test_nothing_is_heard_after_the_end_and_nothing_kept_alive():
     assert (alive(), len(taken) >= 1, programs.take()) == (None, True, ())
 
 
+@pytest.fixture
+def listeners_put_back():
+    """Those of other tests, which hear nothing any more once a test has cleared them all."""
+    from jax._src import monitoring
+
+    events, durations = monitoring.get_event_listeners(), monitoring.get_event_duration_listeners()
+    yield
+    monitoring.clear_event_listeners()
+    for listener in events:
+        jax.monitoring.register_event_listener(listener)
+    for listener in durations:
+        jax.monitoring.register_event_duration_secs_listener(listener)
+
+
+@pytest.mark.usefixtures("listeners_put_back")
 def test_a_user_who_clears_all_listeners_clears_ours():
     with Programs(1).of():
         jax.monitoring.clear_event_listeners()
