@@ -24,9 +24,10 @@ def canonical(text: str) -> str:
 
 
 def beside_text(lowered: Any) -> Hashable | None:
-    """What tells programs of the same text apart: devices, weak types, the kinds of keys. `None` for a program that calls Python code.
+    """What tells programs of the same text apart: devices, weak types, kinds of keys, constants that are handed in. `None` for one that calls Python code.
 
-    The text names a callback by its primitive, from jax 0.6 on without an address. No public way: ``in_avals`` and ``out_info`` lack the
+    The text names a callback by its primitive, from jax 0.6 on without an address; with ``jax_use_simplified_jaxpr_constants`` a captured
+    array is an argument of the program, which keeps it, so that its number stays its own. No public way: ``in_avals`` and ``out_info`` lack the
     devices, ``out_info`` the weak types as well. Tried on all versions.
     """
     try:
@@ -36,7 +37,8 @@ def beside_text(lowered: Any) -> Hashable | None:
         types = (
             tuple(arguments[name]) for name in ("global_in_avals", "global_out_avals", "in_shardings", "out_shardings")
         )
-        beside = (*types, arguments.get("device_assignment"))
+        constants = tuple(map(id, getattr(lowered._lowering, "const_args", None) or ()))
+        beside = (*types, arguments.get("device_assignment"), constants)
         hash(beside)
     except (AttributeError, KeyError, TypeError):
         return None
