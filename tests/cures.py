@@ -13,6 +13,8 @@ from healthy import WIDTH, assign, numbers, rngs
 from jax.experimental import checkify
 from leaky import KeepsLastSetInInit
 
+from pytest_nnxcheck.compat.frames import RULES
+
 
 class KeepsLastInData(KeepsLastSetInInit):
     """What the hint says: the field wrapped where it is set first."""
@@ -151,6 +153,40 @@ def in_checkify_cured(norm: Any, x: jax.Array) -> jax.Array:
     return nnx.checkify(lambda norm, x: norm(x) * 1)(norm, x)[1]
 
 
+def in_vectorize(norm: Any, x: jax.Array) -> jax.Array:
+    return jnp.vectorize(lambda x: norm(x) * 1, signature="(a)->(a)")(x)
+
+
+def backward(residuals: None, cotangents: Any) -> Any:
+    return cotangents
+
+
+def with_rule(name: str, f: Callable[..., Any], *args: Any) -> Any:
+    """The call of a function that has a rule of its own, which these calls do not get to."""
+    ruled = getattr(jax, name)(f)
+    if name == "custom_vjp":
+        ruled.defvjp(lambda *args: (ruled(*args), None), backward)
+    else:
+        ruled.defjvp(lambda primals, tangents: (ruled(*primals), tangents))
+    return ruled(*args)
+
+
+def in_rule(name: str, norm: Any, x: jax.Array) -> jax.Array:
+    return with_rule(name, lambda x: norm(x) * 1, x)
+
+
+def in_rule_cured(name: str, norm: Any, x: jax.Array) -> jax.Array:
+    graphdef, state = nnx.split(norm)
+
+    def f(state: Any, x: jax.Array) -> Any:
+        norm = nnx.merge(graphdef, state)
+        return norm(x), nnx.state(norm)
+
+    y, state = with_rule(name, f, state, x)
+    nnx.update(norm, state)
+    return y
+
+
 DIFFERENTIATED = {
     "jvp": lambda f, x, **aux: jax.jvp(f, (x,), (x,), **aux),
     "vjp": jax.vjp,
@@ -177,6 +213,8 @@ def derivative_cured(name: str, norm: Any, x: jax.Array) -> jax.Array:
 
 OWN = {
     "vmap": (in_vmap, in_vmap_cured),
+    "vectorize": (in_vectorize, in_vmap_cured),
+    **{name: (functools.partial(in_rule, name), functools.partial(in_rule_cured, name)) for name in RULES},
     "eval_shape": (in_eval_shape, in_eval_shape_cured),
     "grad": (in_grad, in_grad_cured),
     "value_and_grad": (in_value_and_grad, in_value_and_grad_cured),

@@ -18,12 +18,22 @@ GRADIENTS = ("grad", "value_and_grad")
 DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
 """Those of jax that differentiate a function and have no twin in every flax."""
 
-_CALLED = ("jit", "remat", "checkpoint", "vmap", "eval_shape", "checkify", *LAX, *GRADIENTS, *DERIVATIVES)
-MAP = "map"
-"""`jax.lax.map`, which nnx has not."""
-
 TRACES_JITTED = "cache_miss"
 """What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
+
+RULES = ("custom_jvp", "custom_vjp")
+"""The classes of jax whose objects are functions with a rule of their own for the derivative."""
+
+_SAME = ("jit", "remat", "checkpoint", "vmap", "eval_shape", "checkify", "vectorize", *LAX, *GRADIENTS, *DERIVATIVES)
+_CALLED = {
+    **{name: name for name in _SAME},
+    TRACES_JITTED: "jit",
+    **{f"{name}.__call__": name for name in RULES},
+}
+"""The transforms, by the functions that a user's code calls."""
+
+MAP = "map"
+"""`jax.lax.map`, which nnx has not; `jax.tree.map` is another."""
 
 NNX_TWINS = {
     "jax.checkpoint": "remat",
@@ -68,10 +78,11 @@ def jits_by_itself(frame: FrameType) -> bool:
 
 def called(frame: FrameType) -> str:
     """The transform that a user's code calls by a function of jax or flax, whose functions may have ``_wrapper`` behind the name; else empty."""
-    name = "jit" if frame.f_code.co_name == TRACES_JITTED else frame.f_code.co_name.removesuffix("_wrapper")
-    if name == MAP:  # `jax.tree.map` has the name too
-        return name if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
-    return name if name in _CALLED and _package(frame) in ("jax", "flax") else ""
+    code = frame.f_code
+    if code.co_name == MAP:
+        return MAP if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
+    name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
+    return name if name and _package(frame) in ("jax", "flax") else ""
 
 
 def is_machinery(frame: FrameType) -> bool:

@@ -42,8 +42,16 @@ TABLE = {
     " generator, which keeps what the first trace made",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
     "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
-    "captured by vmap": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it; what it writes has"
-    " an axis of its own: nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...) for the rest",
+    **{
+        f"captured by {name}": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it; what it writes"
+        " has an axis of its own: nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...) for the rest"
+        for name in ("vmap", "vectorize")
+    },
+    **{
+        f"captured by {name}": "hand the state of graphdef, state = nnx.split(model) to f, which calls nnx.merge(graphdef, state) and returns"
+        " the new nnx.state beside the result; nnx.update(model, state) writes it back"
+        for name in ("custom_jvp", "custom_vjp")
+    },
     "captured by eval_shape": "pass the module as an argument: nnx.eval_shape(f, model, x)",
     **{
         f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, model)"
