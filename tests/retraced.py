@@ -35,6 +35,17 @@ class Weighs(nnx.Module):
         return x - self.mean[...]
 
 
+class Starts(nnx.Module):
+    """Makes its cache in the first call, with which the second one has more state than the first."""
+
+    def __call__(self, x):
+        if hasattr(self, "cache"):
+            assign(self.cache, x)
+        else:
+            self.cache = nnx.Cache(x)
+        return x * 1
+
+
 class Remembers(nnx.Module):
     """Keeps a function of its own, a new one in each call."""
 

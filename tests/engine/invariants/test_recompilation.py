@@ -6,7 +6,7 @@ import jax
 import pytest
 from checking import broken, call, text
 from flax import nnx
-from retraced import INPUT, MODELS, STRONG, Counts, Weighs
+from retraced import INPUT, MODELS, STRONG, Counts, Starts, Weighs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.example import Example
@@ -49,6 +49,14 @@ def test_it_is_the_same_under_every_jit_that_is_handed_the_state(name, nesting):
 def test_a_functional_jit_drops_the_counter_so_that_nothing_is_traced_again():
     found = call(Counts(plain=True), INPUT, nesting="jit[functional]", invariants="recompilation")
     assert found.outcome.verdict == "held", text(found)
+
+
+def test_a_call_that_adds_state_has_no_second_one_to_be_held_against():
+    assert traces_of_the_second_call(Starts()) == 1
+    found = call(Starts(), INPUT, nesting="jit", invariants="recompilation")
+    assert found.outcome.verdict == "held", text(found)
+    (note,) = found.outcome.notes
+    assert note.startswith("recompilation not asserted: the call adds state")
 
 
 def test_the_message_names_what_changed_and_shrinks_to_the_jit():
