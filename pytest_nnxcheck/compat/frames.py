@@ -37,6 +37,7 @@ MAP = "map"
 
 NNX_TWINS = {
     "jax.checkpoint": "remat",
+    "jax.vmap": "vmap",
     **{f"jax.{name}": name for name in GRADIENTS},
     **{f"jax.lax.{name}": name for name in LAX},
 }

@@ -100,6 +100,8 @@ TABLE = {
     " jax.lax.dynamic_slice, for a mask as index jnp.where, and jnp where np is; what depends on shapes alone is computed with math or np",
     "jax transform": "use nnx.{transform}, which hands the updates of a module back",
     "jax transform, jit": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)",
+    "jax transform, vmap": "write nnx.vmap: what f writes has an axis of its own there, nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...) for"
+    " the rest",
 }
 """Cause to advice; what stands in braces is filled in."""
 
@@ -254,4 +256,6 @@ def dropped_inside(finding: DroppedInside) -> str:
             return attribute(finding.cure, finding.path)
         case "broadcast":
             return hint("broadcast", kind=finding.cure)
+    if finding.cure == "vmap":
+        return hint("jax transform, vmap")
     return hint("jax transform", transform=finding.cure) if finding.cure else ""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import pytest
 from checking import broken, call, text
 from flax import nnx
-from healthy import HEALTHY, assign, node_dict, numbers
+from healthy import HEALTHY, assign, node_dict, numbers, rngs
 from parity_calls import TREE, XS, X, norm, parity
 
 from pytest_nnxcheck import ParityLost, assert_invariants, check
+from pytest_nnxcheck.reporting import hints
 
 
 def broadcasts(model, xs):
@@ -113,7 +115,7 @@ def test_state_that_the_call_hands_back_by_itself_is_no_drop():
         (jax.jit(lambda m, x: m(x)), "", "write nnx.jit(f)(model, x) instead of jax.jit"),
         (lambda m, x: jax.lax.scan(lambda m, x: (m, m(x)), m, x[None])[1], "jax.lax.scan", "use nnx.scan"),
         (lambda m, x: jax.grad(lambda m: m(x).sum())(m), "jax.grad", "use nnx.grad"),
-        (lambda m, x: jax.vmap(lambda m, x: m(x), in_axes=(None, 0))(m, x[None]), "jax.vmap", ""),
+        (lambda m, x: jax.vmap(lambda m, x: m(x), in_axes=(None, 0))(m, x[None]), "jax.vmap", "write nnx.vmap: what"),
     ],
 )
 def test_a_transform_of_jax_updates_a_copy(transform, place, hint):
@@ -123,6 +125,37 @@ def test_a_transform_of_jax_updates_a_copy(transform, place, hint):
     assert told in text(found)
     assert hint in text(found)
     assert parity(transform, HEALTHY["batch_norm_eval"]().subject, X).outcome.verdict == "held"
+
+
+def noisy(f):
+    """A call of dropout and its statistics, for each of a batch."""
+
+    def run(model, xs):
+        return f(lambda model, x: model.norm(model.dropout(x)))(model, xs)
+
+    return run
+
+
+class Noisy(nnx.Module):
+    def __init__(self, size):
+        self.dropout = nnx.Dropout(0.5, rngs=rngs())
+        self.norm = nnx.vmap(lambda _: norm())(jnp.arange(size)) if size else norm()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
+def test_with_an_axis_of_its_own_what_a_vmap_writes_comes_back():
+    dropped = parity(noisy(lambda f: jax.vmap(f, in_axes=(None, 0))), Noisy(0), XS)
+    assert broken(dropped) == ["parity"]
+    assert hints.hint("jax transform, vmap") in text(dropped)
+    axes = nnx.StateAxes({nnx.Any(nnx.RngState, nnx.PathContains("norm")): 0, ...: None})
+    splits = len(XS)
+
+    def mapped(f):
+        return nnx.split_rngs(splits=splits)(nnx.vmap(f, in_axes=(axes, 0)))
+
+    healed = parity(noisy(mapped), Noisy(splits), XS)
+    assert healed.outcome.verdict == "held", text(healed)
 
 
 @pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
