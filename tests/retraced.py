@@ -46,6 +46,18 @@ class Starts(nnx.Module):
         return x * 1
 
 
+class Halves(nnx.Module):
+    """A count of halves that starts as an integer, or as nothing."""
+
+    def __init__(self, start) -> None:
+        self.count = nnx.BatchStat(start)
+
+    def __call__(self, x):
+        before = self.count.get_value() if hasattr(self.count, "get_value") else self.count.value
+        assign(self.count, jnp.asarray(0.5 if before is None else before + 0.5, jnp.float32))
+        return x * 1
+
+
 class Remembers(nnx.Module):
     """Keeps a function of its own, a new one in each call."""
 
@@ -67,5 +79,7 @@ MODELS = {
     "number": (lambda: Weighs(1.0), "model.mean   float, weakly typed before the call, float32[] after it"),
     "strong": (lambda: Weighs(STRONG), ""),
     "promoted": (lambda: Weighs(HALF), "model.mean   bfloat16[] before the call, float32[] after it"),
+    "integer": (lambda: Halves(jnp.zeros((), jnp.int32)), "model.count   int32[] before the call, float32[] after it"),
+    "nothing": (lambda: Halves(None), "model.count   NoneType before the call, float32[] after it"),
     "function": (Remembers, "model.last   a builtin_function_or_method before the call, a function after it"),
 }

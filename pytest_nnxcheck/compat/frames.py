@@ -43,6 +43,9 @@ NNX_TWINS = {
 }
 """What nnx has in place of a transform of jax."""
 
+BRANCHES = ("jax.lax.cond", "jax.lax.switch")
+"""The transforms of jax that call the user's function as it is under `jax.disable_jit`."""
+
 TRANSFORM_FRAMES = {
     **{name: name for name in LAX},
     **{f"{name}_wrapper": name for name in ("scan", "vmap", "jit", "grad")},

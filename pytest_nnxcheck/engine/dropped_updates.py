@@ -51,8 +51,16 @@ class Drop:
         return f"{self.transform} at {self.place}"
 
 
-TransparentCall = tuple[Effect, tuple[Drop, ...]]
-"""What a call does with its jits off, and the updates that its other transforms dropped."""
+@dataclass(frozen=True, slots=True)
+class TransparentCall:
+    """What a call does with its jits off, and the updates that its other transforms dropped.
+
+    ``branches`` are the updates in a branch of jax, which is handed the module itself here, and a copy where it is traced.
+    """
+
+    effect: Effect
+    drops: tuple[Drop, ...] = ()
+    branches: tuple[Drop, ...] = ()
 
 
 @dataclass(slots=True)
@@ -73,6 +81,7 @@ class Watch:
 
     def __init__(self, subject: Subject, state: Any) -> None:
         self.drops: dict[tuple[str, str], Drop] = {}
+        self.branches: dict[str, Drop] = {}
         self._subject = subject
         nodes = [(tuple(path), node) for path, node in compat.iter_graph(state) if compat.is_graph_node(node)]
         self._state = {id(node): (path, node) for path, node in reversed(nodes)}
@@ -103,9 +112,12 @@ class Watch:
             alike = [entry for entry in given if type(entry[0]) is kind]
             name = self._name(alike[0][0], path) if alike else ""
             kept = [differ(old.get(path, ABSENT).value, now.get(path, ABSENT).value) is False for _, old, now in alike]
+            place = frames.caller_line(left.frame)
+            drop = Drop(name, new, left.transform, place)
             if name and all(kept):
-                place = frames.caller_line(left.frame)
-                self.drops.setdefault((name, place), Drop(name, new, left.transform, place))
+                self.drops.setdefault((name, place), drop)
+            elif name and left.transform in frames.BRANCHES:
+                self.branches.setdefault(name, drop)
 
     def _name(self, node: Any, path: Path) -> str:
         """The name of a value of the state; a copy that an outer transform made goes by its type, where only one node has it."""
@@ -174,8 +186,10 @@ def transparent(subject: Subject) -> TransparentCall:
             return subject.program(state, *inputs)
 
     eager = effect(subject, program, state, subject.inputs)
-    drops = () if eager.error else tuple(drop for drop in watch.drops.values() if not handed_back(drop, eager))
-    return eager, drops
+    if eager.error:
+        return TransparentCall(eager)
+    drops = tuple(drop for drop in watch.drops.values() if not handed_back(drop, eager))
+    return TransparentCall(eager, drops, tuple(watch.branches.values()))
 
 
 def handed_back(drop: Drop, eager: Effect) -> bool:

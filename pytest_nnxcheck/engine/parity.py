@@ -21,7 +21,14 @@ from pytest_nnxcheck.core.outcome import DropCause, DroppedInside, ValueDiffers,
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.dropped_updates import Drop, TransparentCall, differ
-from pytest_nnxcheck.engine.reference import Evaluated, Reference, Start, meaning_of, names_of
+from pytest_nnxcheck.engine.reference import (
+    Evaluated,
+    Reference,
+    Start,
+    TransparentReference,
+    meaning_of,
+    names_of,
+)
 from pytest_nnxcheck.invariants import Judgement
 from pytest_nnxcheck.invariants.parity import HALF, WIDEST, Shaken, Slack, by_name, compare, differences, scalars
 from pytest_nnxcheck.subject.profile import Profile
@@ -57,10 +64,9 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
         candidates = different
         different = beyond_rounding(subject, facts, reference, got, candidates, drawn=bool(drawn))
         notes += decided_by_rounding(candidates, different)
-    if any(map(is_rounding, different)):
-        candidates = different
-        different = beyond_fusion(subject, facts, nesting, reference, candidates, drawn=bool(drawn))
-        notes += decided_by_fusion(candidates, different)
+    candidates = different
+    different = beyond_fusion(subject, facts, nesting, reference, candidates, drawn=bool(drawn))
+    notes += decided_by_fusion(candidates, different)
     if added := left_behind(different, before, nesting):
         different = tuple(difference for difference in different if difference.path not in added)
         notes += (Fact("added, functional", tuple(added)),)
@@ -108,25 +114,34 @@ def decided_by_rounding(candidates: Differences, left: Differences) -> tuple[Fac
     return (Fact("decided by rounding", decided),) if decided else ()
 
 
-def is_rounding(difference: ValueDiffers) -> bool:
-    """Whether another order of the same operations may be all of a difference; an update that was dropped is none."""
-    return difference.rounding and difference.label != "dropped"
+def may_be_fusion(difference: ValueDiffers) -> bool:
+    """Whether the order of operations and their roundings may be all of a difference: of floats, or of an index that was chosen among some.
+
+    An update that was dropped is none.
+    """
+    return difference.elements > 0 and difference.label != "dropped"
 
 
 def beyond_fusion(
-    subject: Subject, facts: Profile, nesting: Nesting, reference: Reference, different: Differences, *, drawn: bool
+    subject: Subject,
+    facts: Profile,
+    nesting: Nesting,
+    reference: Reference,
+    different: Differences,
+    *,
+    drawn: bool = False,
+    inside: bool = False,
 ) -> Differences:
     """The differences that are left where XLA fuses no operations of the same program."""
-    unfused = traced.unfused(subject, facts, nesting)
-    if unfused is None:
+    if not any(map(may_be_fusion, different)) or (unfused := traced.unfused(subject, facts, nesting)) is None:
         return different
     before, wanted = read(subject, subject.state), reference.wanted
     got = effect_of(subject, unfused, wanted.names)
-    left = differences(wanted, got, before, drawn=drawn)
-    if any(map(is_rounding, left)):
-        left = beyond_rounding(subject, facts, reference, got, left, drawn=drawn)
+    left = differences(wanted, got, before, drawn=drawn, inside=inside)
+    if any(difference.rounding for difference in left):
+        left = beyond_rounding(subject, facts, reference, got, left, drawn=drawn, inside=inside)
     paths = {difference.path for difference in left}
-    return tuple(difference for difference in different if difference.path in paths or not is_rounding(difference))
+    return tuple(difference for difference in different if difference.path in paths or not may_be_fusion(difference))
 
 
 def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[Fact, ...]:
@@ -197,21 +212,33 @@ def agrees_inside(
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
     if transparent_call is None:
         return ABSTRACT
-    wanted, drops = transparent_call
+    wanted = transparent_call.effect
     if wanted.error is not None:
         return Judgement(notes=(Fact("raises without jit", PARITY, first_line(wanted.error)),))
     before = read(subject, subject.state)
     got = effect_of(subject, observation, wanted.names)
     different = differences(wanted, got, before, inside=True)
     notes = scalars(got.after, before)
+    reference = TransparentReference((), wanted, Evaluated())
     if any(difference.rounding for difference in different):
         candidates = different
-        different = beyond_rounding(subject, facts, Reference((), wanted, Evaluated()), got, candidates, inside=True)
+        different = beyond_rounding(subject, facts, reference, got, candidates, inside=True)
         notes += decided_by_rounding(candidates, different)
+    candidates = different
+    different = beyond_fusion(subject, facts, Nesting(), reference, candidates, inside=True)
+    notes += decided_by_fusion(candidates, different)
     different = tuple(left for difference in different if (left := not_returned(difference, wanted, got, before)))
+    paths = [difference.path for difference in different]
+    drops = transparent_call.drops or [drop for drop in transparent_call.branches if drop.path in paths]
     if drops:
         return Judgement((Violation("parity", findings=tuple(map(dropped_inside, drops))),), notes)
-    return Judgement(violations(different, "copy" if different and different[0].label == "dropped" else ""), notes)
+    return Judgement(violations(different, "copy" if different and is_update(different[0], before) else ""), notes)
+
+
+def is_update(difference: ValueDiffers, before: Facts) -> bool:
+    """Whether a value of the state was not updated, or not as often as with the jits off."""
+    is_array = difference.path in before.leaves and before.leaves[difference.path].kind != "attribute"
+    return difference.label == "dropped" or (difference.label == "differs" and is_array)
 
 
 def not_returned(difference: ValueDiffers, wanted: Effect, got: Effect, before: Facts) -> ValueDiffers | None:

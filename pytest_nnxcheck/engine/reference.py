@@ -161,6 +161,16 @@ class Reference:
         return self.evaluated.effect(subject, self.meaning, start)
 
 
+@dataclass(frozen=True, slots=True)
+class TransparentReference(Reference):
+    """What a call does with its jits off, which may be more than it does with them: from another start too."""
+
+    def from_start(self, subject: Subject, start: Start) -> Effect:
+        """What the call does from another start, its jits off."""
+        with jax.disable_jit():
+            return self.evaluated.effect(subject, self.meaning, start)
+
+
 def fed_back(subject: Subject, meaning: Meaning, start: Start) -> Effect:
     """The calls of a meaning in which one gets what another returned, each made where it stands."""
     subject = subject.for_run()

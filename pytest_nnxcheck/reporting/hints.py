@@ -85,6 +85,7 @@ TABLE = {
     "dropped": "update the optimizer that was passed in, or return the copy",
     "viewed": "copy the view: np.array(view), or drop it before the step",
     "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",
+    "other kind": "make it {dtype} where it is made first: {old} does not hold what is stored there",
     "grows": "make it as long as it gets from the start, and write with jax.lax.dynamic_update_slice: a donated buffer keeps its size",
     "sharding": "give the new value the old sharding before it is stored: jax.lax.with_sharding_constraint(value, old)",
     "not returned": "return the new value of every donated array; what has none, a batch say, is not for `donate`",
@@ -207,8 +208,8 @@ def buffer(finding: Finding) -> str:
             return hint("viewed")
         case UpdateDropped():
             return hint("dropped")
-        case LostBuffer(cause="dtype", type=type_, line=line):
-            return hint("dtype", dtype=type_.dtype, line=f": it becomes another at {line}" if line else "")
+        case LostBuffer(cause="dtype", type=old, new=new, line=line):
+            return retyped(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
         case LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
             return hint("grows")
         case LostBuffer(cause="sharding" | "not returned" as cause):
@@ -246,7 +247,13 @@ def moved(finding: TypeMoved) -> str:
         return hint("attribute counted", path=finding.path) if finding.type in ("int", "float") else ""
     if finding.hardened:
         return hint("weak type", path=finding.path, dtype=new)
-    return hint("dtype", dtype=old, line="") if old != new else ""
+    return retyped(old, new) if old != new else ""
+
+
+def retyped(old: str, new: str, line: str = "") -> str:
+    """Advice for a value that has become of another type: cast back, an integer would lose its fraction, and there is no cast to `None`."""
+    holds_none = old.startswith(("int", "uint", "bool", "NoneType")) and new.startswith(("float", "bfloat", "complex"))
+    return hint("other kind", dtype=new, old=old) if holds_none else hint("dtype", dtype=old, line=line)
 
 
 def dropped_inside(finding: DroppedInside) -> str:

@@ -102,7 +102,7 @@ def explanation(cause: data.Explanation) -> tuple[str, ...]:
             line = f" ({cause.line})" if cause.line else ""
             return (
                 f"{cause.layer} feeds the output back: {types}",
-                hints.hint("dtype", dtype=cause.type.dtype, line=line),
+                hints.retyped(cause.type.dtype, cause.new.dtype, line),
             )
         case data.Mapped():
             return (f"{cause.layer} maps {some(cause.names, 5)}, and broadcasts the rest",)
@@ -133,7 +133,7 @@ FACTS: dict[data.FactKind, str] = {
     "added, functional": "parity of {some} not asserted: the call adds it, and a functional layer hands out the state that was there before",
     "other draws": "parity of outputs not asserted under vmap: {some} is {of}, whose draws are others in a batch",
     "decided by rounding": "rounding decides {some}: inputs a few roundings away move the un-nested result as far",
-    "decided by fusion": "rounding decides {some}: where XLA fuses no operations, the nesting gives the un-nested values",
+    "decided by fusion": "rounding decides {some}: where XLA fuses no operations, the same program gives the values of the un-nested call",
     "number": "{some} is a Python {of} now, no array: jax.checkpoint outside of a jit hands a constant out as it is",
     "copies of a loop": "{count:.1f} copies of the state not judged: the differentiated loop saves it for each step",
     "copies of XLA": "{count:.1f} copies of the state not judged: XLA inserts them on this machine, which computes 16 bit floats in float32",

@@ -361,6 +361,7 @@ ELSEWHERE = {
     "constant of the call": "memory/test_memory_lines.py::test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
     "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
+    "other kind": "invariants/test_recompilation.py::test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first",
     "jax transform, vmap": "parity/test_dropped_updates.py::test_with_an_axis_of_its_own_what_a_vmap_writes_comes_back",
     "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",
     "cached property": "walk/test_cached_property.py::test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable",

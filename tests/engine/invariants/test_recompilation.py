@@ -6,10 +6,11 @@ import jax
 import pytest
 from checking import broken, call, text
 from flax import nnx
-from retraced import INPUT, MODELS, STRONG, Counts, Starts, Weighs
+from retraced import INPUT, MODELS, STRONG, Counts, Halves, Starts, Weighs
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.reporting import hints
 
 NESTINGS = ["jit", "jit > remat", "jit > scan[functional]", "jit[functional] > vmap"]
 
@@ -49,6 +50,15 @@ def test_it_is_the_same_under_every_jit_that_is_handed_the_state(name, nesting):
 def test_a_functional_jit_drops_the_counter_so_that_nothing_is_traced_again():
     found = call(Counts(plain=True), INPUT, nesting="jit[functional]", invariants="recompilation")
     assert found.outcome.verdict == "held", text(found)
+
+
+@pytest.mark.parametrize("name, old", [("integer", "int32"), ("nothing", "NoneType")])
+def test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first(name, old):
+    make, _ = MODELS[name]
+    told = hints.hint("other kind", dtype="float32", old=old)
+    assert told in text(call(make(), INPUT, nesting="jit", invariants="recompilation"))
+    assert "cast" not in told
+    assert call(Halves(STRONG), INPUT, nesting="jit", invariants="recompilation").outcome.verdict == "held"
 
 
 def test_a_call_that_adds_state_has_no_second_one_to_be_held_against():
