@@ -88,6 +88,15 @@ def aliased_bytes(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
+def optimized():
+    """As users compile."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch):
     """The engine of fake_engine.py in place of the real one, for checks made in this process."""
     import fake_engine

@@ -19,16 +19,7 @@ from pytest_nnxcheck.watch import programs as watched
 from pytest_nnxcheck.watch.programs import Programs
 
 KIB = 1024
-pytestmark = pytest.mark.usefixtures("aliased_bytes")
-
-
-@pytest.fixture(autouse=True)
-def optimized():
-    """As users compile."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("aliased_bytes", "optimized")
 
 
 def heard(act, budget=None):

@@ -231,6 +231,9 @@ def test_for_other_values_no_cure_was_tried_and_none_is_told():
     assert found.outcome.violations[0].hint == ""
 
 
+UNFUSED = "where XLA fuses no operations, the same program gives the values of the un-nested call"
+
+
 class Hinge(nnx.Module):
     """A relu of what is zero wherever product and sum are rounded one after the other; a fused operation rounds once."""
 
@@ -264,9 +267,34 @@ def unlike_eager(options):
 def test_a_kink_that_fused_operations_move_is_told_and_no_violation(nesting):
     outcome = call(gradient, Hinge(), numbers((8,)), nesting=nesting, invariants="parity").outcome
     assert outcome.verdict == "held"
-    assert outcome.notes == (
-        "rounding decides output: where XLA fuses no operations, the nesting gives the un-nested values",
-    )
+    assert outcome.notes == (f"rounding decides output: {UNFUSED}",)
+
+
+class Router(nnx.Module):
+    """The best of some experts, in half precision: XLA keeps the scores in float32 where it fuses them, and chooses another of two that are alike."""
+
+    def __init__(self):
+        self.gate = nnx.Linear(32, 8, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        self.hits = nnx.BatchStat(jnp.zeros(8, jnp.int32))
+
+    def __call__(self, x):
+        _, chosen = jax.lax.top_k(nnx.softmax(self.gate(x)), 2)
+        assign(self.hits, self.hits[...].at[chosen].add(1))
+        return chosen
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("nesting", ["jit", "un-nested"])
+def test_integers_that_xla_alone_chooses_are_told_and_no_violation(nesting):
+    tokens, jitted = jax.random.normal(jax.random.key(0), (2048, 32)), nnx.jit(lambda model, x: model(x))
+    if compat.unfused_options() is None or np.array_equal(jitted(Router(), tokens), Router()(tokens)):
+        pytest.skip("this XLA has no such option, or chooses as the un-nested call does")
+    subject, args = (Router(), (tokens,)) if nesting == "jit" else (jitted, (Router(), tokens))
+    outcome = call(subject, *args, nesting=nesting, invariants="parity").outcome
+    assert outcome.verdict == "held", outcome
+    (note,) = outcome.notes
+    assert note.startswith("rounding decides ")
+    assert note.endswith(f"hits, output: {UNFUSED}")
 
 
 CALLS = [0.0]
@@ -277,12 +305,13 @@ class Counts(nnx.Module):
 
     def __call__(self, x):
         CALLS[0] += 1.0
-        return x * CALLS[0]
+        return x * jnp.asarray(CALLS[0], x.dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("nesting", ["scan", "jit > scan"])
-def test_what_a_trace_froze_differs_without_fusion_as_well(nesting):
-    assert broken(call(Counts(), numbers((8,)), nesting=nesting, invariants="parity")) == ["parity"]
+def test_what_a_trace_froze_differs_without_fusion_as_well(nesting, dtype):
+    assert broken(call(Counts(), jnp.arange(8, dtype=dtype), nesting=nesting, invariants="parity")) == ["parity"]
 
 
 class Cache(nnx.Module):
