@@ -138,7 +138,7 @@ INVARIANT_ROWS = (
     InvariantRow("donation", default=True, compiled=True),
     InvariantRow("recompilation", compiled=True, runs=True),
     InvariantRow("finite", values=True, runs=True),
-    InvariantRow("parity", values=True),
+    InvariantRow("parity", values=True, runs=True),
 )
 """All invariants, in the order in which they are judged: the first one broken is the one that a failure is named after."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.frames import TRACES_JITTED, called, jits_by_itself
+from pytest_nnxcheck.compat.frames import TRACES_JITTED, called, jits_by_itself, transform_of
 from pytest_nnxcheck.core.notes import CapturedBy, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.engine.abstract_run import trace
@@ -139,7 +140,7 @@ def user_caller(frame: FrameType) -> FrameType | None:
     """The user's frame that called a transform; None where another function of jax called it that is one, or has its own use for it."""
     above = frame.f_back
     while above is not None and library(above):
-        if called(above) or jits_by_itself(above):
+        if called(above) or transform_of(above) or jits_by_itself(above):
             return None
         above = above.f_back
     return above
@@ -172,9 +173,12 @@ def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """What a Python function captured, by name; a bound method captured its ``self``. That of `nnx.jit` is in an object of flax' own."""
+    """What a Python function captured, by name; a bound method captured its ``self``, a partial its arguments. That of `nnx.jit` is in an object of flax' own."""
     if inspect.ismethod(function):
         return {"self": function.__self__, **closure_of(function.__func__)}
+    if isinstance(function, functools.partial):
+        parameters = getattr(getattr(function.func, "__code__", None), "co_varnames", ())
+        return {**dict(zip(parameters, function.args, strict=False)), **function.keywords, **closure_of(function.func)}
     if not inspect.isfunction(function):
         inner = (layout(type(function)).read(function) or {}).get("__wrapped__")
         return {} if inner is None else closure_of(inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -179,3 +180,23 @@ def test_what_a_mapped_function_writes_has_an_axis_of_its_own():
     y = cured(Counts((rows,)), ones)
     assert not (y[0] == y[1]).all()
     assert call(cured, Counts((rows,)), ones, nesting="jit").outcome.verdict == "held"
+
+
+def bound(norm, x):
+    return jax.jit(functools.partial(lambda model, x: model(x) * 1, norm))(x)
+
+
+def test_a_module_that_a_partial_binds_is_named_as_the_function_does():
+    told = text(call(bound, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), nesting="un-nested"))
+    assert f"jit at {__file__}:{bound.__code__.co_firstlineno + 1} captured model (BatchNorm)" in told
+
+
+@pytest.mark.skipif(FLAX < (0, 12), reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
+def test_what_jax_itself_holds_in_a_gradient_is_no_capture():
+    """The module is an argument; to jax, which differentiates by another one, it is a constant."""
+
+    def graded(norm, x):
+        return jax.grad(lambda norm, x: (norm(x) ** 2).mean(), argnums=1)(norm, x)
+
+    told = text(call(graded, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), nesting="un-nested"))
+    assert "captured" not in told

@@ -102,10 +102,12 @@ def test_an_abstract_call_is_not_judged_and_says_so_once():
     report = check(
         model,
         jax.ShapeDtypeStruct(INPUT.shape, INPUT.dtype),
-        invariants="recompilation,finite",
+        invariants="parity,recompilation,finite",
         styles="argument",
         max_examples=0,
     )
     assert report.ok
     notes = [note for note in report.notes if "not asserted" in note]
-    assert notes == ["recompilation, finite not asserted: the state or the inputs are abstract, and nothing was run"]
+    assert notes == [
+        "recompilation, finite, parity not asserted: the state or the inputs are abstract, and nothing was run"
+    ]
