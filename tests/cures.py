@@ -13,7 +13,7 @@ from healthy import WIDTH, assign, numbers, rngs
 from jax.experimental import checkify
 from leaky import KeepsLastSetInInit
 
-from pytest_nnxcheck.compat.frames import RULES
+from pytest_nnxcheck.compat.frames import CUSTOM_RULES
 
 
 class KeepsLastInData(KeepsLastSetInInit):
@@ -214,7 +214,7 @@ def derivative_cured(name: str, norm: Any, x: jax.Array) -> jax.Array:
 OWN = {
     "vmap": (in_vmap, in_vmap_cured),
     "vectorize": (in_vectorize, in_vmap_cured),
-    **{name: (functools.partial(in_rule, name), functools.partial(in_rule_cured, name)) for name in RULES},
+    **{name: (functools.partial(in_rule, name), functools.partial(in_rule_cured, name)) for name in CUSTOM_RULES},
     "eval_shape": (in_eval_shape, in_eval_shape_cured),
     "grad": (in_grad, in_grad_cured),
     "value_and_grad": (in_value_and_grad, in_value_and_grad_cured),

@@ -21,14 +21,25 @@ DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
 TRACES_JITTED = "cache_miss"
 """What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
 
-RULES = ("custom_jvp", "custom_vjp")
+CUSTOM_RULES = ("custom_jvp", "custom_vjp")
 """The classes of jax whose objects are functions with a rule of their own for the derivative."""
 
-_SAME = ("jit", "remat", "checkpoint", "vmap", "eval_shape", "checkify", "vectorize", *LAX, *GRADIENTS, *DERIVATIVES)
+_FUNCTIONS = (
+    "jit",
+    "remat",
+    "checkpoint",
+    "vmap",
+    "eval_shape",
+    "checkify",
+    "vectorize",
+    *LAX,
+    *GRADIENTS,
+    *DERIVATIVES,
+)
 _CALLED = {
-    **{name: name for name in _SAME},
+    **{name: name for name in _FUNCTIONS},
     TRACES_JITTED: "jit",
-    **{f"{name}.__call__": name for name in RULES},
+    **{f"{name}.__call__": name for name in CUSTOM_RULES},
 }
 """The transforms, by the functions that a user's code calls."""
 

@@ -218,7 +218,7 @@ def case_of(call: Call, profile: Profile, observation: Observation, reference: R
         bound=bound(observation, profile, baseline, settings.memory_budget) if baseline is not None else None,
         advice=(lambda: judged_advice(call, profile, baseline)) if baseline is not None else tuple,
         debug_nans=bool(jax.config.jax_debug_nans),
-        compare=(lambda: agrees(subject, profile, observation, reference)) if compares else None,
+        compare=(lambda: agrees(subject, profile, observation, reference)) if compares and reference else None,
         effects=(lambda: effects(subject, observation, reference.wanted)) if compares and reference else None,
         second_call=(lambda: second_call(call, profile, observation)) if builds_one_jit(call, observation) else None,
         nested_call=lambda: nested_call(subject, observation),
@@ -236,7 +236,9 @@ def case_of_un_nested(
         settings=call.settings,
         originals=replace(call.originals, shared=call.originals.shared + outside),
         written=Written(renewed=renewed(call.subject, profile, observation)) if donates else Written(),
-        compare=lambda: agrees_inside(call.subject, profile, observation, transparent_call),
+        compare=(lambda: agrees_inside(call.subject, profile, observation, transparent_call))
+        if transparent_call
+        else None,
         nested_call=lambda: nested_call(call.subject, observation),
     )
 

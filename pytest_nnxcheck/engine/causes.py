@@ -172,13 +172,21 @@ def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{key}", node) for key, node in attributes.items() if compat.is_graph_node(node))
 
 
+def bound_by(function: functools.partial[Any]) -> dict[str, Any]:
+    """The arguments that a partial holds, by the names of the parameters, and a module that it calls."""
+    called_module = {"func": function.func} if compat.is_graph_node(function.func) else {}
+    with contextlib.suppress(TypeError, ValueError):  # what has no signature, or refuses these arguments
+        arguments = inspect.signature(function.func).bind_partial(*function.args, **function.keywords).arguments
+        return {**arguments, **called_module}
+    return called_module
+
+
 def closure_of(function: Any) -> dict[str, Any]:
     """What a Python function captured, by name; a bound method captured its ``self``, a partial its arguments. That of `nnx.jit` is in an object of flax' own."""
     if inspect.ismethod(function):
         return {"self": function.__self__, **closure_of(function.__func__)}
     if isinstance(function, functools.partial):
-        parameters = getattr(getattr(function.func, "__code__", None), "co_varnames", ())
-        return {**dict(zip(parameters, function.args, strict=False)), **function.keywords, **closure_of(function.func)}
+        return {**bound_by(function), **closure_of(function.func)}
     if not inspect.isfunction(function):
         inner = (layout(type(function)).read(function) or {}).get("__wrapped__")
         return {} if inner is None else closure_of(inner)

@@ -81,7 +81,7 @@ class Watch:
 
     def __init__(self, subject: Subject, state: Any) -> None:
         self.drops: dict[tuple[str, str], Drop] = {}
-        self.branches: dict[str, Drop] = {}
+        self.branches: dict[tuple[str, str], Drop] = {}
         self._subject = subject
         nodes = [(tuple(path), node) for path, node in compat.iter_graph(state) if compat.is_graph_node(node)]
         self._state = {id(node): (path, node) for path, node in reversed(nodes)}
@@ -112,12 +112,10 @@ class Watch:
             alike = [entry for entry in given if type(entry[0]) is kind]
             name = self._name(alike[0][0], path) if alike else ""
             kept = [differ(old.get(path, ABSENT).value, now.get(path, ABSENT).value) is False for _, old, now in alike]
-            place = frames.caller_line(left.frame)
-            drop = Drop(name, new, left.transform, place)
-            if name and all(kept):
-                self.drops.setdefault((name, place), drop)
-            elif name and left.transform in frames.BRANCHES:
-                self.branches.setdefault(name, drop)
+            if name and (all(kept) or left.transform in frames.BRANCHES):
+                place = frames.caller_line(left.frame)
+                updates = self.drops if all(kept) else self.branches
+                updates.setdefault((name, place), Drop(name, new, left.transform, place))
 
     def _name(self, node: Any, path: Path) -> str:
         """The name of a value of the state; a copy that an outer transform made goes by its type, where only one node has it."""

@@ -15,7 +15,7 @@ from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.frames import NNX_TWINS
 from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import DropCause, DroppedInside, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import first_line
@@ -46,12 +46,9 @@ BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 PARITY = ("parity",)
 
 
-def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference | None) -> Judgement:
+def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
-    nesting = observation.nesting
-    if reference is None:
-        return Judgement()
-    wanted = reference.wanted
+    nesting, wanted = observation.nesting, reference.wanted
     if wanted.error is not None:
         return Judgement(notes=(Fact("raises un-nested", PARITY, first_line(wanted.error)),))
     before = read(subject, subject.state)
@@ -59,13 +56,8 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
     drawn = other_draws(subject, nesting)
     notes: tuple[Fact, ...] = (drawn,) if drawn else ()
     different = differences(wanted, got, before, drawn=bool(drawn))
-    if any(difference.rounding for difference in different):
-        candidates = different
-        different = beyond_rounding(subject, facts, reference, got, candidates, drawn=bool(drawn))
-        notes += decided_by_rounding(candidates, different)
-    candidates = different
-    different = beyond_fusion(subject, facts, nesting, reference, candidates, drawn=bool(drawn))
-    notes += decided_by_fusion(candidates, different)
+    different, rounded = beyond_rounding(subject, facts, nesting, reference, got, different, drawn=bool(drawn))
+    notes += rounded
     if added := left_behind(different, before, nesting):
         different = tuple(difference for difference in different if difference.path not in added)
         notes += (Fact("added, functional", tuple(added)),)
@@ -84,14 +76,39 @@ def left_behind(different: Differences, before: Facts, nesting: Nesting) -> list
 def beyond_rounding(
     subject: Subject,
     facts: Profile,
+    nesting: Nesting,
     reference: Reference,
     got: Effect,
     different: Differences,
     *,
     drawn: bool = False,
     inside: bool = False,
+) -> tuple[Differences, tuple[Fact, ...]]:
+    """The differences that no rounding explains, with notes on what it decides.
+
+    A sign of Adam's where the gradient is noise, a kink: a start a few roundings away goes as far, or the program does where XLA fuses nothing.
+    """
+    left = beyond_nudge(subject, facts, reference, got, different, drawn=drawn, inside=inside)
+    unfused = beyond_fusion(subject, facts, nesting, reference, left, drawn=drawn, inside=inside)
+    return unfused, (
+        *decided("decided by rounding", different, left),
+        *decided("decided by fusion", left, unfused),
+    )
+
+
+def beyond_nudge(
+    subject: Subject,
+    facts: Profile,
+    reference: Reference,
+    got: Effect,
+    different: Differences,
+    *,
+    drawn: bool,
+    inside: bool,
 ) -> Differences:
     """The differences that a start which is a few roundings away does not explain: of the values' own types first, then of the lowest precision inside."""
+    if not any(difference.rounding for difference in different):
+        return different
     before, wanted = read(subject, subject.state), reference.wanted
     if not inside and differences(wanted, reference.from_start(subject, Start(again=True)), before, drawn=drawn):
         # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
@@ -106,21 +123,6 @@ def beyond_rounding(
     return different
 
 
-def decided_by_rounding(candidates: Differences, left: Differences) -> tuple[Fact, ...]:
-    """A note on what differs by no more than a start a few roundings away makes of it: a sign of Adam's where the gradient is noise, a kink."""
-    paths = {difference.path for difference in left}
-    decided = tuple(difference.path for difference in candidates if difference.path not in paths)
-    return (Fact("decided by rounding", decided),) if decided else ()
-
-
-def may_be_fusion(difference: ValueDiffers) -> bool:
-    """Whether the order of operations and their roundings may be all of a difference: of floats, or of an index that was chosen among some.
-
-    An update that was dropped is none.
-    """
-    return difference.elements > 0 and difference.label != "dropped"
-
-
 def beyond_fusion(
     subject: Subject,
     facts: Profile,
@@ -128,8 +130,8 @@ def beyond_fusion(
     reference: Reference,
     different: Differences,
     *,
-    drawn: bool = False,
-    inside: bool = False,
+    drawn: bool,
+    inside: bool,
 ) -> Differences:
     """The differences that are left where XLA fuses no operations of the same program."""
     if not any(map(may_be_fusion, different)) or (unfused := traced.unfused(subject, facts, nesting)) is None:
@@ -137,16 +139,25 @@ def beyond_fusion(
     before, wanted = read(subject, subject.state), reference.wanted
     got = effect_of(subject, unfused, wanted.names)
     left = differences(wanted, got, before, drawn=drawn, inside=inside)
-    if any(difference.rounding for difference in left):
-        left = beyond_rounding(subject, facts, reference, got, left, drawn=drawn, inside=inside)
+    left = beyond_nudge(subject, facts, reference, got, left, drawn=drawn, inside=inside)
     paths = {difference.path for difference in left}
     return tuple(difference for difference in different if difference.path in paths or not may_be_fusion(difference))
 
 
-def decided_by_fusion(candidates: Differences, left: Differences) -> tuple[Fact, ...]:
-    """A note on what the compiler alone makes differ: a value at a kink, which a fused operation rounds to its other side."""
-    decided = tuple(difference.path for difference in candidates if difference not in left)
-    return (Fact("decided by fusion", decided),) if decided else ()
+def may_be_fusion(difference: ValueDiffers) -> bool:
+    """Whether the roundings of the compiler may be all of a difference: of finite floats, or of an index that was chosen among some.
+
+    An update that was dropped is none, nor what became NaN or infinite.
+    """
+    is_number = difference.rounding or (difference.elements > 0 and difference.allowed is None)
+    return is_number and difference.label != "dropped"
+
+
+def decided(kind: FactKind, candidates: Differences, left: Differences) -> tuple[Fact, ...]:
+    """A note on the differences that are no longer left."""
+    paths = {difference.path for difference in left}
+    gone = tuple(difference.path for difference in candidates if difference.path not in paths)
+    return (Fact(kind, gone),) if gone else ()
 
 
 def effects(subject: Subject, observation: Observation, wanted: Effect) -> tuple[Effect, Effect]:
@@ -206,26 +217,18 @@ def cause(different: Differences, nesting: Nesting) -> DropCause | Literal[""]:
 
 
 def agrees_inside(
-    subject: Subject, facts: Profile, observation: Observation, transparent_call: TransparentCall | None
+    subject: Subject, facts: Profile, observation: Observation, transparent_call: TransparentCall
 ) -> Judgement:
     """The violations of parity of the un-nested call: updates that its own transforms drop."""
-    if transparent_call is None:
-        return Judgement()
     wanted = transparent_call.effect
     if wanted.error is not None:
         return Judgement(notes=(Fact("raises without jit", PARITY, first_line(wanted.error)),))
     before = read(subject, subject.state)
     got = effect_of(subject, observation, wanted.names)
     different = differences(wanted, got, before, inside=True)
-    notes = scalars(got.after, before)
     reference = TransparentReference((), wanted, Evaluated())
-    if any(difference.rounding for difference in different):
-        candidates = different
-        different = beyond_rounding(subject, facts, reference, got, candidates, inside=True)
-        notes += decided_by_rounding(candidates, different)
-    candidates = different
-    different = beyond_fusion(subject, facts, Nesting(), reference, candidates, inside=True)
-    notes += decided_by_fusion(candidates, different)
+    different, rounded = beyond_rounding(subject, facts, Nesting(), reference, got, different, inside=True)
+    notes = (*scalars(got.after, before), *rounded)
     different = tuple(left for difference in different if (left := not_returned(difference, wanted, got, before)))
     paths = [difference.path for difference in different]
     drops = transparent_call.drops or [drop for drop in transparent_call.branches if drop.path in paths]

@@ -209,7 +209,7 @@ def buffer(finding: Finding) -> str:
         case UpdateDropped():
             return hint("dropped")
         case LostBuffer(cause="dtype", type=old, new=new, line=line):
-            return retyped(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
+            return other_dtype(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
         case LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
             return hint("grows")
         case LostBuffer(cause="sharding" | "not returned" as cause):
@@ -247,13 +247,15 @@ def moved(finding: TypeMoved) -> str:
         return hint("attribute counted", path=finding.path) if finding.type in ("int", "float") else ""
     if finding.hardened:
         return hint("weak type", path=finding.path, dtype=new)
-    return retyped(old, new) if old != new else ""
+    return other_dtype(old, new) if old != new else ""
 
 
-def retyped(old: str, new: str, line: str = "") -> str:
+def other_dtype(old: str, new: str, line: str = "") -> str:
     """Advice for a value that has become of another type: cast back, an integer would lose its fraction, and there is no cast to `None`."""
-    holds_none = old.startswith(("int", "uint", "bool", "NoneType")) and new.startswith(("float", "bfloat", "complex"))
-    return hint("other kind", dtype=new, old=old) if holds_none else hint("dtype", dtype=old, line=line)
+    whole = old.startswith(("int", "uint", "bool", "NoneType"))
+    if whole and new.startswith(("float", "bfloat", "complex")):
+        return hint("other kind", dtype=new, old=old)
+    return hint("dtype", dtype=old, line=line)
 
 
 def dropped_inside(finding: DroppedInside) -> str:
@@ -263,6 +265,6 @@ def dropped_inside(finding: DroppedInside) -> str:
             return attribute(finding.cure, finding.path)
         case "broadcast":
             return hint("broadcast", kind=finding.cure)
-    if finding.cure == "vmap":
-        return hint("jax transform, vmap")
+    if f"jax transform, {finding.cure}" in TABLE:
+        return hint(f"jax transform, {finding.cure}")
     return hint("jax transform", transform=finding.cure) if finding.cure else ""

@@ -102,7 +102,7 @@ def explanation(cause: data.Explanation) -> tuple[str, ...]:
             line = f" ({cause.line})" if cause.line else ""
             return (
                 f"{cause.layer} feeds the output back: {types}",
-                hints.retyped(cause.type.dtype, cause.new.dtype, line),
+                hints.other_dtype(cause.type.dtype, cause.new.dtype, line),
             )
         case data.Mapped():
             return (f"{cause.layer} maps {some(cause.names, 5)}, and broadcasts the rest",)

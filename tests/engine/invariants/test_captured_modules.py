@@ -186,9 +186,18 @@ def bound(norm, x):
     return jax.jit(functools.partial(lambda model, x: model(x) * 1, norm))(x)
 
 
-def test_a_module_that_a_partial_binds_is_named_as_the_function_does():
-    told = text(call(bound, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), nesting="un-nested"))
-    assert f"jit at {__file__}:{bound.__code__.co_firstlineno + 1} captured model (BatchNorm)" in told
+def bound_method(norm, x):
+    return jax.jit(functools.partial(NORM.__class__.__call__, norm))(x)
+
+
+def with_a_flag(norm, x):
+    return jax.jit(functools.partial(norm, use_running_average=False))(x)
+
+
+@pytest.mark.parametrize("function, name", [(bound, "model"), (bound_method, "self"), (with_a_flag, "func")])
+def test_a_module_that_a_partial_binds_or_calls_is_named(function, name):
+    told = text(call(function, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), nesting="un-nested"))
+    assert f"jit at {__file__}:{function.__code__.co_firstlineno + 1} captured {name} (BatchNorm)" in told
 
 
 @pytest.mark.skipif(FLAX < (0, 12), reason="modules are pytrees from flax 0.12 on; before, jax refuses them")

@@ -19,7 +19,7 @@ import pytest
 import reports
 import retraced
 from checking import call, slow, some, text
-from cures import DIFFERENTIATED, OWN, RULES, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
+from cures import CUSTOM_RULES, DIFFERENTIATED, OWN, KeepsInBox, KeepsLastInData, Steps, Tied, remembers
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
@@ -143,7 +143,7 @@ def norm() -> nnx.BatchNorm:
 
 LOOPS = ("vmap", "while_loop", "fori_loop", "scan", "cond", "switch")
 CAPTURED = ("captured", *(f"captured by {name}" for name in LOOPS))
-BY_OWN = ("map", "vectorize", *RULES, "eval_shape", "checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)
+BY_OWN = ("map", "vectorize", *CUSTOM_RULES, "eval_shape", "checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)
 CAPTURED_BY_OWN = (*CAPTURED, *(f"captured by {name}" for name in BY_OWN))
 CAPTURING = ["jit", "scan", *slow("remat", "vmap", "while_loop", "fori_loop", "cond", "switch")]
 FEW = {"vmap", "custom_vjp", "scan", "map", "eval_shape", "checkify", "cond", "checkpoint", "grad", "jvp", "jacrev"}
@@ -168,7 +168,7 @@ def test_a_layer_that_captures_is_handed_the_module(transform):
 def test_a_transform_of_the_user_s_own_is_handed_the_module(transform):
     own, cured = OWN[transform]
     # A function with a rule of its own is traced where the call is.
-    with_exception = call(own, norm(), numbers(BATCH), nesting="jit" if transform in RULES else "un-nested")
+    with_exception = call(own, norm(), numbers(BATCH), nesting="jit" if transform in CUSTOM_RULES else "un-nested")
     told = text(with_exception)
     assert with_exception.outcome.verdict in ("violated", "failed"), told
     assert f"{transform} at {cures.__file__}:" in told
