@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant("engine/example.py", "if compat.is_pinned(variable)", "if False", "test_writes.py"),
     Mutant("engine/example.py", "[] if seen.complete else", "[] if True else", "test_notes.py"),
     Mutant("engine/example.py", "if not mapped:", "if True:", "test_notes.py"),
-    Mutant("engine/parity.py", "for precision in (0.0, facts.precision):", "for precision in (0.0,):", "test_parity_values.py"),
+    Mutant("engine/parity.py", "precision if precision > FLOAT32 else 0.0", "0.0", "test_parity_values.py"),
     Mutant("invariants/memory.py", "of_leaves(case, copies, case.written.remade)", "()", "test_carried_copies.py"),
     Mutant("subject/jaxpr_flow.py", "if eqn.primitive.name in UPDATES and 0 in numbers:", "if False:", "test_dataflow.py"),
     Mutant("subject/jaxpr_flow.py", "(beside or (outputs and", "(False or (outputs and", "test_dataflow.py"),
@@ -233,6 +233,8 @@ MUTANTS = (
     Mutant("invariants/memory.py", "any(constant.name for constant in profile.captured)", "profile.captured", "test_memory_lines.py"),
     Mutant("runner/neighbours.py", " and not (constants and near.nesting.captures)", "", "test_memory_lines.py"),
     Mutant("reporting/wording.py", "*others[: SHOWN_BUFFERS - 1]", "*others[:SHOWN_BUFFERS]", "test_wording.py"),
+    Mutant("engine/parity.py", "DIRECTIONS = 8", "DIRECTIONS = 1", "test_parity_values.py"),
+    Mutant("subject/subject.py", "        finally:\n            before.places.restore()\n", "        finally:\n            pass\n", "test_check_call.py"),
     # reproducer
     Mutant("reproducer/calls_of_test.py", "__import__('atexit').register({made}_steps.close)", "pass", "test_reproducer_files.py"),
     Mutant("reproducer/checks.py", "if key not in before}", "if key in before}", "test_pasted_checks.py"),

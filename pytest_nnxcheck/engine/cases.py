@@ -109,7 +109,7 @@ class Call:
             return self.memo.remapped[self.key]
 
         def evaluated() -> Profile:
-            with self.subject.leaks_undone(self.subject.state, self.example.originals) as left:
+            with self.subject.undone(self.subject.state, self.example.originals) as left:
                 evaluated = profile(self.subject)
             if left:
                 raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
@@ -122,7 +122,7 @@ class Call:
 
         def evaluated() -> Profile:
             before, state = self.profile(), self.subject.state
-            with self.subject.leaks_undone(state):
+            with self.subject.undone(state):
                 paths = restored_leaves(self.subject, before.changed)
             size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(state) if path in paths)
             return replace(before, restored=paths, restored_bytes=size)
@@ -147,7 +147,9 @@ class Call:
         baseline, donate = baseline_for(self.nesting), self.settings.donate
 
         def measured() -> Memory | None:
-            return observe(self.subject, self.profile(), baseline, donate, self.memo.shared_programs).memory
+            profile = self.profile()
+            with self.subject.undone(self.subject.state):
+                return observe(self.subject, profile, baseline, donate, self.memo.shared_programs).memory
 
         return recall(self.memo.baselines, (self.key, donate, baseline), measured)
 

@@ -151,7 +151,7 @@ def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, l
     root = Root(subject, profile, nesting, donate, stops="compiled")
     program = compose(subject, profile, nesting, Guards(subject), root.jit, length)
     state, inputs = root.handed(subject.fresh(), length)
-    with subject.leaks_undone(state):
+    with subject.undone(state):
         run(program, state, inputs)
     return root.memories[0] if root.memories else None
 

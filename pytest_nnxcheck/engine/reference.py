@@ -111,19 +111,36 @@ class Start:
     """Where the calls start: from the state and the inputs as they are, or ``nudged``, a few roundings away.
 
     ``precision`` is the distance between one and the next number of the lowest precision that the program computes in;
-    ``again`` tells a second run from the first.
+    ``direction`` tells nudged starts of one distance apart, an odd one is opposite to the one before; ``again`` tells a second run from the first.
     """
 
     again: bool = False
     nudged: bool = False
     precision: float = 0.0
+    direction: int = 0
 
     def of(self, subject: Subject) -> tuple[Any, tuple[Any, ...]]:
         """A copy of the state, and the inputs."""
         state, inputs = subject.fresh(), tuple(map(copy_leaf, subject.inputs))
         if not self.nudged:
             return state, inputs
-        return nudge(state, self.precision), tuple(nudge_leaf(leaf, self.precision) for leaf in inputs)
+        graphdef, leaves = compat.split(state)
+        return nnx.merge(graphdef, jax.tree.map(self.nudge, leaves)), tuple(map(self.nudge, inputs))
+
+    def nudge(self, leaf: Any) -> Any:
+        """The array, each element a few units of the last place away, always by the same amount, or by ``precision`` where that is more.
+
+        What that changes, no other order of the same operations can keep.
+        """
+        if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+            return leaf
+        steps = np.random.default_rng((leaf.size, self.direction // 2)).choice([-1.0, 1.0], leaf.shape)
+        if self.direction % 2:
+            steps = -steps
+        # Half precision is moved by one unit: four of bfloat16 are three per cent.
+        units = NUDGE if leaf.dtype.itemsize >= 4 else 1
+        factor = 1 + max(units * float(jnp.finfo(leaf.dtype).eps), self.precision) * steps  # type: ignore[no-untyped-call]
+        return (jnp.asarray(leaf) * jnp.asarray(factor, leaf.dtype)).astype(leaf.dtype)
 
 
 AS_IT_IS = Start()
@@ -326,22 +343,3 @@ def follow(subject: Subject, start: Start, calls: int, *, apart: bool = False) -
         # The call donates what it is handed.
         return follow(subject, start, calls, apart=True)
     return Trajectory(before, tuple(steps), error)
-
-
-# --- a reference that starts a few roundings away: what it changes, no other order of the same operations can keep
-
-
-def nudge(state: Any, precision: float = 0.0) -> Any:
-    graphdef, leaves = compat.split(state)
-    return nnx.merge(graphdef, jax.tree.map(lambda leaf: nudge_leaf(leaf, precision), leaves))
-
-
-def nudge_leaf(leaf: Any, precision: float = 0.0) -> Any:
-    """The array, each element a few units of the last place away, always by the same amount, or by ``precision`` where that is more."""
-    if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)):
-        return leaf
-    steps = np.random.default_rng(leaf.size).choice([-1.0, 1.0], leaf.shape)
-    # Half precision is moved by one unit: four of bfloat16 are three per cent.
-    units = NUDGE if leaf.dtype.itemsize >= 4 else 1
-    factor = 1 + max(units * float(jnp.finfo(leaf.dtype).eps), precision) * steps  # type: ignore[no-untyped-call]
-    return (jnp.asarray(leaf) * jnp.asarray(factor, leaf.dtype)).astype(leaf.dtype)

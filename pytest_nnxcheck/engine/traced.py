@@ -127,7 +127,7 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
         return returned, after
 
     try:
-        with subject.leaks_undone(subject.state):
+        with subject.undone(subject.state):
             compiled = jax.jit(whole).lower(leaves, *subject.inputs).compile(compiler_options=options)
             returned, after = compiled(leaves, *subject.inputs)
     except Exception:  # noqa: BLE001 - what cannot be told so is told by the run

@@ -9,7 +9,7 @@ roundings in float32 too, as mixed precision does in the moments of Adam.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -36,14 +36,14 @@ NOISE = 10
 
 
 class Shaken(NamedTuple):
-    """What the same calls do from a start a few roundings away, and the bytes of the narrowest float whose roundings those were."""
+    """What the same calls do from starts a few roundings away, and the bytes of the narrowest float whose roundings those were."""
 
-    effect: Effect
+    effects: tuple[Effect, ...]
     width: int = WIDEST
 
 
 class Slack(NamedTuple):
-    """How far rounding took a value from the other start, and the bytes of the narrowest float that it may have been rounded to."""
+    """How far rounding took a value from the other starts, and the bytes of the narrowest float that it may have been rounded to."""
 
     spread: float | None = None
     width: int = WIDEST
@@ -85,7 +85,7 @@ def of_state(
         want, have = of_old(want, old), of_old(have, old)
         if want.value is have.value or (drawn and want is not old and not want.kind.startswith("Rng")):
             continue
-        slack = Slack(spread_of(path, wanted, shaken.effect), shaken.width) if shaken else Slack()
+        slack = Slack(spread_of(path, wanted, shaken.effects), shaken.width) if shaken else Slack()
         difference = compare(path, want.value, have.value, old.value if old else None, slack, want.kind)
         if difference is not None:
             yield difference
@@ -116,7 +116,7 @@ def of_outputs(wanted: Effect, got: Effect, shaken: Shaken | None, *, inside: bo
         yield from of_plain_leaves(wanted.structure.others, got.structure.others)
         return
     structures: list[Any] = [jax.tree.structure(effect.returned) for effect in (wanted, got)]
-    effects, width = (wanted, got, *([shaken.effect] if shaken else [])), shaken.width if shaken else WIDEST
+    effects, width = (wanted, got, *(shaken.effects if shaken else ())), shaken.width if shaken else WIDEST
     runs = [by_name(effect, whole=structures[0] == structures[1]) for effect in effects]
     for name in dict.fromkeys([*runs[0], *runs[1]]):
         want, have, *moved = (run.get(name, []) for run in runs)
@@ -125,9 +125,9 @@ def of_outputs(wanted: Effect, got: Effect, shaken: Shaken | None, *, inside: bo
             if not inside:
                 yield ValueDiffers(name, label="differs", want=f"{len(want)} arrays", have=str(len(have)))
             continue
-        paired = moved and len(moved[0]) == len(want)
-        spreads = [distance(*pair) for pair in zip(want, moved[0], strict=True)] if paired else [None] * len(want)
-        for a, b, spread in zip(want, have, spreads, strict=True):
+        paired = [arrays for arrays in moved if len(arrays) == len(want)]
+        for a, b, *others in zip(want, have, *paired, strict=True):
+            spread = widest(distance(a, other) for other in others)
             if difference := compare(name, a, b, None, Slack(spread, width), ""):
                 yield difference
 
@@ -276,8 +276,17 @@ def distance(a: Any, b: Any) -> float | None:
     return largest(apart(numbers(a), numbers(b)))
 
 
-def spread_of(path: str, wanted: Effect, nudged: Effect) -> float | None:
-    """How much further, or less far, a leaf moved in the nudged reference."""
+def widest(spreads: Iterable[float | None]) -> float | None:
+    """The largest of these, where one is known."""
+    return max((spread for spread in spreads if spread is not None), default=None)
+
+
+def spread_of(path: str, wanted: Effect, nudged: Iterable[Effect]) -> float | None:
+    """How much further, or less far, a leaf moved in a nudged reference."""
+    return widest(spread_between(path, wanted, effect) for effect in nudged)
+
+
+def spread_between(path: str, wanted: Effect, nudged: Effect) -> float | None:
     want, shaken = wanted.after.leaves.get(path), nudged.after.leaves.get(path)
     if want is None or shaken is None or UNCHANGED in (want.value, shaken.value):
         return None

@@ -167,6 +167,16 @@ class Subject:
                 jax.clear_caches()
                 left += self.tracers(state, before)
 
+    @contextlib.contextmanager
+    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
+        """The same, for a run or a trace that the test did not ask for: the places are put back whatever it left, so that the test finds in its objects what one run leaves."""
+        before = before or walk(self.roots(state))
+        try:
+            with self.leaks_undone(state, before) as left:
+                yield left
+        finally:
+            before.places.restore()
+
 
 def spell(root: str, path: Path) -> str:
     """Join a path onto its root: attributes after a dot, numbers and other keys in brackets."""

@@ -26,7 +26,7 @@ def cannot(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfit | N
     if not by_inputs and not profile.parameters:
         return Misfit("no parameter")
     try:
-        with subject.leaks_undone(subject.state):
+        with subject.undone(subject.state):
             evaluate(subject, profile, by_inputs=by_inputs)
     except Unfit as error:
         return error.misfit

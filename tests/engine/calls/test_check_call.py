@@ -78,6 +78,25 @@ def test_frames_of_the_plugin_are_not_shown(pytester, inner_args, option):
     assert "pytest_nnxcheck/" not in result.stdout.str()
 
 
+class Trainer:
+    """A plain object that counts its steps in Python."""
+
+    def __init__(self):
+        self.model, self.steps = Norm(), 0
+
+    def step(self, x):
+        self.steps += 1
+        return self.model(x).sum()
+
+
+@pytest.mark.parametrize("invariants", ["tracers,memory,donation", "parity,finite,recompilation"])
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan", "jit > scan", "jit > vmap", "jit > grad"])
+def test_a_plain_object_counts_one_step_whatever_the_plugin_traces_besides(nesting, invariants):
+    trainer = Trainer()
+    assert call(trainer.step, X, nesting=nesting, invariants=invariants).outcome.verdict == "held"
+    assert trainer.steps == 1
+
+
 def test_control_flow_on_values_fails_under_every_trace_and_holds_un_nested():
     def branches(model, x):
         return model(x) if x.sum() > 0 else x

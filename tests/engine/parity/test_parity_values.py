@@ -154,6 +154,18 @@ def test_one_rounding_of_half_precision_in_a_moment_of_adam_is_no_alarm():
     assert found.outcome.verdict == "held", text(found)
 
 
+@pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, 1), (-1, -1)])
+def test_what_rounding_decides_is_no_alarm_in_whichever_direction_it_does(signs):
+    """A trace stands for a compiler that rounds both elements the one way: of four starts a few roundings away, one goes there."""
+
+    def chooses(x):
+        if isinstance(x, jax.core.Tracer):
+            return x.sum() * 0 + 1
+        return jnp.all((x - 1) * jnp.array(signs) > 0).astype(x.dtype)
+
+    assert call(chooses, jnp.ones(2), nesting="jit", invariants="parity").outcome.verdict == "held"
+
+
 @pytest.mark.slow
 def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
     """What rounding decides in a jit inside it is told, but no exception of a trace of ours."""
