@@ -235,6 +235,9 @@ MUTANTS = (
     Mutant("reporting/wording.py", "*others[: SHOWN_BUFFERS - 1]", "*others[:SHOWN_BUFFERS]", "test_wording.py"),
     Mutant("engine/parity.py", "DIRECTIONS = 8", "DIRECTIONS = 1", "test_parity_values.py"),
     Mutant("subject/subject.py", "        finally:\n            before.places.restore()\n", "        finally:\n            pass\n", "test_check_call.py"),
+    Mutant("subject/waste.py", "and any(id(out) in written for out in body.outvars[carry:])", "", "test_advice.py"),
+    Mutant("subject/waste.py", "same, frozenset(changed))", "same)", "test_advice.py"),
+    Mutant("invariants/advice.py", "leaf.leaf < leaves and ", "", "test_advice.py"),
     # reproducer
     Mutant("reproducer/calls_of_test.py", "__import__('atexit').register({made}_steps.close)", "pass", "test_reproducer_files.py"),
     Mutant("reproducer/checks.py", "if key not in before}", "if key in before}", "test_pasted_checks.py"),

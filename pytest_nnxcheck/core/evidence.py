@@ -157,6 +157,17 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class Restacked:
+    """A leaf, by the number of the program's input, that a scan takes step by step, writes a part of, and stacks anew: bytes of the new stack."""
+
+    leaf: int
+    line: str
+    type: str
+    bytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LargeLine:
     """A line whose arrays are larger than all that goes into the call and comes out of it, ``handed``; type and operation of the largest."""
 
@@ -167,7 +178,7 @@ class LargeLine:
     handed: int
 
 
-Advice = Recast | Joined | Saved | Stack | LargeLine
+Advice = Recast | Joined | Saved | Stack | Restacked | LargeLine
 """What the un-nested call spends memory on: bytes a device, and the user's line, empty where there is none."""
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, Joined, LargeLine, Recast
+from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, Joined, LargeLine, Recast, Restacked
 from pytest_nnxcheck.subject.waste import Waste
+
+Named = TypeVar("Named", Recast, Restacked)
 
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""
@@ -49,6 +52,7 @@ def advice(
         *joined(live, frozenset(leaves), sizes),
         *(scan for scan in spent.saved if scan.bytes - scan.carried >= max(FLOOR, LARGEST * peak)),
         *(stack for stack in spent.stacks if stack.bytes >= FLOOR and stack.type in types),
+        *(named(leaf, leaves) for leaf in spent.restacked if is_twice(leaf, len(leaves), sizes) and leaf.type in types),
     ]
     # A scan that saves little, or as little as it can, holds that on its own line.
     lines = {piece.line for piece in pieces} | {scan.line for scan in spent.saved}
@@ -59,6 +63,11 @@ def advice(
 def is_waste(leaf: Recast, sizes: Sizes) -> bool:
     """Whether a leaf in another dtype is large, and more than what mixed precision asks for."""
     return leaf.bytes >= max(FLOOR, SHARE * sizes.state) and (leaf.widens or leaf.looped)
+
+
+def is_twice(leaf: Restacked, leaves: int, sizes: Sizes) -> bool:
+    """Whether a leaf of the state is large; of an input, which nobody donates, the output is another array anyway."""
+    return leaf.leaf < leaves and leaf.bytes >= max(FLOOR, SHARE * sizes.state)
 
 
 def joined(live: Sequence[Held], leaves: frozenset[str], sizes: Sizes) -> Iterator[Joined]:
@@ -88,7 +97,7 @@ def size_of(made: Sequence[Held]) -> int:
     return sum(held.bytes for held in made)
 
 
-def named(leaf: Recast, names: Sequence[str]) -> Recast:
+def named(leaf: Named, names: Sequence[str]) -> Named:
     return replace(leaf, name=names[leaf.leaf]) if leaf.leaf < len(names) else leaf
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Joined, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Joined, LargeLine, Recast, Restacked, Saved, Stack
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
@@ -162,6 +162,11 @@ def advice(piece: Advice) -> str:
                 "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
             )
             return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
+        case Restacked():
+            what = (
+                f"all of {piece.name} once more: a scan takes it step by step, writes a part of it and stacks it anew"
+            )
+            return f"{size} {piece.type}: {what}; carry the stack, and write into it in place{at}"
         case LargeLine():
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"

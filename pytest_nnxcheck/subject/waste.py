@@ -1,4 +1,4 @@
-"""What the jaxpr of a call spends memory on by its own structure: a state leaf in another dtype, what scans save, stacks that nobody reads.
+"""What the jaxpr of a call spends memory on by its own structure: a state leaf in another dtype, what scans save, stacks that nobody reads, or that were there before.
 
 Facts only, with their lines; whether they matter is decided where the peak is known, by `advice`.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.primitives import CALLS, LOOPS, SCAN
-from pytest_nnxcheck.core.evidence import Recast, Saved, Stack
+from pytest_nnxcheck.compat.primitives import CALLS, LOOPS, SCAN, UPDATES
+from pytest_nnxcheck.core.evidence import Recast, Restacked, Saved, Stack
 from pytest_nnxcheck.subject.jaxpr_flow import handed_through, inner_jaxprs
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
@@ -29,6 +29,7 @@ class Waste:
     recasts: tuple[Recast, ...] = ()
     saved: tuple[Saved, ...] = ()
     stacks: tuple[Stack, ...] = ()
+    restacked: tuple[Restacked, ...] = ()
 
 
 NOTHING = Waste()
@@ -50,6 +51,7 @@ def waste(jaxpr: Any) -> Waste:
         tuple(recast for level in every for recast in recasts(level)),
         tuple(residual for level in every for residual in saved(level)),
         tuple(stack for level in every for stack in stacks(level)),
+        tuple(leaf for level in every for leaf in restacked(level)),
     )
 
 
@@ -104,6 +106,37 @@ def stacks(level: Level) -> Iterator[Stack]:
             readers = level.users[id(var)]
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
                 yield Stack(compat.equation_line(eqn), type_of(var.aval), size_of(var.aval), bool(readers))
+
+
+def restacked(level: Level) -> Iterator[Restacked]:
+    """Inputs that a scan takes step by step and stacks anew, where its body writes a part of each step's: the old stack is there until the last step."""
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
+            continue
+        body = compat.open_jaxpr(eqn.params["jaxpr"])
+        consts, carry = compat.scan_layout(eqn)
+        for number, var in enumerate(eqn.invars[consts + carry :], consts + carry):
+            written = written_parts(body, {id(body.invars[number])})
+            if id(var) in level.inputs and any(id(out) in written for out in body.outvars[carry:]):
+                leaf = level.inputs[id(var)]
+                yield Restacked(leaf, compat.equation_line(eqn), type_of(var.aval), size_of(var.aval))
+
+
+def written_parts(jaxpr: Any, old: set[int], written: frozenset[int] = frozenset()) -> set[int]:
+    """The variables of a jaxpr that are an input of which a part was written, here or in a jit inside: ``old`` are those that are that input as it came in."""
+    old, now = set(old), set(written)
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in UPDATES and id(eqn.invars[0]) in old | now:
+            now.add(id(eqn.outvars[0]))
+        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
+            for variables in (old, now):
+                if operand is not None and id(eqn.invars[operand]) in variables:
+                    variables.add(id(var))
+        for inner, arguments in called(eqn):
+            same, changed = ({id(var) for var, handed in arguments if handed in variables} for variables in (old, now))
+            inside = written_parts(inner, same, frozenset(changed))
+            now.update(id(var) for var, out in zip(eqn.outvars, inner.outvars, strict=True) if id(out) in inside)
+    return now
 
 
 def called(eqn: Any) -> Iterator[tuple[Any, list[tuple[Any, int]]]]:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import pytest
 from checking import models
 from flax import nnx
-from healthy import HEALTHY
+from healthy import HEALTHY, assign
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.compat import primitives
-from pytest_nnxcheck.core.evidence import Held, Joined, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.evidence import Held, Joined, LargeLine, Recast, Restacked, Saved, Stack
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.subject.waste import Waste, waste
 
@@ -87,6 +87,29 @@ class Fused(nnx.Module):
         )
 
 
+class Decodes(nnx.Module):
+    """Scans over the caches of its layers: hands each layer its own, or carries all of them."""
+
+    def __init__(self, *, wastes):
+        self.cache, self.wastes = nnx.Cache(jnp.zeros((4, 64, 64))), wastes
+
+    def __call__(self, x):
+        def layer(h, cache):
+            cache = cache.at[3].set(h)
+            return jnp.tanh(cache @ h) @ cache, cache
+
+        def carries(carry, number):
+            caches = carry[1].at[number, 3].set(carry[0])
+            return (jnp.tanh(caches[number] @ carry[0]) @ caches[number], caches), None
+
+        if self.wastes:
+            h, after = jax.lax.scan(layer, x, self.cache[...])
+        else:
+            (h, after), _ = jax.lax.scan(carries, (x, self.cache[...]), jnp.arange(4))
+        assign(self.cache, after)
+        return h
+
+
 TOKENS = jnp.zeros((8, 64), jnp.int32)
 MISTAKES = {
     "line": (
@@ -113,6 +136,12 @@ MISTAKES = {
         "400.0 KiB float32[100,16,64]: ",
         "a scan stacks its outputs, of which one step is read; carry that one",
     ),
+    "restacked": (
+        Decodes,
+        jnp.ones(64),
+        "64.0 KiB float32[4,64,64]: ",
+        "model.cache once more: a scan takes it step by step, writes a part of it and stacks it anew; carry the stack",
+    ),
     "saved": (
         Deep,
         jnp.ones((64, 32)),
@@ -134,6 +163,7 @@ WHERE = {
     "recast": "astype(jnp.float32) if",
     "joined": "jnp.concatenate([self.q",
     "unread": "length=100)",
+    "restacked": "jax.lax.scan(layer, x, self",
     "saved": "jax.checkpoint(body)",
 }
 
@@ -264,6 +294,19 @@ def test_a_stack_counts_from_the_floor_on():
     assert pieces(stacks=(Stack("m.py:4", "float32[50000]", 65535, False),)) == []
 
 
+@pytest.mark.parametrize(
+    "leaf, size, type_, told",
+    [
+        (0, 250_000, "float32[50000]", True),
+        (0, 249_999, "float32[50000]", False),
+        (2, 250_000, "float32[50000]", False),
+        (0, 250_000, "float32[7]", False),
+    ],
+)
+def test_a_leaf_that_is_stacked_anew_counts_from_a_quarter_of_the_state_on(leaf, size, type_, told):
+    assert pieces(restacked=(Restacked(leaf, "m.py:6", type_, size),)) == [(Restacked, size)] * told
+
+
 def test_a_line_counts_where_it_is_larger_than_all_that_goes_in_and_comes_out():
     assert pieces(at_line=2_004_001) == [(LargeLine, 2_004_001)]
     assert pieces(at_line=2_004_000) == []
@@ -288,6 +331,23 @@ def test_every_step_that_is_read_makes_a_stack_no_waste():
     assert [stack.read for stack in facts_of(lambda x: steps(x, lambda every: x), x).stacks] == [False]
     assert facts_of(lambda x: steps(x, lambda every: every.sum(0)), x).stacks == ()
     assert facts_of(lambda x: steps(x, lambda every: every), x).stacks == ()
+
+
+def scanned(body):
+    """The numbers of the inputs that a scan over a stack, with these steps, stacks anew."""
+    call = jax.jit(lambda stack, x: jax.lax.scan(body, x, stack))
+    return [leaf.leaf for leaf in facts_of(call, jnp.ones((3, 5)), jnp.ones(())).restacked]
+
+
+def test_a_stack_of_which_each_step_writes_a_part_is_stacked_anew_and_no_other():
+    update = jax.jit(lambda old, h: old.at[0].set(h))
+    assert scanned(lambda h, old: (h, old.at[0].set(h))) == [0]
+    assert scanned(lambda h, old: (h, update(old, h))) == [0]
+    assert scanned(lambda h, old: (h, update(update(old, h), h).at[1].add(h))) == [0]
+    assert scanned(lambda h, old: (h, old * 0.9)) == [], "other values as a whole, as the mean of a norm"
+    assert scanned(lambda h, old: (h, jnp.zeros(5).at[0].set(old[1]))) == [], "a new array"
+    assert scanned(lambda h, old: (h + old.at[0].set(h).sum(), None)) == [], "not stacked"
+    assert scanned(lambda h, old: (h + old.sum(), old)) == [], "handed on"
 
 
 def test_part_of_a_leaf_and_what_was_computed_are_no_recast():
