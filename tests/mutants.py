@@ -237,7 +237,7 @@ MUTANTS = (
     Mutant("subject/subject.py", "        finally:\n            before.places.restore()\n", "        finally:\n            pass\n", "test_check_call.py"),
     Mutant("subject/waste.py", "and any(id(out) in written for out in body.outvars[carry:])", "", "test_advice.py"),
     Mutant("subject/waste.py", "same, frozenset(changed))", "same)", "test_advice.py"),
-    Mutant("invariants/advice.py", "leaf.leaf < leaves and ", "", "test_advice.py"),
+    Mutant("invariants/advice.py", "if leaf.leaf < len(leaves):\n            lines", "if True:\n            lines", "test_advice.py"),
     # reproducer
     Mutant("reproducer/calls_of_test.py", "__import__('atexit').register({made}_steps.close)", "pass", "test_reproducer_files.py"),
     Mutant("reproducer/checks.py", "if key not in before}", "if key in before}", "test_pasted_checks.py"),

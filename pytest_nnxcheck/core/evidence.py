@@ -158,13 +158,17 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Restacked:
-    """A leaf, by the number of the program's input, that a scan takes step by step, writes a part of, and stacks anew: bytes of the new stack."""
+    """A leaf, by the number of the program's input, that a scan takes step by step, writes a part of, and stacks anew: bytes of the new stack.
+
+    As advice, all such leaves of a line: the bytes of all, the name of the first, and the others.
+    """
 
     leaf: int
     line: str
     type: str
     bytes: int
     name: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, Joined, LargeLine, Recast, Restacked
 from pytest_nnxcheck.subject.waste import Waste
-
-Named = TypeVar("Named", Recast, Restacked)
 
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""
@@ -52,7 +49,7 @@ def advice(
         *joined(live, frozenset(leaves), sizes),
         *(scan for scan in spent.saved if scan.bytes - scan.carried >= max(FLOOR, LARGEST * peak)),
         *(stack for stack in spent.stacks if stack.bytes >= FLOOR and stack.type in types),
-        *(named(leaf, leaves) for leaf in spent.restacked if is_twice(leaf, len(leaves), sizes) and leaf.type in types),
+        *stacked_anew([leaf for leaf in spent.restacked if leaf.type in types], leaves, sizes),
     ]
     # A scan that saves little, or as little as it can, holds that on its own line.
     lines = {piece.line for piece in pieces} | {scan.line for scan in spent.saved}
@@ -65,9 +62,20 @@ def is_waste(leaf: Recast, sizes: Sizes) -> bool:
     return leaf.bytes >= max(FLOOR, SHARE * sizes.state) and (leaf.widens or leaf.looped)
 
 
-def is_twice(leaf: Restacked, leaves: int, sizes: Sizes) -> bool:
-    """Whether a leaf of the state is large; of an input, which nobody donates, the output is another array anyway."""
-    return leaf.leaf < leaves and leaf.bytes >= max(FLOOR, SHARE * sizes.state)
+def stacked_anew(candidates: Sequence[Restacked], leaves: Sequence[str], sizes: Sizes) -> Iterator[Restacked]:
+    """The leaves of the state that the scans of a line stack anew, where they are large together: the keys and the values of a cache.
+
+    Of an input, which nobody donates, the output is another array anyway.
+    """
+    lines: dict[str, dict[int, Restacked]] = {}
+    for leaf in candidates:
+        if leaf.leaf < len(leaves):
+            lines.setdefault(leaf.line, {})[leaf.leaf] = leaf
+    for first, *others in (list(of_line.values()) for of_line in lines.values()):
+        size = sum(leaf.bytes for leaf in (first, *others))
+        if size >= max(FLOOR, SHARE * sizes.state):
+            rest = tuple(leaves[leaf.leaf] for leaf in others)
+            yield replace(first, name=leaves[first.leaf], others=rest, bytes=size)
 
 
 def joined(live: Sequence[Held], leaves: frozenset[str], sizes: Sizes) -> Iterator[Joined]:
@@ -97,7 +105,7 @@ def size_of(made: Sequence[Held]) -> int:
     return sum(held.bytes for held in made)
 
 
-def named(leaf: Named, names: Sequence[str]) -> Named:
+def named(leaf: Recast, names: Sequence[str]) -> Recast:
     return replace(leaf, name=names[leaf.leaf]) if leaf.leaf < len(names) else leaf
 
 

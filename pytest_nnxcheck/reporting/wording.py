@@ -163,10 +163,9 @@ def advice(piece: Advice) -> str:
             )
             return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
         case Restacked():
-            what = (
-                f"all of {piece.name} once more: a scan takes it step by step, writes a part of it and stacks it anew"
-            )
-            return f"{size} {piece.type}: {what}; carry the stack, and write into it in place{at}"
+            whose = memory_breakdown.listed(piece.name, piece.others)
+            what = f"all of {whose} once more: a scan takes it step by step, writes a part and stacks it anew"
+            return f"{size}: {what}; carry the whole stack, and write into it in place{at}"
         case LargeLine():
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"
