@@ -235,8 +235,8 @@ MUTANTS = (
     Mutant("reporting/wording.py", "*others[: SHOWN_BUFFERS - 1]", "*others[:SHOWN_BUFFERS]", "test_wording.py"),
     Mutant("engine/parity.py", "DIRECTIONS = 8", "DIRECTIONS = 1", "test_parity_values.py"),
     Mutant("subject/subject.py", "        finally:\n            before.places.restore()\n", "        finally:\n            pass\n", "test_check_call.py"),
-    Mutant("subject/waste.py", "and any(id(out) in written for out in body.outvars[carry:])", "", "test_advice.py"),
-    Mutant("subject/waste.py", "same, frozenset(changed))", "same)", "test_advice.py"),
+    Mutant("subject/waste.py", "if written and number in leaves:", "if number in leaves:", "test_advice.py"),
+    Mutant("subject/waste.py", "eqn.invars[operand], written or part", "eqn.invars[operand], part", "test_advice.py"),
     Mutant("invariants/advice.py", "if leaf.leaf < len(leaves):\n            lines", "if True:\n            lines", "test_advice.py"),
     # reproducer
     Mutant("reproducer/calls_of_test.py", "__import__('atexit').register({made}_steps.close)", "pass", "test_reproducer_files.py"),

@@ -170,14 +170,11 @@ def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: s
     counting = subject.for_run(counted)
     root = Root(counting, profile, nesting, donate, stops="lowered")
     program = compose(counting, profile, nesting, Guards(counting), root.jit)
-    places = walk(subject.roots(subject.state)).places
-    try:
+    with subject.undone(subject.state):
         for state in (subject.fresh(), nnx.merge(*compat.split(after))):
             first = len(traces)
             handed, inputs = root.handed(state, LENGTH)
             run(program, handed, inputs)
-    finally:
-        places.restore()
     return len(traces) > first
 
 

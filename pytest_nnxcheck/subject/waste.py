@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.primitives import CALLS, LOOPS, SCAN, UPDATES
+from pytest_nnxcheck.compat.primitives import LOOPS, SCAN, UPDATES
 from pytest_nnxcheck.core.evidence import Recast, Restacked, Saved, Stack
-from pytest_nnxcheck.subject.jaxpr_flow import handed_through, inner_jaxprs
+from pytest_nnxcheck.subject import jaxpr_flow
+from pytest_nnxcheck.subject.jaxpr_flow import handed_through
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 """Equations that take one element of a stack where their result is no larger than one."""
@@ -115,34 +116,46 @@ def restacked(level: Level) -> Iterator[Restacked]:
             continue
         body = compat.open_jaxpr(eqn.params["jaxpr"])
         consts, carry = compat.scan_layout(eqn)
-        for number, var in enumerate(eqn.invars[consts + carry :], consts + carry):
-            written = written_parts(body, {id(body.invars[number])})
-            if id(var) in level.inputs and any(id(out) in written for out in body.outvars[carry:]):
-                leaf = level.inputs[id(var)]
-                yield Restacked(leaf, compat.equation_line(eqn), type_of(var.aval), size_of(var.aval))
+        leaves: dict[int | None, int] = {
+            number: level.inputs[id(var)]
+            for number, var in enumerate(eqn.invars)
+            if number >= consts + carry and id(var) in level.inputs
+        }
+        for out, (number, written) in zip(stacked(eqn), inputs_of(body, body.outvars[carry:]), strict=True):
+            if written and number in leaves:
+                yield Restacked(leaves[number], compat.equation_line(eqn), type_of(out.aval), size_of(out.aval))
 
 
-def written_parts(jaxpr: Any, old: set[int], written: frozenset[int] = frozenset()) -> set[int]:
-    """The variables of a jaxpr that are an input of which a part was written, here or in a jit inside: ``old`` are those that are that input as it came in."""
-    old, now = set(old), set(written)
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in UPDATES and id(eqn.invars[0]) in old | now:
-            now.add(id(eqn.outvars[0]))
-        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
-            for variables in (old, now):
-                if operand is not None and id(eqn.invars[operand]) in variables:
-                    variables.add(id(var))
-        for inner, arguments in called(eqn):
-            same, changed = ({id(var) for var, handed in arguments if handed in variables} for variables in (old, now))
-            inside = written_parts(inner, same, frozenset(changed))
-            now.update(id(var) for var, out in zip(eqn.outvars, inner.outvars, strict=True) if id(out) in inside)
-    return now
+def inputs_of(jaxpr: Any, variables: Sequence[Any]) -> list[tuple[int | None, bool]]:
+    """For each variable the number of the input that it is, but for what was written into a part of it, and whether something was."""
+    made_by = {id(out): (eqn, number) for eqn in jaxpr.eqns for number, out in enumerate(eqn.outvars)}
+    inputs = {id(var): number for number, var in enumerate(jaxpr.invars)}
+
+    def follow(var: Any) -> tuple[int | None, bool]:
+        written = False
+        while id(var) in made_by:
+            eqn, output = made_by[id(var)]
+            operand, part = operand_of(eqn, output)
+            if operand is None:
+                return None, False
+            var, written = eqn.invars[operand], written or part
+        return inputs.get(id(var)), written
+
+    return [follow(var) for var in variables]
+
+
+def operand_of(eqn: Any, output: int) -> tuple[int | None, bool]:
+    """The number of the operand that an output is, in the same way: here, or in a jit inside."""
+    if eqn.primitive.name in UPDATES:
+        return 0, True
+    inner = jaxpr_flow.called(eqn)
+    return inputs_of(inner, [inner.outvars[output]])[0] if inner is not None else (handed_through(eqn)[output], False)
 
 
 def called(eqn: Any) -> Iterator[tuple[Any, list[tuple[Any, int]]]]:
     """The jaxpr of a jit, remat or custom rule, with its variables and the identities of what they are handed."""
-    inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
-    if inner is not None and len(inner.invars) == len(eqn.invars):
+    inner = jaxpr_flow.called(eqn)
+    if inner is not None:
         yield inner, list(zip(inner.invars, map(id, eqn.invars), strict=True))
 
 

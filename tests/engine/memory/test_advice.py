@@ -341,11 +341,12 @@ def test_a_stack_of_which_each_step_writes_a_part_is_stacked_anew_and_no_other()
     update = jax.jit(lambda old, h: old.at[0].set(h))
     assert scanned(lambda h, old: (h, old.at[0].set(h))) == [0]
     assert scanned(lambda h, old: (h, update(old, h))) == [0]
+    assert scanned(lambda h, old: (h, jax.lax.optimization_barrier(old).at[0].set(h))) == [0]
     assert scanned(lambda h, old: (h, update(update(old, h), h).at[1].add(h))) == [0]
     assert scanned(lambda h, old: (h, old * 0.9)) == [], "other values as a whole, as the mean of a norm"
     assert scanned(lambda h, old: (h, jnp.zeros(5).at[0].set(old[1]))) == [], "a new array"
     assert scanned(lambda h, old: (h + old.at[0].set(h).sum(), None)) == [], "not stacked"
-    assert scanned(lambda h, old: (h + old.sum(), old)) == [], "handed on"
+    assert scanned(lambda h, old: (h + old.sum(), jax.lax.optimization_barrier(old))) == [], "handed on"
 
 
 def test_part_of_a_leaf_and_what_was_computed_are_no_recast():
