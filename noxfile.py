@@ -39,6 +39,8 @@ PUBLISHED = [
 JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 FLAX_HEAD = "flax @ git+https://github.com/google/flax"
 WORKERS = ("-n", "2")
+PROCESSES = "tests/system/processes"
+"""Workers of xdist, simulated devices, a run after a run: on the newest row `system` has them, on the oldest `floors`."""
 PASTED = "tests/system/reproducer/test_reproducer.py"
 """In a session of its own, and in one process: what its tests share takes half a minute to make."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
@@ -147,7 +149,7 @@ def mutants(session: nox.Session) -> None:
 def floors(session: nox.Session) -> None:
     """The oldest pytest and hypothesis, with the oldest jax and flax: a whole row."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    session.run("pytest", *WORKERS, "-m", "not full", *TIERS, *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "not full", *TIERS, PROCESSES, *session.posargs)
 
 
 @nox.session(python=NEWEST)

@@ -41,8 +41,8 @@ import pytest
 
 import pytest_nnxcheck
 from pytest_nnxcheck import api  # noqa: F401
-from pytest_nnxcheck.compat.compile_cache import EQUAL_FROM, judged_compiles
-from pytest_nnxcheck.plugin import hooks
+from pytest_nnxcheck.compat import compile_cache
+from pytest_nnxcheck.plugin import hooks, worker_data  # noqa: F401
 
 # A process that a test starts runs the package that the test imports, and no other that may be installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -79,11 +79,11 @@ def _no_stale_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def aliased_bytes(monkeypatch: pytest.MonkeyPatch):
     """Before jax 0.6.2 a program out of the folder above tells no aliased bytes: what reads them of a user's own program goes without it."""
-    if jax.__version_info__ >= EQUAL_FROM:
+    if jax.__version_info__ >= compile_cache.EQUAL_FROM:
         yield
         return
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    with judged_compiles():
+    with compile_cache.judged_compiles():
         yield
 
 
@@ -121,3 +121,14 @@ def run_inner(pytester: pytest.Pytester, inner_args: list[str]):
         return start(*inner_args, "-p", "no:randomly", *args)
 
     return run
+
+
+@pytest.fixture
+def no_folder_of_the_user(monkeypatch: pytest.MonkeyPatch):
+    """The tests have one, see above: options and environment as jax has them, for a while."""
+    usual = {"min_compile_time_secs": "1", "min_entry_size_bytes": "0"}
+    for name, value in usual.items():
+        monkeypatch.setenv(f"JAX_PERSISTENT_CACHE_{name.upper()}", value)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    with compile_cache._set({compile_cache.DIRECTORY: None}):
+        yield

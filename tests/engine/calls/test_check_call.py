@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, text
+from checking import broken, call, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
@@ -90,7 +90,7 @@ class Trainer:
 
 
 @pytest.mark.parametrize("invariants", ["tracers,memory,donation", "parity,finite,recompilation"])
-@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan", "jit > scan", "jit > vmap", "jit > grad"])
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "jit > scan", *full("scan", "jit > vmap", "jit > grad")])
 def test_a_plain_object_counts_one_step_whatever_the_plugin_traces_besides(nesting, invariants):
     trainer = Trainer()
     assert call(trainer.step, X, nesting=nesting, invariants=invariants).outcome.verdict == "held"

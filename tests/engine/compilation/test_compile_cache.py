@@ -121,7 +121,7 @@ def test_the_table_says_where_it_is_off(tmp_path):
 
 @pytest.mark.slow
 @works
-@pytest.mark.parametrize("nesting", ["jit[functional] > scan", "vmap"])
+@pytest.mark.parametrize("nesting", ["jit[functional] > scan", pytest.param("vmap", marks=pytest.mark.full)])
 def test_a_nesting_from_the_folder_is_judged_the_same(nesting, tmp_path):
     def outcome(folder):
         jax.clear_caches()

@@ -265,7 +265,16 @@ def jitted_clone(model, optimizer, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step, nesting", [*product([clones, merges], ROOTS), (jitted_clone, "jit")])
+@pytest.mark.parametrize(
+    "step, nesting",
+    [
+        (clones, "jit"),
+        (merges, "jit[functional]"),
+        pytest.param(clones, "jit[functional]", marks=pytest.mark.full),
+        pytest.param(merges, "jit", marks=pytest.mark.full),
+        (jitted_clone, "jit"),
+    ],
+)
 def test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf(step, nesting):
     def args():
         return *optimizer_of(Mlp(rngs())), batch_of()

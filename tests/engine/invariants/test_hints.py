@@ -146,7 +146,7 @@ CAPTURED = ("captured", *(f"captured by {name}" for name in LOOPS))
 BY_OWN = ("map", "vectorize", *CUSTOM_RULES, "eval_shape", "checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)
 CAPTURED_BY_OWN = (*CAPTURED, *(f"captured by {name}" for name in BY_OWN))
 CAPTURING = ["jit", "scan", *slow("remat", "vmap", "while_loop", "fori_loop", "cond", "switch")]
-FEW = {"vmap", "custom_vjp", "scan", "map", "eval_shape", "checkify", "cond", "checkpoint", "grad", "jvp", "jacrev"}
+FEW = {"vmap", "custom_vjp", "scan", "eval_shape", "checkify", "cond", "grad"}
 """One of each kind of transform that a user's own code may name."""
 
 
@@ -360,7 +360,7 @@ ELSEWHERE = {
     "captured by the call": "invariants/test_captured_modules.py::test_handed_on_as_an_argument_it_holds",
     "constant of the call": "memory/test_memory_lines.py::test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
-    "sharding": "transforms/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
+    "sharding": "../system/processes/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
     "other kind": "invariants/test_recompilation.py::test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first",
     "jax transform, vmap": "parity/test_dropped_updates.py::test_with_an_axis_of_its_own_what_a_vmap_writes_comes_back",
     "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",

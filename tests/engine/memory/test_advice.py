@@ -8,7 +8,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import models
+from checking import models, some
 from flax import nnx
 from healthy import HEALTHY, assign
 
@@ -181,7 +181,7 @@ def test_a_mistake_is_told_by_line_and_buffer_and_its_cure_is_not(kind):
     assert check(subject(wastes=False), x, **JIT).advice == ()
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
+@pytest.mark.parametrize("kind", some(MISTAKES, {"saved", "restacked"}))
 def test_advice_fails_where_it_is_asked_to(kind):
     subject, x, *parts = MISTAKES[kind]
     report = check(subject(wastes=True), x, **JIT, memory_advice="fail")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import broken, call, full, text
 from flax import nnx
 from healthy import numbers
 from jax import lax
@@ -37,7 +37,7 @@ def plain(how, length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["argument", "functional", "jax_closure"])
+@pytest.mark.parametrize("style", ["argument", *full("functional", "jax_closure")])
 @pytest.mark.parametrize("how", ["scan", "vmap", "while_loop", "fori_loop"])
 def test_what_a_step_adds_is_what_it_adds_at_other_lengths(how, style, example):
     nesting = f"jit[functional] > {how}" + (f"[{style}]" if style != "argument" else "")

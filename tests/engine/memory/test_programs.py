@@ -187,8 +187,8 @@ def test_where_a_batch_looks_like_a_kernel_neither_is_told():
 LEFT_OUT = {"loss_scaling"} if FLAX < (0, 10, 7) else set()
 """It has a bare Variable among its arguments, which the jit of older flax takes apart."""
 TAKEN = sorted({*HEALTHY, *wild_training.TRAINING} - LEFT_OUT)
-STEPS = {"accumulated_gradients", "batch_norm_and_dropout", "bfloat16_parameters", "ema_weights", "functional_adam"}
-"""Training steps that hold more than their parameters: sums of gradients, statistics, wider copies, averages, moments."""
+STEPS = {"accumulated_gradients", "bfloat16_parameters", "ema_weights"}
+"""Training steps that hold more than their parameters: sums of gradients, wider copies, averages."""
 
 
 def ensemble():

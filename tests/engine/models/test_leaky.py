@@ -29,7 +29,7 @@ def test_a_leak_is_found_and_named_and_undone_before_the_next_nesting(name):
     assert [text(each) for each in later] == [text(found)] * 2
 
 
-@pytest.mark.parametrize("name", some(sorted(LEAKY), FEW, pytest.mark.slow))
+@pytest.mark.parametrize("name", some(sorted(LEAKY), FEW))
 def test_the_healthy_twin_holds(name):
     twin = LEAKY[name].healthy()
     for nesting in ("jit > remat > scan > vmap > while_loop > eval_shape", "scan > jit[functional] > vmap[functional]"):

@@ -114,7 +114,12 @@ def test_state_that_the_call_hands_back_by_itself_is_no_drop():
     [
         (jax.jit(lambda m, x: m(x)), "", "write nnx.jit(f)(model, x) instead of jax.jit"),
         (lambda m, x: jax.lax.scan(lambda m, x: (m, m(x)), m, x[None])[1], "jax.lax.scan", "use nnx.scan"),
-        (lambda m, x: jax.lax.cond(True, lambda m, x: m(x), lambda m, x: x, m, x), "jax.lax.cond", "use nnx.cond"),
+        pytest.param(
+            lambda m, x: jax.lax.cond(True, lambda m, x: m(x), lambda m, x: x, m, x),
+            "jax.lax.cond",
+            "use nnx.cond",
+            marks=pytest.mark.full,
+        ),
         (lambda m, x: jax.lax.switch(0, [lambda m, x: m(x), lambda m, x: x], m, x), "jax.lax.switch", "use nnx.switch"),
         (lambda m, x: jax.grad(lambda m: m(x).sum())(m), "jax.grad", "use nnx.grad"),
         (lambda m, x: jax.vmap(lambda m, x: m(x), in_axes=(None, 0))(m, x[None]), "jax.vmap", "write nnx.vmap: what"),

@@ -10,7 +10,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import models
+from checking import models, some
 from flax import nnx
 from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
@@ -26,7 +26,7 @@ def jitted(case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LEAKY)
+@pytest.mark.parametrize("name", some(LEAKY, {"class_attribute", "plain_list", "raises_afterwards", "variable_metadata"}))
 def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
     twins = LEAKY[name]
     healthy = twins.healthy()

@@ -146,25 +146,15 @@ def test_it_is_expected_to_fail_by_marker_and_by_file(hand_in, pytester):
     hand_in(settings=", invariants='mine', expected_failures={'mien': 'x'}").assert_outcomes(errors=1)
 
 
-@pytest.mark.slow
-def test_reports_hold_it_under_xdist_as_without(hand_in, pytester):
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n1"], marks=pytest.mark.full)])
+def test_reports_hold_it_under_xdist_as_without(hand_in, pytester, workers):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((Path(__file__).parents[3] / "docs" / "report.schema.json").read_text())
-    seen = []
-    for workers in ([], ["-n1"]):
-        result = hand_in(
-            *workers,
-            "--nnx-report=out.json",
-            "--nnx-report=out.html",
-            "--nnx-report=out.md",
-            more=", default=True",
-            subprocess=bool(workers),
-        )
-        result.assert_outcomes(failed=1)
-        document = json.loads((pytester.path / "out.json").read_text())
-        jsonschema.validate(document, schema)
-        broken = [each for each in document["nestings"] if each["violations"]]
-        seen.append([(each["nesting"], each["violations"][0]["invariant"]) for each in broken])
-        assert document["tests"][0]["settings"]["invariants"] == "tracers,memory,donation,mine"
-        assert all("mine" in (pytester.path / name).read_text() for name in ("out.html", "out.md"))
-    assert seen[0] == seen[1] == [("scan", "mine")]
+    files = [f"--nnx-report=out.{kind}" for kind in ("json", "html", "md")]
+    hand_in(*workers, *files, more=", default=True", subprocess=bool(workers)).assert_outcomes(failed=1)
+    document = json.loads((pytester.path / "out.json").read_text())
+    jsonschema.validate(document, schema)
+    broken = [each for each in document["nestings"] if each["violations"]]
+    assert [(each["nesting"], each["violations"][0]["invariant"]) for each in broken] == [("scan", "mine")]
+    assert document["tests"][0]["settings"]["invariants"] == "tracers,memory,donation,mine"
+    assert all("mine" in (pytester.path / name).read_text() for name in ("out.html", "out.md"))

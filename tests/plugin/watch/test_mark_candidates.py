@@ -16,10 +16,10 @@ needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="calls 
 def watch(pytester, inner_args):
     pytester.makeconftest(CONFTEST)
 
-    def run(source, *args, subprocess=False, file="test_suite.py"):
+    def run(source, *args, file="test_suite.py"):
         pytester.makepyfile(**{Path(file).stem: HEAD + source})
-        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        return start(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", "--nnx-watch", *args)
+        quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
+        return pytester.runpytest_inprocess(*inner_args, *quiet, "--nnx-watch", *args)
 
     return run
 
@@ -164,14 +164,6 @@ def test_a_file_that_could_not_import_the_tests_says_so(watch, pytester, args, r
     pytest.LineMatcher(written.splitlines()).fnmatch_lines(
         [f"# test_suite.py::test_it *; Net cannot be imported: {reason}"]
     )
-
-
-@pytest.mark.slow
-@needs_monitoring
-def test_workers_send_what_is_to_be_written(watch, pytester):
-    pytest.importorskip("xdist")
-    watch(SURE + NONE, "-n2", "--nnx-mark-candidates=test_marked.py", subprocess=True)
-    assert (pytester.path / "test_marked.py").read_text() == WRITTEN
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,9 @@ def test_small(square):
 
 @pytest.fixture
 def watch(pytester, inner_args):
-    def run(source, *args, subprocess=False):
+    def run(source, *args):
         pytester.makepyfile(test_suite=source)
-        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        return start(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", *args)
+        return pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", *args)
 
     return run
 
@@ -64,11 +63,9 @@ def test_a_program_of_a_fixture_is_told_as_such(watch):
     )
 
 
-@pytest.mark.slow
-def test_the_ini_file_has_a_budget_too_and_a_worker_is_held_to_it(watch, pytester):
-    pytest.importorskip("xdist")
+def test_the_ini_file_has_a_budget_too(watch, pytester):
     pytester.makeini("[pytest]\nnnx_watch = fail\nnnx_memory_budget = 100KiB\n")
-    result = watch(SUITE, "-n1", subprocess=True)
+    result = watch(SUITE)
     result.assert_outcomes(passed=1, failed=1)
 
 

@@ -30,7 +30,6 @@ explicit_by_default = pytest.mark.skipif(
 on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has eight devices")
 def test_this_file_passes_on_eight_devices():
     command = [

@@ -18,7 +18,6 @@ DEVICES = 4
 on_four_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has four devices")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has four devices")
 @pytest.mark.parametrize("which", ["not full", pytest.param("full", marks=pytest.mark.full)])
 def test_this_file_passes_on_four_devices(which):
