@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import jax
 import jax.numpy as jnp
 import optax

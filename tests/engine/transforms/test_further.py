@@ -93,8 +93,10 @@ def test_the_branch_that_is_not_taken_is_in_the_program(name):
 @pytest.mark.parametrize(
     "nesting",
     # The healthy models hold it under every transform: see tests/covering.py.
-    full(*(layer for layer in FURTHER_SINGLES if not Layer.parse(layer).captures))
-    + ["jit > scan > grad", "jit > grad > fori_loop", "call_first > grad"],
+    [
+        *full(*(layer for layer in FURTHER_SINGLES if not Layer.parse(layer).captures)),
+        *("jit > scan > grad", "jit > grad > fori_loop", "call_first > grad"),
+    ],
 )
 def test_parity_holds(nesting, example):
     found = call(Norm(), numbers((4, 3)), jnp.int32(2), nesting=nesting, invariants="parity", example=example)

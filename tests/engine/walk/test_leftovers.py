@@ -26,7 +26,9 @@ def jitted(case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some(LEAKY, {"class_attribute", "plain_list", "raises_afterwards", "variable_metadata"}))
+@pytest.mark.parametrize(
+    "name", some(LEAKY, {"class_attribute", "plain_list", "raises_afterwards", "variable_metadata"})
+)
 def test_a_model_that_leaks_under_jit_is_found_and_its_twin_is_not(name):
     twins = LEAKY[name]
     healthy = twins.healthy()

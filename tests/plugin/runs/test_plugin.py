@@ -1,7 +1,6 @@
 """Marked tests, run: verdicts, the text of a failure, the terminal summary, and other plugins."""
 
 import re
-import sys
 
 import pytest
 
@@ -192,39 +191,6 @@ def test_results_reach_junit(run_inner, pytester):
     assert '<property name="nnx_peak"' in xml
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("-p", "no:hypothesispytest", "--strict-markers", "-W", "error"),
-        *(
-            pytest.param(args, marks=pytest.mark.full)
-            for args in (
-                ("-n0",),
-                ("-n2",),
-                ("-p", "no:cacheprovider"),
-                ("--import-mode=importlib",),
-                ("--assert=plain",),
-            )
-        ),
-    ],
-    ids=" ".join,
-)
-def test_the_same_verdicts_whatever_runs_them(run_inner, args):
-    source = PAIR + HOLDS.replace("@marked", "@marked(max_examples=0)")
-    result = run_inner(source, *args, subprocess=True)
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*nnx invariants*",
-            "test_inner.py::test_holds  39 nestings: 39 held; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
-            "test_inner.py::test_pair  30 nestings: 2 violated, 28 held, 12 not run; worst peak *",
-            "FAILED test_inner.py::test_pair - nnx invariant broken: tracers",
-        ]
-    )
-    assert "Warning" not in result.stdout.str() + result.stderr.str()
-
-
 def test_switched_off(run_inner, inner_args):
     if inner_args:
         pytest.skip("only an installed plugin can be switched off by name")
@@ -241,21 +207,3 @@ def test_a_rerun_starts_afresh(run_inner, pytester):
     # Once an attempt; how many attempts are written is pytest's affair.
     attempts = (pytester.path / "out.xml").read_text().split("<testcase")[1:]
     assert {attempt.count('name="nnx_nestings"') for attempt in attempts} == {1}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_ctrl_c_leaves_a_partial_summary(run_inner):
-    # A background job of a shell starts with the signal ignored.
-    source = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + HOLDS
-    source += "@marked\ndef test_stopped(nnx_wrap):\n    nnx_wrap(Model())(3)\n    if len(RUNS) == 60: os.kill(os.getpid(), signal.SIGINT)\n"
-    result = run_inner(source.replace("@marked", "@marked(max_examples=0)"), subprocess=True)
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.re_match_lines(
-        [
-            r"test_inner.py::test_holds  39 nestings: 39 held; .*",
-            r"test_inner.py::test_stopped  2\d nestings: 2\d held; .*",
-            r".*KeyboardInterrupt.*",
-        ]
-    )
-    assert "INTERNALERROR" not in result.stdout.str()

@@ -36,15 +36,6 @@ def test_what_is_refused_is_a_collection_error_with_file_and_line(run_inner, pyt
     assert "Traceback" not in result.stdout.str()
 
 
-@pytest.mark.slow
-def test_workers_say_the_same_of_a_bad_marker(run_inner):
-    result = run_inner("\n@marked(max_depth=0)\ndef test_x(nnx_wrap): pass\n", "-n2", subprocess=True)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["nnx_invariants marker at test_inner.py:5: max_depth=0 is not *"])
-    assert "Traceback" not in result.stdout.str() + result.stderr.str()
-    assert "INTERNALERROR" not in result.stdout.str()
-
-
 def test_the_fixture_may_come_through_another_one(run_inner):
     source = """
 @pytest.fixture(scope="module")

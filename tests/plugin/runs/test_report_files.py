@@ -156,34 +156,6 @@ def test_every_end_of_a_test_is_told(run_inner, pytester):
     assert "cannot tidy up" in found["test_is_untidy"]["message"]
 
 
-STOPPED = (
-    MIXED
-    + """
-@marked
-def test_stopped(nnx_wrap):
-    if RUNS.count("jit"):
-        raise KeyboardInterrupt
-    nnx_wrap(Model())(3)
-    if "jit > scan" in RUNS[-1:]:
-        raise KeyboardInterrupt
-"""
-)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_is_not_lost_and_writes_no_baseline(run_inner, pytester):
-    asked = ["--nnx-report=report.json", "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update"]
-    result = run_inner(STOPPED, *asked, subprocess=True)
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert "peaks.jsonl is not written: the run was interrupted" in result.outlines
-    found = heads(pytester)
-    assert {name: test["outcome"] for name, test in found.items()} == {
-        "test_holds": "passed",
-        "test_pair": "failed",
-        "test_stopped": "interrupted",
-    }
-
-
 def test_only_the_last_run_of_a_test_counts(run_inner, pytester):
     pytest.importorskip("pytest_rerunfailures")
     source = "N = []\n@marked\ndef test_again(nnx_wrap):\n    assert nnx_wrap(Model())(3) == 3\n    if not N:\n        N.append(1)\n        raise OSError\n"

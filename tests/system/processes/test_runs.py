@@ -1,6 +1,6 @@
-"""Runs with workers of xdist: baseline, expected failures, reports, modes, JUnit and watch mode come out as in a run of one process.
+"""Runs in processes of their own: with workers of xdist all comes out as in one process, under options of pytest too, and Ctrl-C loses nothing.
 
-What crosses is tested in tests/unit/test_worker_data.py.
+What crosses between processes is tested in tests/unit/test_worker_data.py.
 """
 
 import json
@@ -12,8 +12,6 @@ import pytest
 import watched
 
 from pytest_nnxcheck import compat
-
-pytest.importorskip("xdist")
 
 MODES = ["--nnx-modes=current,tree"] if "tree" in compat.modes() else []
 SUITE = """
@@ -123,7 +121,9 @@ def test_watched_workers_blame_the_same_tests_and_send_what_is_to_be_written(pyt
     pytester.makeconftest(candidates.CONFTEST)
     pytester.makepyfile(test_suite=candidates.HEAD + candidates.SURE + candidates.NONE, test_left=watched.HEAD + LEFT)
     pytester.makeini("[pytest]\nnnx_watch = fail\nnnx_memory_budget = 100KiB\n")
-    result = pytester.runpytest_subprocess(*inner_args, "-p", "no:randomly", "-n2", "--nnx-mark-candidates=test_marked.py")
+    result = pytester.runpytest_subprocess(
+        *inner_args, "-p", "no:randomly", "-n2", "--nnx-mark-candidates=test_marked.py"
+    )
     failed = {line.split(" - ")[0].split()[1] for line in result.outlines if line.startswith("FAILED")}
     assert failed == {"test_left.py::test_model[17]", "test_left.py::test_large", "test_suite.py::test_fails"}
     result.stdout.fnmatch_lines(
@@ -134,3 +134,85 @@ def test_watched_workers_blame_the_same_tests_and_send_what_is_to_be_written(pyt
         ]
     )
     assert (pytester.path / "test_marked.py").read_text() == candidates.WRITTEN
+
+
+def test_workers_say_the_same_of_a_bad_marker(run_inner):
+    result = run_inner("\n@marked(max_depth=0)\ndef test_x(nnx_wrap): pass\n", "-n2", subprocess=True)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["nnx_invariants marker at test_inner.py:5: max_depth=0 is not *"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+HOLDS = """
+@marked(max_examples=0)
+def test_holds(nnx_wrap):
+    assert nnx_wrap(Model())(3) == 3
+"""
+PAIR = """
+@marked
+def test_pair(nnx_wrap):
+    model = nnx_wrap(Model(tracers=has("jit", "scan")))
+    assert model(3) == 3
+"""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("-p", "no:hypothesispytest", "--strict-markers", "-W", "error"),
+        *(
+            pytest.param(args, marks=pytest.mark.full)
+            for args in (
+                ("-n0",),
+                ("-n2",),
+                ("-p", "no:cacheprovider"),
+                ("--import-mode=importlib",),
+                ("--assert=plain",),
+            )
+        ),
+    ],
+    ids=" ".join,
+)
+def test_the_same_verdicts_whatever_runs_them(run_inner, args):
+    result = run_inner(PAIR + HOLDS, *args, subprocess=True)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*nnx invariants*",
+            "test_inner.py::test_holds  39 nestings: 39 held; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
+            "test_inner.py::test_pair  30 nestings: 2 violated, 28 held, 12 not run; worst peak *",
+            "FAILED test_inner.py::test_pair - nnx invariant broken: tracers",
+        ]
+    )
+    assert "Warning" not in result.stdout.str() + result.stderr.str()
+
+
+STOPPED = """
+@marked(max_examples=0)
+def test_stopped(nnx_wrap):
+    nnx_wrap(Model())(3)
+    if len(RUNS) == 60:
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_leaves_a_partial_summary_and_a_report_but_no_baseline(run_inner, pytester):
+    # A background job of a shell starts with the signal ignored.
+    head = "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    asked = ["--nnx-report=report.json", "--nnx-baseline=peaks.jsonl", "--nnx-baseline-update"]
+    result = run_inner(head + HOLDS + STOPPED, *asked, subprocess=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.re_match_lines(
+        [
+            r"peaks.jsonl is not written: the run was interrupted",
+            r"test_inner.py::test_holds  39 nestings: 39 held; .*",
+            r"test_inner.py::test_stopped  2\d nestings: 2\d held; .*",
+            r".*KeyboardInterrupt.*",
+        ]
+    )
+    assert "INTERNALERROR" not in result.stdout.str()
+    told = json.loads((pytester.path / "report.json").read_text(encoding="utf-8"))["tests"]
+    assert [test["outcome"] for test in told] == ["passed", "interrupted"]
+    assert not (pytester.path / "peaks.jsonl").exists()
