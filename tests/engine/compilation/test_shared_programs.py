@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from checking import call
 from flax import nnx
 from healthy import assign
@@ -46,17 +41,6 @@ def test_other_constants_are_another_program():
     output, shared = of_both(*((lambda x, table=table: x + table, jnp.zeros(2000)) for table in tables))
     assert not shared
     assert np.array_equal(output, tables[1])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("jax_use_simplified_jaxpr_constants" not in jax.config.values, reason="all constants are text here")
-def test_other_constants_are_another_program_where_jax_hands_them_in():
-    """jax reads the option when it is imported."""
-    test = f"{__file__}::{test_other_constants_are_another_program.__name__}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
-    environ = os.environ | {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
-    ran = subprocess.run(command, check=False, env=environ, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout
 
 
 def plus(number):

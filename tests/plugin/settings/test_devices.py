@@ -1,4 +1,4 @@
-"""Simulated devices: the flag as text, the texts where there are too few, and whole runs that simulate them."""
+"""Simulated devices: the flag as text, and the texts where there are too few; runs that simulate them: tests/system/processes."""
 
 import os
 
@@ -98,48 +98,6 @@ def test_check_says_what_to_set():
         CheckError, match=rf"^check\(..., devices=8\) needs 8 devices, jax has 1: .* XLA_FLAGS={FLAG}=8 in the env"
     ):
         check(Model(), 1, devices=8)
-
-
-SIMULATED = f"""
-import os, jax, pytest
-from pytest_nnxcheck import devices
-
-@pytest.fixture
-def mesh():
-    return jax.sharding.Mesh(jax.devices()[:4], "x")
-
-@marked(devices=4, max_examples=0)
-def test_four(nnx_wrap, mesh):
-    assert mesh.size == 4
-    assert devices.stamp().devices == "4"
-    assert os.environ["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false {FLAG}=4"
-    nnx_wrap(Model())(1)
-
-@marked(devices=8)
-def test_eight(nnx_wrap, mesh):
-    nnx_wrap(Model())(1)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n1", marks=pytest.mark.full)])
-def test_devices_are_simulated(run_inner, monkeypatch, workers):
-    monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=2 --xla_cpu_enable_fast_math=false")
-    # A conftest that starts jax comes after the plugin has asked for the devices.
-    conftest = "import jax\nassert jax.device_count() == 4\n"
-    result = run_inner(SIMULATED, "--nnx-devices=4", workers, "-rs", subprocess=True, conftest=conftest)
-    result.assert_outcomes(passed=1, skipped=1)
-    reason = "SKIPPED [[]1] test_inner.py:19: needs 8 devices, jax has 4: " + ASK
-    result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  39 nestings: 39 held; *"][::-1])
-
-
-@pytest.mark.slow
-def test_a_plugin_that_a_conftest_brings_in_simulates_too(pytester, monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.makeini("[pytest]\nnnx_devices = 3\n")
-    pytester.makeconftest("pytest_plugins = ['pytest_nnxcheck.plugin.hooks']\n")
-    pytester.makepyfile("import jax\ndef test_x(): assert jax.device_count() == 3\n")
-    pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
 NEEDS = "BUILT = []\n@pytest.fixture\ndef mesh(): BUILT.append(1)\n@marked{}\ndef test_x(nnx_wrap, mesh): nnx_wrap(Model())(1)\ndef test_ran(): assert not BUILT\n"

@@ -9,10 +9,10 @@ import pytest
 def watch(pytester, inner_args):
     """Run a suite watched: the result, and the tests that failed."""
 
-    def run(source, *args, subprocess=False, option="--nnx-watch"):
+    def run(source, *args, option="--nnx-watch"):
         pytester.makepyfile(test_suite=source)
-        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        result = start(*inner_args, "-p", "no:randomly", "-p", "no:cacheprovider", *filter(None, [option]), *args)
+        quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
+        result = pytester.runpytest_inprocess(*inner_args, *quiet, *filter(None, [option]), *args)
         return result, sorted(
             {line.split(" - ")[0].split()[1] for line in result.outlines if line.startswith("FAILED")}
         )

@@ -243,19 +243,3 @@ def test_what_the_code_of_a_model_keeps_is_found_when_the_model_is_gone(watch, p
     result, failed = watch(GONE)
     assert failed == [f"test_suite.py::{name}" for name in ("test_class[Cached]", "test_class[Kept]", "test_masked")]
     result.stdout.fnmatch_lines(["*leaked *MASKS?2? * float32?2,2? *"])
-
-
-@pytest.mark.slow
-def test_flax_may_be_imported_while_a_test_is_watched(watch):
-    """What is called in the meantime meets a module ``flax.nnx`` that has no names yet."""
-    result, failed = watch(
-        """
-        def test_imports():
-            from flax import nnx
-
-            assert nnx.Linear(2, 3, rngs=nnx.Rngs(0)).kernel.shape == (2, 3)
-        """,
-        subprocess=True,
-    )
-    assert failed == []
-    result.assert_outcomes(passed=1)

@@ -120,22 +120,6 @@ def test_a_marked_test_is_checked_and_not_watched(watch):
     result.stdout.fnmatch_lines(["0 tests watched: nothing was left behind*"])
 
 
-PLAIN = """
-import sys
-
-def test_it():
-    assert "jax" not in sys.modules
-    assert "numpy" not in sys.modules
-"""
-
-
-@pytest.mark.slow
-def test_a_suite_without_jax_stays_one(watch):
-    result, _ = watch(PLAIN, subprocess=True)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
-
-
 def test_the_page_shows_the_failure_of_its_suite(pytester, inner_args):
     page = (Path(__file__).parents[3] / "docs" / "watch.md").read_text()
     (suite,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
