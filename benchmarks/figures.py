@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -67,6 +67,24 @@ class Result:
     ratios: tuple[Ratio, ...] = ()
     series: tuple[Series, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def together(ratios: Sequence[Ratio], cases: Collection[str]) -> tuple[Ratio, ...]:
+    """What a suite of all those cases would cost: for each two sides that were held against one another, the sums of their medians."""
+    by_sides: dict[tuple[str, str], list[Ratio]] = {}
+    for each in ratios:
+        if each.case in cases:
+            by_sides.setdefault((each.over, each.under), []).append(each)
+    return tuple(
+        Ratio(
+            f"all {len(rows)} together",
+            *sides,
+            (sum(statistics.median(row.numerators) for row in rows),),
+            (sum(statistics.median(row.denominators) for row in rows),),
+        )
+        for sides, rows in by_sides.items()
+        if len(rows) > 1
+    )
 
 
 def environment() -> str:

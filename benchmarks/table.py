@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from benchmarks.figures import Ratio, Result, Series
+from benchmarks.figures import Ratio, Result, Series, together
+from benchmarks.plan import FIVE
 
 START, END = "<!-- speed table -->", "<!-- end -->"
 HEAD = "| benchmark | case | what | against | ratio | spread | what took | the other took | rounds |"
@@ -17,7 +18,11 @@ def markdown(results: Sequence[Result]) -> str:
 
 
 def parts(results: Sequence[Result]) -> Iterator[list[str]]:
-    rows = [ratio_row(result.benchmark, each) for result in results for each in result.ratios]
+    rows = [
+        ratio_row(result.benchmark, each)
+        for result in results
+        for each in (*result.ratios, *together(result.ratios, FIVE))
+    ]
     if rows:
         yield [HEAD, "|---" * (HEAD.count("|") - 1) + "|", *rows]
     for result in results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import re
@@ -40,6 +39,8 @@ def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
     valid = tuple(valid)
     if word in valid:
         return word
+    import difflib  # only where a word is wrong: every run of pytest loads this module
+
     near = difflib.get_close_matches(word, valid, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(valid)}"
     raise Unreadable(f"unknown {kind} {word!r}, {hint}")

@@ -71,6 +71,18 @@ def test_the_median_of_two_rounds_is_their_mean():
     assert Ratio("", "", "", (1.0, 3.0), (1.0, 1.0)).median == 2.0
 
 
+def test_subjects_together_cost_the_sums_of_their_medians():
+    rows = [
+        figures.Ratio("linear", "default", "floor", (1.0, 2.0, 9.0), (4.0, 4.0, 4.0)),
+        figures.Ratio("block", "default", "floor", (10.0,), (20.0,)),
+        figures.Ratio("block", "quick", "floor", (1.0,), (20.0,)),
+        figures.Ratio("3 marked", "default", "floor", (100.0,), (1.0,)),
+    ]
+    (summed,) = figures.together(rows, ("linear", "block"))
+    assert (summed.case, summed.over, summed.under) == ("all 2 together", "default", "floor")
+    assert summed.median == 12 / 24
+
+
 def test_a_series_has_a_median_for_each_size():
     assert SERIES.medians == (2.0, 4.5)
 
