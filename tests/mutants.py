@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant("engine/parity.py", " or (difference.elements > 0 and difference.allowed is None)", "", "test_parity_values.py"),
     Mutant("engine/parity.py", "and difference.allowed is None)", ")", "test_parity_values.py"),
     Mutant("reporting/hints.py", '"bool", "NoneType")', '"bool")', "test_recompilation.py"),
-    Mutant("compat/shared_programs.py", "tuple(map(id, getattr", "tuple(map(type, getattr", "test_shared_programs.py"),
+    Mutant("compat/shared_programs.py", "tuple(map(id, getattr", "tuple(map(type, getattr", "test_settings_before_jax.py"),
     Mutant("engine/causes.py", 'transform_of(above).startswith("jax.") or', "", "test_captured_modules.py"),
     Mutant("engine/causes.py", "isinstance(function, functools.partial)", "()", "test_captured_modules.py"),
     Mutant("engine/causes.py", '{"func": function.func} if', "{} if", "test_captured_modules.py"),

@@ -146,7 +146,7 @@ CAPTURED = ("captured", *(f"captured by {name}" for name in LOOPS))
 BY_OWN = ("map", "vectorize", *CUSTOM_RULES, "eval_shape", "checkpoint", "grad", "value_and_grad", *DIFFERENTIATED)
 CAPTURED_BY_OWN = (*CAPTURED, *(f"captured by {name}" for name in BY_OWN))
 CAPTURING = ["jit", "scan", *slow("remat", "vmap", "while_loop", "fori_loop", "cond", "switch")]
-FEW = {"vmap", "custom_vjp", "scan", "eval_shape", "checkify", "cond", "grad"}
+FEW = {"vmap", "custom_vjp", "scan", "map", "eval_shape", "checkify", "grad", "jvp"}
 """One of each kind of transform that a user's own code may name."""
 
 
