@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant("inspection/open_data.py", "if key in stored.cached", "if stored.cached", "test_cached_property.py"),
     Mutant("inspection/raw_access.py", "functools.cached_property in mro(type(item))", "False", "test_cached_property.py"),
     Mutant("inspection/open_data.py", " or cls in _OPEN_CLASSES", "", "test_walk_data.py"),
-    Mutant("watch/calls.py", 'getattr(sys.modules.get("flax.nnx"), "Module", None)', 'sys.modules["flax.nnx"].Module if "flax.nnx" in sys.modules else None', "test_watch_forms.py"),
+    Mutant("watch/calls.py", 'getattr(sys.modules.get("flax.nnx"), "Module", None)', 'sys.modules["flax.nnx"].Module if "flax.nnx" in sys.modules else None', "test_settings_before_jax.py"),
     Mutant("inspection/pointers.py", "return not before.sharding.is_equivalent_to", "return before.sharding.is_equivalent_to", "test_sharded.py"),
     Mutant("inspection/origins.py", "if updated and instruction.opcode in UPDATES", "if False", "test_carried_copies.py"),
     Mutant("invariants/advice.py", "if max(held.bytes for held in made) >", "if size_of(made) >", "test_advice.py"),
