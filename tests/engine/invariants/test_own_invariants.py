@@ -299,7 +299,7 @@ def suite(pytester, inner_args):
     return run
 
 
-@pytest.mark.parametrize("workers", [[], pytest.param(["-n1"], marks=pytest.mark.full)])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n1"], marks=pytest.mark.slow)])
 def test_one_that_raises_shows_the_users_traceback_and_none_of_ours(suite, pytester, workers):
     result = suite(*workers, "--nnx-report=out.json", body="raise KeyError('gone')")
     result.assert_outcomes(failed=1)

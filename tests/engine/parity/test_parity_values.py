@@ -170,12 +170,10 @@ def test_what_rounding_decides_is_no_alarm_in_whichever_direction_it_does(signs)
 def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
     """What rounding decides in a jit inside it is told, but no exception of a trace of ours."""
 
-    jitted = nnx.jit(step)
-
     def branches(model, optimizer, x):
         if float(x.sum()) > 1e6:
             return x.sum()
-        return jitted(model, optimizer, x)
+        return nnx.jit(step)(model, optimizer, x)
 
     found = call(branches, *mixed_step(), invariants="parity")
     assert found.error is None

@@ -1,6 +1,6 @@
 """The memory baseline in whole runs: created, compared, updated, stale.
 
-What is decided is tested in tests/unit/reporting/test_baseline_policy.py, a run with workers of xdist in test_workers.py.
+What is decided is tested in tests/unit/reporting/test_baseline_policy.py, a run with workers of xdist in tests/system/processes/test_runs.py.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing; with workers of xdist in test_workers.py."""
+"""Expected failures in whole runs: in markers and in a file, strict, and with warnings on what matches nothing; with workers of xdist in tests/system/processes/test_runs.py."""
 
 import json
 

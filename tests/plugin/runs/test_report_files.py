@@ -1,4 +1,4 @@
-"""``--nnx-report`` in a run: what is written, and what is said where it cannot be; with workers of xdist in test_workers.py."""
+"""``--nnx-report`` in a run: what is written, and what is said where it cannot be; with workers of xdist in tests/system/processes/test_runs.py."""
 
 import json
 import stat

@@ -1,6 +1,6 @@
 """Workers of xdist: what reports make of what they send, of a crash and of an interruption.
 
-What crosses is tested in tests/unit/test_worker_data.py, runs with workers in tests/system/processes/test_xdist.py.
+What crosses is tested in tests/unit/test_worker_data.py, runs with workers in tests/system/processes/test_runs.py.
 """
 
 from types import SimpleNamespace

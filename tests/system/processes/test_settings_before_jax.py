@@ -41,7 +41,7 @@ def test_devices_are_simulated(run_inner, monkeypatch, workers):
     conftest = "import jax\nassert jax.device_count() == 4\n"
     result = run_inner(SIMULATED, "--nnx-devices=4", workers, "-rs", subprocess=True, conftest=conftest)
     result.assert_outcomes(passed=1, skipped=1)
-    reason = "SKIPPED [[]1] test_inner.py:19: needs 8 devices, jax has 4: run pytest --nnx-devices 8, *"
+    reason = "SKIPPED [[]1] test_inner.py:19: needs 8 devices, jax has 4: run pytest --nnx-devices 8, or write nnx_devices = 8 into the ini file"
     result.stdout.fnmatch_lines([reason, "test_inner.py::test_four  39 nestings: 39 held; *"][::-1])
 
 
@@ -63,12 +63,13 @@ def test_other_constants_are_another_program_where_jax_hands_them_in():
     assert "1 passed" in ran.stdout
 
 
-IMPORTS = """
-def test_without_jax():
+PLAIN = """
+def test_plain():
     import sys
 
     assert not {"jax", "numpy"} & sys.modules.keys()
-
+"""
+IMPORTS = """
 def test_imports():
     from flax import nnx
 
@@ -76,9 +77,10 @@ def test_imports():
 """
 
 
-def test_a_watched_suite_imports_jax_when_its_tests_do(pytester, inner_args):
+@pytest.mark.parametrize("source", [PLAIN, IMPORTS], ids=["never", "in a test"])
+def test_a_watched_suite_imports_jax_when_its_tests_do(pytester, inner_args, source):
     """What is called in the meantime meets a module ``flax.nnx`` that has no names yet."""
-    pytester.makepyfile(IMPORTS)
+    pytester.makepyfile(source)
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:randomly", "--nnx-watch")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["2 tests watched: nothing was left behind*"])
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
