@@ -1,7 +1,4 @@
-"""A file that is put in its place at once: whoever reads it, and whatever stops us, it is the old one or the new one.
-
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
-"""
+"""A file that is put in its place at once: whoever reads it, and whatever stops us, it is the old one or the new one."""
 
 from __future__ import annotations
 

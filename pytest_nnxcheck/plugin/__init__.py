@@ -1,1 +1,26 @@
-"""The pytest plugin. Nothing else in the package knows pytest."""
+"""The pytest plugin. Nothing else in the package knows pytest.
+
+PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+
+class PlainImports:
+    """Finds the package's modules as Python does by itself.
+
+    The importer of pytest, which rewrites assertions, takes every module of an installed plugin for itself, and reads its bytecode object
+    by object from the file: half of what a suite without marked tests would pay for this plugin.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Where a module of this package is; `None` for any other."""
+        package = __name__.partition(".")[0]
+        return PathFinder.find_spec(name, path, target) if name.startswith(f"{package}.") else None
+
+
+sys.meta_path.insert(0, PlainImports)

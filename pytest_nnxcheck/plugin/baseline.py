@@ -3,7 +3,6 @@
 Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light modules only. What is compared, stale or written
 is decided by pure functions in `reporting`. Tests are compared where they run; their results cross to the controller of xdist with their
 reports, and only the controller writes.
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
 from __future__ import annotations

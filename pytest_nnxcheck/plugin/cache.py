@@ -1,7 +1,6 @@
 """What a run keeps in the cache of pytest: the programs to paste of its tests, and compiled programs, in a folder that grows to a bound and no further.
 
 At load this imports pytest and light modules only; what makes programs comes with the first marked test.
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
 from __future__ import annotations

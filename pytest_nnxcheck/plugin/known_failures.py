@@ -1,7 +1,6 @@
 """The file of a suite's expected failures: a table a test, and at the end a warning on what matched nothing.
 
 Registered as a plugin of pytest where a run has such a file. Like `hooks`, this imports pytest and light modules only.
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The marker of a test: its settings, over those of the command line and the ini file, and where each came from.
-
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
-"""
+"""The marker of a test: its settings, over those of the command line and the ini file, and where each came from."""
 
 from __future__ import annotations
 

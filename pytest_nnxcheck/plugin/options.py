@@ -1,7 +1,4 @@
-"""What command line and ini file say: the options of the table, as they were typed, and read with where they came from.
-
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
-"""
+"""What command line and ini file say: the options of the table, as they were typed, and read with where they came from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Progress on long runs, in plain lines: with -v one for each nesting, without one now and then for a test that takes long.
-
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
-"""
+"""Progress on long runs, in plain lines: with -v one for each nesting, without one now and then for a test that takes long."""
 
 from __future__ import annotations
 

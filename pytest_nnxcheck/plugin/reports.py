@@ -1,7 +1,7 @@
 """The reports of a run: gathered from tests, and from workers of xdist, and written once, at the end, by one process.
 
 Registered as a plugin of pytest where a run is asked for a report, or is a step of GitHub Actions. Like `hooks`, this imports
-pytest and light modules only. PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+pytest and light modules only.
 """
 
 from __future__ import annotations

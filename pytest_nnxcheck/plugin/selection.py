@@ -1,7 +1,4 @@
-"""Which files and folders a run was asked to collect as a whole: only of these can it say that a test is gone.
-
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
-"""
+"""Which files and folders a run was asked to collect as a whole: only of these can it say that a test is gone."""
 
 from __future__ import annotations
 

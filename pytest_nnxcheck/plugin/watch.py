@@ -1,7 +1,6 @@
 """Watch mode: hooks that look, around the call of every test that is not marked, for what it leaves behind.
 
 Registered as a plugin of pytest where a run is watched. Like `hooks`, this imports pytest and light modules only: a suite without jax stays one.
-PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
 """
 
 from __future__ import annotations

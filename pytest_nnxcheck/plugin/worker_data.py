@@ -1,6 +1,6 @@
 """What a worker of xdist hands to the controller at its end, and all else that is known of xdist. A run without it is its own controller.
 
-Like `hooks`, this imports pytest alone. PYTEST_DONT_REWRITE: nothing here is an assertion for pytest to rewrite.
+Like `hooks`, this imports pytest alone.
 """
 
 from __future__ import annotations

@@ -105,6 +105,18 @@ def test_a_bad_option_stops_the_run_before_it_starts(run_inner, workers):
     assert "Traceback" not in result.stderr.str()
 
 
+def test_pytest_does_not_rewrite_what_the_plugin_loads(pytester):
+    source = """
+import importlib.machinery, sys
+def test_x():
+    modules = [m for name, m in sys.modules.items() if name.startswith("pytest_nnxcheck.")]
+    rewritten = [m.__name__ for m in modules if type(m.__loader__) is not importlib.machinery.SourceFileLoader]
+    assert len(modules) > 5 and {*rewritten} <= {"pytest_nnxcheck.plugin"}  # which sees to the others
+"""
+    pytester.makepyfile(source)
+    pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
 LOAD = (
     "import pytest_nnxcheck.plugin.hooks, sys; {}; print(*sorted({{'jax', 'flax', 'hypothesis'}} & set(sys.modules)))"
 )
