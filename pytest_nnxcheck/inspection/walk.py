@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pytest_nnxcheck.inspection.open_code import CODE
 from pytest_nnxcheck.inspection.open_data import openers_for
-from pytest_nnxcheck.inspection.raw_access import MISSING, mro, same_dict
+from pytest_nnxcheck.inspection.raw_access import MISSING, mro
 from pytest_nnxcheck.inspection.snapshot import Places
 from pytest_nnxcheck.inspection.visit import UNREADABLE, Found, Name, Opener, Visit
 
@@ -33,7 +33,7 @@ class Walk:
     their paths; the mutable places; all that was ``seen``, by id.
 
     ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at. ``fleeting`` is
-    what changes without a place that tells, ``modules`` are those that were imported, by name.
+    what changes without a place that tells, ``modules`` are those that were imported.
     """
 
     tracers: tuple[Found, ...]
@@ -42,7 +42,7 @@ class Walk:
     places: Places
     seen: Mapping[int, object]
     fleeting: tuple[tuple[Opener, Any, Name], ...]
-    modules: Mapping[str, object]
+    modules: tuple[object, ...]
     complete: bool = True
 
     @property
@@ -60,7 +60,7 @@ class Walk:
         visit.seen.update(self.seen)
         try:
             changed = list(self.places.changes())
-            if any(map(opens_names, changed)) or not same_dict(sys.modules, self.modules):
+            if any(map(opens_names, changed)) or tuple(sys.modules.values()) != self.modules:
                 return None
             for item in changed:
                 visit.put(item, "", CHANGED)
@@ -92,10 +92,10 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     visit.run([root for root, error in zip(named, errors, strict=True) if not error])
     visit.passing = True
     visit.run([root for root, error in zip(named, errors, strict=True) if error])
-    return walked(visit, dict(sys.modules))
+    return walked(visit, tuple(sys.modules.values()))
 
 
-def walked(visit: Visit, modules: Mapping[str, object]) -> Walk:
+def walked(visit: Visit, modules: tuple[object, ...]) -> Walk:
     """What a visit met that is over, while these modules were imported."""
     return Walk(
         tracers=tuple(visit.tracers),
