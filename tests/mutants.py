@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant("reporting/hints.py", '(*TREES, "tuple", "set", "deque", "array")', "TREES", "test_kept_in_containers.py"),
     Mutant("watch/programs.py", "if program and every else set()", "if False else set()", "test_programs.py"),
     Mutant("watch/programs.py", "if id(var) not in handed_out:", "if True:", "test_programs.py"),
-    Mutant("watch/programs.py", "all(remade(jaxpr, number, output) for output in outputs[type_])", "True", "test_programs.py"),
+    Mutant("watch/programs.py", "any(how(jaxpr, number, output) for how in hows)", "True", "test_programs.py"),
     Mutant("watch/leftovers.py", 'if nodes[owner] == "variable":', "if False:", "test_leftovers.py"),
     Mutant("invariants/memory.py", "any(constant.name for constant in profile.captured)", "profile.captured", "test_memory_lines.py"),
     Mutant("runner/neighbours.py", " and not (constants and near.nesting.captures)", "", "test_memory_lines.py"),

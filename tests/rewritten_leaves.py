@@ -54,8 +54,36 @@ REREADS = (
 )
 
 
+READS = {
+    "row": lambda rows, place, x: rows[place],
+    "rows": lambda rows, place, x: rows[jnp.array([1, 5]) + place],
+    "all": lambda rows, place, x: jnp.argmax(rows @ x),
+}
+WRITES = {
+    "row": lambda rows, place, x: rows.at[place].set(x),
+    "slice": lambda rows, place, x: jax.lax.dynamic_update_slice(rows, x[None], (place, 0)),
+}
+
+
+class Ring(nnx.Module):
+    """Hands out what it reads of its rows, and puts another in the place of the oldest."""
+
+    def __init__(self, read, write, *, ordered=False):
+        self.read, self.write, self.ordered = read, write, ordered
+        self.rows, self.oldest = nnx.Cache(jnp.zeros((1024, 64))), nnx.Cache(jnp.int32(0))
+
+    def __call__(self, x):
+        rows, oldest = self.rows[...], self.oldest[...]
+        read = READS[self.read](rows, oldest, x)
+        if self.ordered:
+            rows, read = jax.lax.optimization_barrier((rows, read))
+        assign(self.rows, WRITES[self.write](rows, oldest, x))
+        assign(self.oldest, (oldest + 1) % 1024)
+        return read
+
+
 class KeyCache(nnx.Module):
-    """A step of decoding: writes a row of its cache in place, and reads all of it; or reads what it was before as well."""
+    """A step of decoding: writes a row of its cache in place, and reads all of it; or reads after that what it was before as well."""
 
     def __init__(self, dtype, *, reads_before=False):
         self.keys = nnx.Cache(jnp.zeros((2, 2048, 64), dtype))
@@ -66,4 +94,6 @@ class KeyCache(nnx.Module):
         keys = jax.lax.dynamic_update_slice(before, x.astype(before.dtype), (0, at, 0))
         assign(self.keys, keys)
         scores = jnp.einsum("bsd,bd->bs", keys, x[:, 0].astype(keys.dtype))
-        return scores + before[:, :, 0] if self.reads_before else scores
+        if not self.reads_before:
+            return scores
+        return jnp.einsum("bsd,bd->bs", before, jnp.einsum("bs,bsd->bd", jnp.tanh(scores), keys))

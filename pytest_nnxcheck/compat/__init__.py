@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import copied, first, stacked
 from pytest_nnxcheck.compat.compilation import (
+    barriers_order,
     byte_bounds,
     captured_values,
     checks_values,
@@ -87,6 +88,7 @@ __all__ = [
     "arguments_of",
     "asks_for_value",
     "attributes",
+    "barriers_order",
     "byte_bounds",
     "cached_compiles",
     "cached_partial",

@@ -53,6 +53,7 @@ PeakCause = Literal[
     "scan writes back, remat",
     "captured constant",
     "constant of the call",
+    "read, then written",
 ]
 """Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
 

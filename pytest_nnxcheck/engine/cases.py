@@ -290,6 +290,7 @@ def written(call: Call, profile: Profile, observation: Observation) -> Written:
         promoted={name(path): line for path, line in profile.promoted},
         overwritten=frozenset(map(name, profile.overwritten)),
         remade=frozenset(map(name, profile.remade)),
+        read_first=frozenset(map(name, profile.read_first)),
     )
 
 

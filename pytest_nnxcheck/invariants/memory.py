@@ -52,7 +52,7 @@ def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     copies = copied_state(case, used)
     size = 0 if saves_steps(observation.nesting) else sum(buffer.bytes for buffer in copies)
-    figures = Figures(used.split, bound, profile.state_bytes, profile.devices, cause(observation, profile, copies))
+    figures = Figures(used.split, bound, profile.state_bytes, profile.devices, cause(case, copies))
     if used.peak > bound.budget:
         findings.append(PeakOverBudget(figures=figures))
     if bound.default and too_many(size, profile):
@@ -111,6 +111,9 @@ def inserted(case: Case, used: Memory) -> dict[FactKind, tuple[Buffer, ...]]:
         "copies of XLA": widened(used, copies),
         "copies of what is overwritten": of_leaves(case, copies, case.written.overwritten),
         "copies of what is made anew": of_leaves(case, copies, case.written.remade),
+        "copies of what is read first": ()
+        if compat.barriers_order()
+        else of_leaves(case, copies, case.written.read_first),
     }
 
 
@@ -141,7 +144,8 @@ def of_leaves(case: Case, copies: tuple[Buffer, ...], leaves: frozenset[str]) ->
     Those of which the call writes a part, and reads nothing that was there before, as of a cache, decoded into: XLA before jax 0.7 needs the
     old values, since it computes the write once more inside of each reader. And those that get another value as a whole, by a branch, a shift or
     a choice of each element: it reads the old values while it writes the new ones into the same buffer, and without donation the output would
-    be that second buffer. Where something needs the old values beside the new ones, that is the user's.
+    be that second buffer. And those of which it reads the old values before it writes a part, where nothing tells XLA so. Where something needs
+    the old values beside the new ones, that is the user's.
     """
     names = case.observation.parameters
     return tuple(copy for copy in inserted_whole(copies) if {names[number] for number in copy.parameters} <= leaves)
@@ -152,13 +156,19 @@ def inserted_whole(copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
     return tuple(copy for copy in copies if copy.kind == "temporary" and copy.inserted and not SLICED & {*copy.through})
 
 
-def cause(observation: Observation, profile: Profile, copies: tuple[Buffer, ...]) -> PeakCause:
-    """Why the peak is what it is, where that is known: a scan that writes its parameters back, constants that could be arguments."""
+def cause(case: Case, copies: tuple[Buffer, ...]) -> PeakCause:
+    """Why the peak is what it is, where that is known: a scan that writes its parameters back, constants that could be arguments, a read that
+    could come before a write.
+    """
+    observation, profile = case.observation, case.profile
     if profile.rewritten and any(not copy.updated for copy in copies):
         if not profile.remat_in_scan:
             return "scan writes back"
         return "scan writes back, remat" if compat.remat_updates_can_be_off() else "scan writes back, checkpoint"
-    return captured_cause(profile) if captures(observation, profile) else ""
+    if captures(observation, profile):
+        return captured_cause(profile)
+    ordered = copies and of_leaves(case, copies, case.written.read_first) == copies
+    return "read, then written" if ordered and compat.barriers_order() else ""
 
 
 def captured_cause(profile: Profile) -> PeakCause:

@@ -79,6 +79,8 @@ TABLE = {
     "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
     " never come out",
+    "read, then written": "say that what is read comes first, or XLA copies what the call then writes a part of: value, read ="
+    " jax.lax.optimization_barrier((value, read)), and write into that value",
     "not donated": "donate {names} as well: with donate={donate!r} the nesting holds, at a peak of {peak}; in your own code"
     " nnx.jit(f, donate_argnames=...)",
     "shared": "give one of them an array of its own, jnp.copy(value); after nnx.clone too, which copies no array",

@@ -139,6 +139,7 @@ FACTS: dict[data.FactKind, str] = {
     "copies of XLA": "{count:.1f} copies of the state not judged: XLA inserts them on this machine, which computes 16 bit floats in float32",
     "copies of what is overwritten": "{count:.1f} copies of the state not judged: XLA inserts them for leaves of which the call writes a part, and reads nothing that was there before",
     "copies of what is made anew": "{count:.1f} copies of the state not judged: XLA reads the old values of leaves while it writes the new ones, so that donation saves nothing of them",
+    "copies of what is read first": "{count:.1f} copies of the state not judged: XLA inserts them for leaves that the call reads before it writes a part of them, and this one cannot be told so",
     "in another buffer": "{some} took another leaf's buffer",
     "on all devices": "{some} lay on one device, and the program spreads it over all",
     "in a new buffer": "{some} came back in a new buffer: an output of the call took a donated one",

@@ -184,6 +184,12 @@ def remade(jaxpr: Any, number: int, output: int) -> bool:
     return not written_in_part(jaxpr, number) and not read_beside(jaxpr, number, output)
 
 
+def read_first(jaxpr: Any, number: int, output: int) -> bool:
+    """Whether a part of an input is written, and whoever reads the old values can do so before. XLA copies such an input where no data say which comes first."""
+    read = not overwritten(jaxpr, number) and not read_beside(jaxpr, number, output)
+    return read and written_in_part(jaxpr, number)
+
+
 def read_beside(jaxpr: Any, number: int, output: int) -> bool:
     """Whether an equation takes an input beside what is made of an output: both are needed at once then. A loop that makes the output may."""
     old, made = {id(jaxpr.invars[number])}, {id(jaxpr.outvars[output])}

@@ -42,7 +42,7 @@ class Profile:
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
-    that was there before, ``remade`` those of `jaxpr_flow.remade`. Its output is ``plain`` where jax alone gives it its structure,
+    that was there before, ``remade`` those of `jaxpr_flow.remade`, ``read_first`` those of `jaxpr_flow.read_first`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -79,6 +79,7 @@ class Profile:
     precision: float = 0.0
     overwritten: frozenset[Path] = frozenset()
     remade: frozenset[Path] = frozenset()
+    read_first: frozenset[Path] = frozenset()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
 
@@ -144,6 +145,8 @@ def profile(subject: Subject) -> Profile:
         overwritten=changed - {key[0] for key in output_of if not jaxpr_flow.overwritten(jaxpr, number_of[key])},
         remade=changed
         - {key[0] for key, output in output_of.items() if not jaxpr_flow.remade(jaxpr, number_of[key], output)},
+        read_first=changed
+        - {key[0] for key, output in output_of.items() if not jaxpr_flow.read_first(jaxpr, number_of[key], output)},
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),

@@ -176,11 +176,13 @@ def copies(
 
 
 def types_given_another_value(jaxpr: Any, donated: tuple[bool, ...]) -> set[str]:
-    """The types of which a program donates every input and gives each another value, by `jaxpr_flow.overwritten` or `jaxpr_flow.remade`.
+    """The types of which a program donates every input and gives each another value, by `jaxpr_flow.overwritten` or `jaxpr_flow.remade`, or by
+    `jaxpr_flow.read_first` where nothing tells XLA what comes first.
 
     Which output takes whose place is not known: those of the type are asked, but for inputs that are handed out as they are.
     """
-    from pytest_nnxcheck.subject.jaxpr_flow import overwritten, remade
+    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.subject.jaxpr_flow import overwritten, read_first, remade
 
     handed_out = {id(var) for var in jaxpr.invars}
     inputs: defaultdict[str, list[int]] = defaultdict(list)
@@ -192,7 +194,10 @@ def types_given_another_value(jaxpr: Any, donated: tuple[bool, ...]) -> set[str]
             outputs[_type_of(var)].append(number)
 
     def another_value(number: int, type_: str) -> bool:
-        return overwritten(jaxpr, number) or all(remade(jaxpr, number, output) for output in outputs[type_])
+        hows = (remade,) if compat.barriers_order() else (remade, read_first)
+        return overwritten(jaxpr, number) or all(
+            any(how(jaxpr, number, output) for how in hows) for output in outputs[type_]
+        )
 
     return {
         type_

@@ -152,6 +152,24 @@ def test_an_input_is_remade_where_nobody_needs_it_beside_its_new_value(wrapper, 
     assert jaxpr_flow.remade(jaxpr, 0, 0) is expected
 
 
+@pytest.mark.parametrize("wrapper", ["plain", "jit", "remat"])
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        (lambda w, x: (w.at[0].set(x[0]), w[1]), True),
+        (lambda w, x: (jax.lax.dynamic_update_slice(w, x[:1], (1, 0)), x @ w), True),
+        (lambda w, x: ((v := w.at[0].set(x[0])), w[1] + v[2]), True),
+        (lambda w, x: ((v := w.at[0].set(x[0])), w @ jnp.sin(v @ x)), False),
+        (lambda w, x: (w.at[0].set(x[0]), x), False),
+        (lambda w, x: (jnp.tanh(w), x @ w), False),
+        (lambda w, x: (jax.lax.fori_loop(0, 2, lambda k, w: w.at[k].add(w[2]), w), x), False),
+    ],
+)
+def test_an_input_is_read_first_where_all_that_read_it_can_do_so_before_a_part_is_written(wrapper, body, expected):
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
+    assert jaxpr_flow.read_first(jaxpr, 0, 0) is expected
+
+
 def test_the_condition_of_a_loop_reads_what_it_looks_at():
     def loop(stop):
         return lambda w, x: jax.lax.while_loop(stop, lambda c: written(*c), (w, x))

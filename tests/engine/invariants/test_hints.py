@@ -359,6 +359,7 @@ ELSEWHERE = {
     "grows": "donation/test_donation.py::test_a_cache_that_grows_is_as_long_as_it_gets_from_the_start",
     "captured by the call": "invariants/test_captured_modules.py::test_handed_on_as_an_argument_it_holds",
     "constant of the call": "memory/test_memory_lines.py::test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept",
+    "read, then written": "memory/test_read_first.py::test_a_read_that_is_said_to_come_first_makes_no_copy",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
     "sharding": "../system/processes/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
     "other kind": "invariants/test_recompilation.py::test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first",
@@ -386,12 +387,11 @@ ELSEWHERE = {
     ],
 )
 def test_what_is_traced_again_is_mended_as_the_hint_says(broken, cured, cause):
-    made = retraced.MODELS
-    report = one(made[broken][0](), retraced.INPUT, nesting="jit", invariants="recompilation")
+    report = one(retraced.MODELS[broken][0](), retraced.INPUT, nesting="jit", invariants="recompilation")
     filled = {"path": "model.calls" if broken == "counter" else "model.mean", "line": ""}
     dtype = "bfloat16" if broken == "promoted" else "float32"
     assert report.violations[0].hint == hints.hint(cause, dtype=dtype, **filled)
-    assert one(made[cured][0](), retraced.INPUT, nesting="jit", invariants="recompilation").ok
+    assert one(retraced.MODELS[cured][0](), retraced.INPUT, nesting="jit", invariants="recompilation").ok
 
 
 def test_every_cause_is_followed():

@@ -13,8 +13,9 @@ import wild_training
 from checking import some
 from flax import nnx
 from healthy import FLAX, HEALTHY, assign, node_list, numbers, rngs
-from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, KeyCache, Rereads
+from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, KeyCache, Rereads, Ring
 
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.watch import programs as watched
 from pytest_nnxcheck.watch.programs import Programs
 
@@ -282,6 +283,12 @@ def test_one_that_the_call_asks_for_is_told(name, reread):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_cache_that_is_decoded_into_is_not_told(dtype):
     assert heard(lambda: donated_step(KeyCache(dtype), jnp.ones((2, 1, 64)), jnp.int32(3))) == ()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_read_first_is_told_where_an_order_can_be_said(ordered):
+    told = heard(lambda: donated_step(Ring("row", "row", ordered=ordered), jnp.ones(64)))
+    assert [program.leaves for program in told] == ([] if ordered or not compat.barriers_order() else [("model.rows",)])
 
 
 class Books(nnx.Module):
