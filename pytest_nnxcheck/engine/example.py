@@ -19,6 +19,7 @@ from pytest_nnxcheck.inspection.pointers import (
     byte_ranges,
     foreign_views,
     in_mapped_files,
+    is_numpys_own,
     read_leaf,
     shared_buffers,
     spans_of_process,
@@ -89,13 +90,16 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     example.originals = seen
     leaves = [leaf for leaf in leaves if computed(leaf[1])]
     inputs = [leaf for leaf in inputs if computed(leaf[1])]
-    views = [
+    arrays = [
         (path, array) for path, array in seen.arrays if isinstance(array, jax.Array | np.ndarray) and computed(array)
     ]
+    of_numpy = [(path, array) for path, array in arrays if is_numpys_own(array)]
+    views = [(path, array) for path, array in arrays if not is_numpys_own(array)]
     notes: list[Note | None] = [] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]
     refuse_a_second(subject, example)
     if "donation" in settings.invariants and settings.donate != "none":
         notes.append(recall(example.memo.mapped, subject.label, lambda: in_mapped_file(subject.name, leaves)))
+        notes += [Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in foreign_views(leaves, of_numpy)]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     pinned = [
         (subject.path(path), f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")

@@ -141,6 +141,8 @@ FACTS: dict[data.FactKind, str] = {
     "copies of what is made anew": "{count:.1f} copies of the state not judged: XLA reads the old values of leaves while it writes the new ones, so that donation saves nothing of them",
     "copies of what is read first": "{count:.1f} copies of the state not judged: XLA inserts them for leaves that the call reads before it writes a part of them, and this one cannot be told so",
     "in another buffer": "{some} took another leaf's buffer",
+    "in memory of NumPy": "{some} lies in the memory of {of}, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both; write"
+    " jnp.array(value), which copies, where it is made",
     "on all devices": "{some} lay on one device, and the program spreads it over all",
     "in a new buffer": "{some} came back in a new buffer: an output of the call took a donated one",
     "left in merged": "{of} left tracers in {some} of the module merged inside; they died with it",

@@ -78,6 +78,33 @@ def test_weights_of_their_own_and_weights_that_nobody_donates_are_none(tmp_path)
     assert check(mapped, jnp.ones((2, 64)), **FEW, donate="none").notes == ()
 
 
+class Table:
+    """Zeros of NumPy at a multiple of 64 bytes, which jax takes over as they are."""
+
+    def __init__(self):
+        memory = np.zeros(64 * 64 + 16, np.float32)
+        start = -memory.ctypes.data % 64 // memory.itemsize
+        self.rows = memory[start : start + 64 * 64].reshape(64, 64)
+
+
+def from_table(how):
+    layer = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    layer.table = Table()
+    layer.kernel = nnx.Param(how(layer.table.rows))
+    return layer
+
+
+def test_weights_in_the_memory_of_an_array_of_numpy_are_a_note():
+    """Whether jax copies it depends on where it happens to lie: what is no violation in the next run is none in this one."""
+    report = check(from_table(jax.device_put), jnp.ones((2, 64)), **FEW)
+    assert report.ok
+    assert report.notes == (
+        "model.kernel lies in the memory of model.table.rows, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both;"
+        " write jnp.array(value), which copies, where it is made",
+    )
+    assert check(from_table(jnp.array), jnp.ones((2, 64)), **FEW).notes == ()
+
+
 def test_an_address_is_in_the_file_that_is_mapped_there():
     spans = [(16, 32, "a"), (32, 40, "b"), (64, 80, "c")]
     pointers = {"before": 15, "first": 16, "last": 31, "next": 32, "gap": 40, "inside": 70, "end": 80}
