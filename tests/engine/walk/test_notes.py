@@ -98,9 +98,10 @@ def test_weights_in_the_memory_of_an_array_of_numpy_are_a_note():
     """Whether jax copies it depends on where it happens to lie: what is no violation in the next run is none in this one."""
     report = check(from_table(jax.device_put), jnp.ones((2, 64)), **FEW)
     assert report.ok
-    assert report.notes == (
+    (note,) = report.notes
+    assert note == (
         "model.kernel lies in the memory of model.table.rows, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both;"
-        " write jnp.array(value), which copies, where it is made",
+        " write jnp.array(value), which copies, where it is made"
     )
     assert check(from_table(jnp.array), jnp.ones((2, 64)), **FEW).notes == ()
 
