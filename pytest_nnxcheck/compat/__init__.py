@@ -27,7 +27,14 @@ from pytest_nnxcheck.compat.compilation import (
     whole_stacks,
 )
 from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, judged_compiles, no_compile_cache
-from pytest_nnxcheck.compat.compiles import Executable, arguments_of, compiles, no_totals, traced_program
+from pytest_nnxcheck.compat.compiles import (
+    Executable,
+    arguments_of,
+    compiles,
+    no_totals,
+    traced_program,
+    warns_of_widened,
+)
 from pytest_nnxcheck.compat.flax_modes import (
     flax_mode,
     flax_version,
@@ -154,6 +161,7 @@ __all__ = [
     "variable_name",
     "variable_value",
     "variables",
+    "warns_of_widened",
     "whole_stacks",
     "zeros",
 ]

@@ -112,6 +112,13 @@ def traced_program(frame: FrameType | None) -> tuple[Any, tuple[bool, ...]] | No
     return None
 
 
+def warns_of_widened() -> bool:
+    """Whether jax warns of a donated buffer where an output of as many elements has another size, as before 0.8. Tried on all versions, and 0.7.2 to 0.9.2."""
+    import jax
+
+    return bool(jax.__version_info__ < (0, 8))
+
+
 def no_totals() -> str:
     """Why the totals of programs are not those of what was compiled; empty if they are. See `EQUAL_FROM`. All versions."""
     import jax

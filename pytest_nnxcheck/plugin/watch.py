@@ -123,7 +123,10 @@ class WatchHooks:
         finally:
             looks.append(self._look(item, set_up_before))
             finding = Finding(
-                before, (*inside, *self.reported.new(looks[-1])), tuple(dict.fromkeys(unused)), self.programs.take()
+                before,
+                (*inside, *self.reported.new(looks[-1])),
+                donation.merged(unused, self.programs.unused),
+                self.programs.take(),
             )
             self._note(item, finding, complete=all(seen.complete for seen in looks))
             if finding and (raised or not self.fails):

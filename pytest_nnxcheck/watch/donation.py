@@ -1,4 +1,7 @@
-"""Donated buffers that JAX could not use: it warns where it compiles the program, and names types alone. The leaves are found by them.
+"""Donated buffers that could not be used: JAX warns where it lowers the program, and names types alone. The leaves are found by them.
+
+From jax 0.8 on it says nothing of a buffer for which there is an output of as many elements, whatever their size. The program tells of those that
+have become wider, by a float32 that got into a bfloat16 step, say; what is narrower, quantized say, gave its buffer away to be freed.
 
 The warning goes on to pytest as it came. One that the test expects (`pytest.warns`), turns into an error or ignores is not seen here.
 """
@@ -10,7 +13,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -24,12 +27,16 @@ _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """So many donated buffers of a type that no output could take over, the leaves that may be meant, and the line that called the program."""
+    """So many donated buffers of a type that no output could take over, the leaves that may be meant, and the line that called the program.
+
+    ``new`` is the dtype of an output of as many elements, where there is one.
+    """
 
     type: str
     count: int
     leaves: tuple[str, ...]
     line: str
+    new: str = ""
 
 
 @contextlib.contextmanager
@@ -58,10 +65,48 @@ def types_in(text: str) -> tuple[str, ...]:
 
 
 def _read(text: str, frame: FrameType | None) -> Iterator[Unused]:
-    users = [*frames.of_user(frame)]
-    arrays = _arrays(users)
-    for kind, count in Counter(types_in(text)).items():
-        yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users))
+    return told(Counter((kind, "") for kind in types_in(text)), [*frames.of_user(frame)])
+
+
+def told(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
+    """The buffers of each type, with the dtype of an output or none, for a program that the frames of the user's lead to."""
+    arrays = _arrays(users) if types else []
+    for (kind, new), count in types.items():
+        yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new)
+
+
+def widened(jaxpr: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
+    """The types of the donated inputs for which a program has no output but one of as many elements in a wider dtype, each with that."""
+    from pytest_nnxcheck.compat.arrays import describe
+
+    outputs = [var.aval for var in jaxpr.outvars if hasattr(var.aval, "dtype")]
+    left = []
+    for var, is_donated in zip(jaxpr.invars, donated, strict=True):
+        if not is_donated or not hasattr(var.aval, "dtype"):
+            continue
+        same = next((out for out in outputs if (out.shape, out.dtype) == (var.aval.shape, var.aval.dtype)), None)
+        if same is None:
+            left.append(var.aval)
+        else:
+            outputs.remove(same)
+    types: Counter[tuple[str, str]] = Counter()
+    for aval in left:
+        as_many = next((out for out in outputs if out.size == aval.size), None)
+        if as_many is not None:
+            outputs.remove(as_many)
+            if as_many.dtype.itemsize > aval.dtype.itemsize:
+                types[describe(aval), str(as_many.dtype)] += 1
+    return types
+
+
+def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ...]:
+    """What jax warned of, and what was seen of programs where it warns of no such thing; of one type that which says more."""
+    from pytest_nnxcheck import compat
+
+    warned, types = [*warned], {buffers.type for buffers in warned}
+    more = [buffers for buffers in seen if buffers.type in types or not compat.warns_of_widened()]
+    types = {buffers.type for buffers in more}
+    return tuple(dict.fromkeys([*(buffers for buffers in warned if buffers.type not in types), *more]))
 
 
 def _arrays(users: list[FrameType]) -> list[tuple[str, str]]:

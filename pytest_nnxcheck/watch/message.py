@@ -136,8 +136,12 @@ def _unused_rows(unused: Iterable[Unused]) -> Iterator[Row]:
         yield "", f"and {len(unused) - SHOWN} more"
     for line in dict.fromkeys(buffers.line for buffers in unused if buffers.line):
         yield "", f"to the program called at {line}, which has no output of that type for the buffer"
-    if unused:
-        yield "hint", hints.hint("not returned")
+    for advice in dict.fromkeys(map(_cure, unused)):
+        yield "hint", advice
+
+
+def _cure(buffers: Unused) -> str:
+    return hints.other_dtype(buffers.type.partition("[")[0], buffers.new) if buffers.new else hints.hint("not returned")
 
 
 def _over_budget_rows(programs: tuple[Program, ...]) -> Iterator[Row]:

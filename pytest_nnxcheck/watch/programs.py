@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from pytest_nnxcheck.core.evidence import FLOOR, Split
-from pytest_nnxcheck.watch import frames
+from pytest_nnxcheck.watch import donation, frames
 from pytest_nnxcheck.watch.leftovers import MOST_OBJECTS
 from pytest_nnxcheck.watch.roots import Root
 
@@ -44,6 +44,7 @@ class Programs:
         self.heard = 0
         self.unread = ""
         """Why a program could not be judged, of the last one."""
+        self.unused: list[donation.Unused] = []
         self._wasteful: list[Program] = []
         self._fixture = ""
         self._roots: Callable[[], Iterable[Root]] = list
@@ -68,6 +69,7 @@ class Programs:
 
     def take(self) -> tuple[Program, ...]:
         """What was not taken before, the largest peak first."""
+        self.unused = []
         wasteful, self._wasteful = self._wasteful, []
         return tuple(sorted(wasteful, key=lambda program: -program.memory.peak))
 
@@ -81,6 +83,10 @@ class Programs:
     def _judge(self, executable: Any, frame: FrameType) -> Iterator[Program]:
         from pytest_nnxcheck import compat
 
+        users = [*frames.of_user(frame)]
+        program = compat.traced_program(frame)
+        if program is not None and any(program[1]):
+            self.unused += donation.told(donation.widened(*program), users)
         if reason := compat.no_totals():
             self.unread = reason
             return
@@ -92,13 +98,12 @@ class Programs:
             totals.alias_size_in_bytes,
             0,
         )
-        users = [*frames.of_user(frame)]
         if self.budget is not None and memory.peak > self.budget:
             yield Program(executable.name(), memory, frames.line(users), self._fixture, self.budget)
         if memory.temporaries >= FLOOR:
             roots = [*frames.local_variables(users), *self._roots()]
             state = state_among(compat.arguments_of(frame), roots)
-            copied, leaves = copies(executable, memory.temporaries, state, compat.traced_program(frame))
+            copied, leaves = copies(executable, memory.temporaries, state, program)
             if copied:
                 size = sum(leaf.bytes for leaf in state)
                 yield Program(

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import warnings
 import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from flax import nnx
 from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
 
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.watch import donation
 from pytest_nnxcheck.watch.leftovers import Reported, look
 
@@ -157,3 +159,24 @@ def test_donated_leaves_that_jax_could_not_use_are_named(step, unused):
             jax.jit(step, donate_argnums=0)(nnx.state(model))
     assert {buffers.type: (buffers.count, buffers.leaves) for buffers in seen} == unused
     assert all("test_leftovers.py:" in buffers.line and buffers.line.endswith("named)") for buffers in seen)
+
+
+def cast(*dtypes: str) -> Any:
+    return lambda *arrays: [array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "dtypes, wider",
+    [
+        (("float32", "float32"), {("bfloat16[4]", "float32"): 2}),
+        (("bfloat16", "float32"), {("bfloat16[4]", "float32"): 1}),
+        (("float32", "bfloat16"), {("bfloat16[4]", "float32"): 1}),
+        (("bfloat16", "bfloat16"), {}),
+        (("int8", "float16"), {}),
+    ],
+)
+def test_a_donated_buffer_is_wasted_on_what_is_wider(dtypes, wider):
+    arrays = [jnp.ones(4, jnp.bfloat16)] * 2
+    jaxpr = compat.open_jaxpr(jax.make_jaxpr(cast(*dtypes))(*arrays))
+    assert donation.widened(jaxpr, (True, True)) == wider
+    assert donation.widened(jaxpr, (False, False)) == {}

@@ -163,3 +163,39 @@ def test_temporary():
 def test_what_pytest_keeps_of_an_assertion_is_no_name_of_the_users(watch):
     result, _ = watch(ASSERTED, "-Wdefault")
     result.stdout.fnmatch_lines(["  donated    float32?5,5?   which no local variable holds"])
+
+
+WIDENS = (
+    HEAD
+    + """
+def lower(dtype):
+    return lambda state: jax.tree.map(lambda array: (array * jnp.float32(0.5)).astype(dtype), state)
+
+def test_widens():
+    model = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    jax.jit(lower(jnp.float32), donate_argnums=0)(nnx.state(model))
+
+def test_keeps():
+    model = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    jax.jit(lower(jnp.bfloat16), donate_argnums=0)(nnx.state(model))
+
+@pytest.mark.filterwarnings("ignore:Some donated")
+def test_quantizes():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    jax.jit(lower(jnp.int8), donate_argnums=0)(nnx.state(model))
+"""
+)
+
+
+def test_a_step_that_widens_its_state_is_told_to_cast_it_back_also_where_jax_says_nothing(watch):
+    result, failed = watch(WIDENS, "-Wdefault")
+    assert failed == ["test_suite.py::test_widens"]
+    result.stdout.fnmatch_lines(
+        [
+            "nnx watch: donated for nothing: model.bias, model.kernel",
+            "  donated    bfloat16?3?   model.bias",
+            "  donated    bfloat16?2,3?   model.kernel",
+            "*to the program called at *test_suite.py:* (test_widens), which has no output of that type for the buffer",
+            "  hint       cast the new value back to bfloat16 before it is stored or returned",
+        ]
+    )
