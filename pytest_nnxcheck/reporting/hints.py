@@ -72,7 +72,9 @@ TABLE = {
     },
     "captured by the call": "hand the module to the call as an argument: wrap f, and call it as f(model, x)",
     "captured by registered": "{transform} should hand the module on as an argument of f",
-    "merged": "write nnx.merge(..., copy=True): without it the module has the Variables of the state itself, which cannot be written here",
+    "merged": "write nnx.merge(..., copy=True): without it the module has the Variables of the state itself, which cannot be written here;"
+    " hand nnx.state(copy) out beside the result, under jax.grad with has_aux=True, and write it back with nnx.update(model, state), or what the copy"
+    " changes is lost",
     "captured constant": "hand the captured arrays, or the module that holds them, to the function as an argument",
     "constant of the call": "make with jnp what NumPy makes in the call, or keep it in an nnx.Variable of the module: as a constant it is part of"
     " every program that is compiled",
