@@ -172,6 +172,18 @@ class Restacked:
 
 
 @dataclass(frozen=True, slots=True)
+class Reordered:
+    """All of a leaf, by the number of the program's input, in another order, for a loop that takes it: its bytes; ``reversed`` where that is backwards."""
+
+    leaf: int
+    line: str
+    type: str
+    bytes: int
+    reversed: bool = False
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LargeLine:
     """A line whose arrays are larger than all that goes into the call and comes out of it, ``handed``; type and operation of the largest."""
 
@@ -182,7 +194,7 @@ class LargeLine:
     handed: int
 
 
-Advice = Recast | Joined | Saved | Stack | Restacked | LargeLine
+Advice = Recast | Joined | Saved | Stack | Restacked | Reordered | LargeLine
 """What the un-nested call spends memory on: bytes a device, and the user's line, empty where there is none."""
 
 

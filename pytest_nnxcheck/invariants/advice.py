@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, Joined, LargeLine, Recast, Restacked
+from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, Joined, LargeLine, Recast, Reordered, Restacked
 from pytest_nnxcheck.subject.waste import Waste
 
 SHARE = 0.25
@@ -49,6 +49,7 @@ def advice(
         *joined(live, frozenset(leaves), sizes),
         *(scan for scan in spent.saved if scan.bytes - scan.carried >= max(FLOOR, LARGEST * peak)),
         *(stack for stack in spent.stacks if stack.bytes >= FLOOR and stack.type in types),
+        *in_other_order([leaf for leaf in spent.reordered if leaf.type in types], leaves, sizes),
         *stacked_anew([leaf for leaf in spent.restacked if leaf.type in types], leaves, sizes),
     ]
     # A scan that saves little, or as little as it can, holds that on its own line.
@@ -60,6 +61,13 @@ def advice(
 def is_waste(leaf: Recast, sizes: Sizes) -> bool:
     """Whether a leaf in another dtype is large, and more than what mixed precision asks for."""
     return leaf.bytes >= max(FLOOR, SHARE * sizes.state) and (leaf.widens or leaf.looped)
+
+
+def in_other_order(candidates: Sequence[Reordered], leaves: Sequence[str], sizes: Sizes) -> Iterator[Reordered]:
+    """The large leaves of the state among them: a batch is put in order for its scan by most authors, and is small."""
+    for leaf in candidates:
+        if leaf.leaf < len(leaves) and leaf.bytes >= max(FLOOR, SHARE * sizes.state):
+            yield replace(leaf, name=leaves[leaf.leaf])
 
 
 def stacked_anew(candidates: Sequence[Restacked], leaves: Sequence[str], sizes: Sizes) -> Iterator[Restacked]:

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Joined, LargeLine, Recast, Restacked, Saved, Stack
+from pytest_nnxcheck.core.evidence import (
+    Advice,
+    Bound,
+    Evidence,
+    Joined,
+    LargeLine,
+    Recast,
+    Reordered,
+    Restacked,
+    Saved,
+    Stack,
+)
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
@@ -166,6 +177,9 @@ def advice(piece: Advice) -> str:
             whose = memory_breakdown.listed(piece.name, piece.others)
             what = f"all of {whose} once more: a scan takes it step by step, writes a part and stacks it anew"
             return f"{size}: {what}; carry the whole stack, and write into it in place{at}"
+        case Reordered():
+            cure = "run the loop with reverse=True" if piece.reversed else "put a step's part in order inside the loop"
+            return f"{size} {piece.type}: all of {piece.name} once more in another order; {cure}{at}"
         case LargeLine():
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"

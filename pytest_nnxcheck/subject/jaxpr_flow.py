@@ -261,6 +261,11 @@ def keeps_all(eqn: Any) -> bool:
     return len(sizes) == 2 and sizes[0] == sizes[1]
 
 
+def keeps_size(eqn: Any) -> bool:
+    """Whether an equation makes one array of its first operand, of as many elements."""
+    return len(eqn.outvars) == 1 and bool(eqn.outvars[0].aval.size == eqn.invars[0].aval.size)
+
+
 def elements_of_operand(eqn: Any, number: int, same: list[bool]) -> int:
     """How many elements of one operand an equation uses; ``same`` tells which operands are the same in each call."""
     inside = [(inner, numbers) for inner, numbers in handed_in(eqn) if number in numbers]

@@ -15,12 +15,16 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import LOOPS, SCAN, UPDATES
-from pytest_nnxcheck.core.evidence import Recast, Restacked, Saved, Stack
+from pytest_nnxcheck.core.evidence import Recast, Reordered, Restacked, Saved, Stack
 from pytest_nnxcheck.subject import jaxpr_flow
 from pytest_nnxcheck.subject.jaxpr_flow import handed_through
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 """Equations that take one element of a stack where their result is no larger than one."""
+
+
+MOVES = frozenset({"rev", "transpose", "gather"})
+"""Equations that put the elements of an array in another order, where the result is as large as the array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Waste:
     saved: tuple[Saved, ...] = ()
     stacks: tuple[Stack, ...] = ()
     restacked: tuple[Restacked, ...] = ()
+    reordered: tuple[Reordered, ...] = ()
 
 
 NOTHING = Waste()
@@ -53,6 +58,7 @@ def waste(jaxpr: Any) -> Waste:
         tuple(residual for level in every for residual in saved(level)),
         tuple(stack for level in every for stack in stacks(level)),
         tuple(leaf for level in every for leaf in restacked(level)),
+        tuple(leaf for level in every for leaf in reordered(level)),
     )
 
 
@@ -74,7 +80,7 @@ def recasts(level: Level) -> Iterator[Recast]:
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == "convert_element_type" and id(eqn.invars[0]) in level.inputs:
             (out,), before = eqn.outvars, eqn.invars[0].aval.dtype
-            if not jnp.issubdtype(before, jnp.inexact):  # quantized on purpose
+            if not jnp.issubdtype(before, jnp.inexact) or before.itemsize == 1:  # quantized on purpose
                 continue
             yield Recast(
                 leaf=level.inputs[id(eqn.invars[0])],
@@ -124,6 +130,22 @@ def restacked(level: Level) -> Iterator[Restacked]:
         for out, (number, written) in zip(stacked(eqn), inputs_of(body, body.outvars[carry:]), strict=True):
             if written and number in leaves:
                 yield Restacked(leaves[number], compat.equation_line(eqn), type_of(out.aval), size_of(out.aval))
+
+
+def reordered(level: Level) -> Iterator[Reordered]:
+    """Inputs that a loop takes with their elements in another order: all of them are moved before its first step."""
+    moved_by: dict[int, tuple[int, Any]] = {key: (number, None) for key, number in level.inputs.items()}
+    for eqn in level.jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in LOOPS:
+            for var in eqn.invars:
+                leaf, move = moved_by.get(id(var), (0, None))
+                if move is not None:
+                    backwards = move.primitive.name == "rev"
+                    yield Reordered(leaf, compat.equation_line(move), type_of(var.aval), size_of(var.aval), backwards)
+        elif name in MOVES | {"reshape"} and id(eqn.invars[0]) in moved_by and jaxpr_flow.keeps_size(eqn):
+            leaf, move = moved_by[id(eqn.invars[0])]
+            moved_by[id(eqn.outvars[0])] = leaf, eqn if name in MOVES else move
 
 
 def inputs_of(jaxpr: Any, variables: Sequence[Any]) -> list[tuple[int | None, bool]]:
