@@ -144,10 +144,14 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint("generator", path=path)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
+    if leak.holder == "frame":
+        return hint("outlives", holder="an exception, whose traceback has the frame")
     if leak.layer is None:
         return ""
     if leak.layer.captures:
         return hand_on(leak.layer)
+    if leak.place == "outside":
+        return hint("outlives", holder="what is no part of the module")
     return hint("plain value, State", path=path) if leak.place == "module" and finding.has_data else ""
 
 

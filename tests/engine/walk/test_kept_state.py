@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import pytest
 from flax import nnx
-from healthy import BATCH, FLAX, WIDTH, numbers, rngs
+from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.reporting import hints
 
 
 class KeepsState(nnx.Module):
@@ -21,6 +23,54 @@ class KeepsState(nnx.Module):
     def __call__(self, x: Any) -> Any:
         self.container["last"] = nnx.state(self.linear)
         return self.linear(x)
+
+
+class Accumulates:
+    """A trainer that is no module, and keeps the gradients of each step, or puts them into what its module has for them."""
+
+    def __init__(self, *, in_module: bool) -> None:
+        self.model = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.model.sum = nnx.Variable(numbers((WIDTH, WIDTH)))
+        self.gradients: list[Any] = []
+        self.in_module = in_module
+
+    def step(self, x: Any) -> None:
+        gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(self.model)
+        if self.in_module:
+            assign(self.model.sum, self.model.sum[...] + jax.tree.leaves(gradients)[1])
+        else:
+            self.gradients.append(gradients)
+
+
+def test_a_state_that_is_kept_outside_of_the_module_is_told_so():
+    found = check(Accumulates(in_module=False).step, numbers(BATCH), nesting="jit")
+    assert "self.gradients[0]['bias']" in str(found)
+    assert found.violations[0].hint == hints.hint("outlives", holder="what is no part of the module")
+    assert check(Accumulates(in_module=True).step, numbers(BATCH), nesting="jit").ok
+
+
+class Tries(nnx.Module):
+    """Keeps an exception, with the frames of its traceback, or what it says."""
+
+    def __init__(self, keeps: Any) -> None:
+        self.linear, self.keeps = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), keeps
+
+    def __call__(self, x: Any) -> Any:
+        y = self.linear(x)
+        try:
+            float(y.mean())
+        except TypeError as error:
+            errors.append(self.keeps(error))
+        return y
+
+
+errors: list[Any] = []
+
+
+def test_an_exception_that_is_kept_is_told_so():
+    found = check(Tries(lambda error: error), numbers(BATCH), nesting="jit")
+    assert found.violations[0].hint == hints.hint("outlives", holder="an exception, whose traceback has the frame")
+    assert check(Tries(str), numbers(BATCH), nesting="jit").ok
 
 
 @pytest.mark.slow
