@@ -54,6 +54,7 @@ PeakCause = Literal[
     "captured constant",
     "constant of the call",
     "read, then written",
+    "returned",
 ]
 """Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
 

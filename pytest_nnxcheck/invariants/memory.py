@@ -157,8 +157,8 @@ def inserted_whole(copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
 
 
 def cause(case: Case, copies: tuple[Buffer, ...]) -> PeakCause:
-    """Why the peak is what it is, where that is known: a scan that writes its parameters back, constants that could be arguments, a read that
-    could come before a write.
+    """Why the peak is what it is, where that is known: a scan that writes its parameters back, constants that could be arguments, leaves that are
+    returned as well, a read that could come before a write.
     """
     observation, profile = case.observation, case.profile
     if profile.rewritten and any(not copy.updated for copy in copies):
@@ -167,6 +167,8 @@ def cause(case: Case, copies: tuple[Buffer, ...]) -> PeakCause:
         return "scan writes back, remat" if compat.remat_updates_can_be_off() else "scan writes back, checkpoint"
     if captures(observation, profile):
         return captured_cause(profile)
+    if copies and all(copy.kind == "output" for copy in copies):
+        return "returned"
     ordered = copies and of_leaves(case, copies, case.written.read_first) == copies
     return "read, then written" if ordered and compat.barriers_order() else ""
 

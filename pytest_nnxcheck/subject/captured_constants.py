@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.primitives import COND, GATHER, SCAN, SLICES, WHILE
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.subject import jaxpr_flow
 
@@ -44,7 +45,7 @@ def used_bytes(closed: Any, const: Any) -> int:
     """The bytes of a constant that go into the equations of a jaxpr."""
     if not const.size:
         return 0
-    elements = sum(jaxpr_flow.elements_used(jaxpr, var) for jaxpr, var in uses(closed, const))
+    elements = sum(elements_used(jaxpr, var) for jaxpr, var in uses(closed, const))
     return int(const.nbytes * min(elements, const.size) // const.size)
 
 
@@ -88,3 +89,67 @@ def name_of(const: Any, kept: tuple[tuple[str, Any], ...]) -> str:
 def same_memory(array: np.ndarray[Any, Any], const: Any) -> bool:
     seen = np.asarray(const)
     return seen.shape == array.shape and seen.ctypes.data == array.ctypes.data
+
+
+def elements_used(jaxpr: Any, var: Any, fixed: frozenset[int] = frozenset()) -> int:
+    """How many elements of an array go into a jaxpr: those of the slices where it is cut at fixed places and nothing else, which is what XLA keeps of it.
+
+    ``fixed`` are the ids of further variables that are the same in each call. An unknown equation uses all.
+    """
+    still = {id(const) for const in jaxpr.constvars} | fixed
+    made_of = {id(var)}
+    used = 0
+    for eqn in jaxpr.eqns:
+        same = [id(operand) in still | made_of or hasattr(operand, "val") for operand in eqn.invars]
+        numbers = [number for number, operand in enumerate(eqn.invars) if id(operand) in made_of]
+        if numbers and all(same) and keeps_all(eqn):
+            made_of.add(id(eqn.outvars[0]))
+            continue
+        used += sum(elements_of_operand(eqn, number, same) for number in numbers)
+        if all(same):
+            still.update(map(id, eqn.outvars))
+    return used + sum(int(out.aval.size) for out in jaxpr.outvars if id(out) in made_of)
+
+
+def keeps_all(eqn: Any) -> bool:
+    """Whether an equation makes one array of one, element by element: a cast, a reshape, a sine."""
+    sizes = [var.aval.size for var in (*eqn.invars, *eqn.outvars)]
+    return len(sizes) == 2 and sizes[0] == sizes[1]
+
+
+def elements_of_operand(eqn: Any, number: int, same: list[bool]) -> int:
+    """How many elements of one operand an equation uses; ``same`` tells which operands are the same in each call."""
+    inside = [(inner, numbers) for inner, numbers in handed_in(eqn) if number in numbers]
+    if inside:
+        return sum(elements_used_inside(inner, numbers, number, same) for inner, numbers in inside)
+    if number == 0 and is_cut(eqn) and all(same[1:]):
+        return int(eqn.outvars[0].aval.size)
+    return int(eqn.invars[number].aval.size)
+
+
+def elements_used_inside(jaxpr: Any, numbers: range, number: int, same: list[bool]) -> int:
+    """The same of a jaxpr inside an equation, whose first inputs are the operands of these numbers."""
+    fixed = frozenset(id(var) for var, operand in zip(jaxpr.invars, numbers, strict=False) if same[operand])
+    return elements_used(jaxpr, jaxpr.invars[numbers.index(number)], fixed)
+
+
+def handed_in(eqn: Any) -> list[tuple[Any, range]]:
+    """The jaxprs inside an equation, each with the numbers of the operands that are its first inputs: all of a call, the constants of a loop."""
+    name, everything = eqn.primitive.name, range(len(eqn.invars))
+    if name == SCAN:
+        return [(compat.open_jaxpr(eqn.params["jaxpr"]), everything[: compat.scan_layout(eqn)[0]])]
+    if name == WHILE:
+        before, after = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        consts = {"cond_jaxpr": everything[:before], "body_jaxpr": everything[before:after]}
+        return [(compat.open_jaxpr(eqn.params[key]), numbers) for key, numbers in consts.items()]
+    if name == COND:
+        return [(compat.open_jaxpr(branch), everything[1:]) for branch in eqn.params["branches"]]
+    inner = jaxpr_flow.called(eqn)
+    return [] if inner is None else [(inner, everything)]
+
+
+def is_cut(eqn: Any) -> bool:
+    """Whether an equation takes one slice of its first operand; older jax writes some of them as a gather of one index."""
+    if eqn.primitive.name == GATHER:
+        return int(np.prod(eqn.invars[1].aval.shape[:-1])) == 1
+    return eqn.primitive.name in SLICES

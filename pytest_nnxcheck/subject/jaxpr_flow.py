@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-import numpy as np
+from weakref import WeakKeyDictionary
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, GATHER, REMATS, SCAN, SLICES, UPDATES, WHILE
+from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, UPDATES, WHILE
 
 Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
@@ -155,28 +155,88 @@ def adds_to(jaxpr: Any, number: int) -> bool:
     return False
 
 
+class Uses:
+    """The equations of a jaxpr by the variables that they take or make, with what each hands through: a step of a large model has thousands, and hundreds of leaves."""
+
+    def __init__(self, jaxpr: Any) -> None:
+        self.takers: defaultdict[int, list[Any]] = defaultdict(list)
+        self.maker: dict[int, tuple[Any, int]] = {}
+        self._through: dict[int, Sources] = {}
+        for eqn in jaxpr.eqns:
+            for key in dict.fromkeys(map(id, eqn.invars)):
+                self.takers[key].append(eqn)
+            self.maker.update((id(var), (eqn, number)) for number, var in enumerate(eqn.outvars))
+
+    def through(self, eqn: Any) -> Sources:
+        """What `handed_through` says of an equation."""
+        if id(eqn) not in self._through:
+            self._through[id(eqn)] = handed_through(eqn)
+        return self._through[id(eqn)]
+
+    def same(self, var: Any) -> list[int]:
+        """The ids of a variable and of those that are handed through from it."""
+        ids = [id(var)]
+        for key in ids:
+            for eqn in self.takers.get(key, ()):
+                passed = zip(eqn.outvars, self.through(eqn), strict=True)
+                ids += [id(out) for out, operand in passed if operand is not None and id(eqn.invars[operand]) == key]
+        return ids
+
+    def taken(self, ids: Iterable[int]) -> list[tuple[Any, list[int]]]:
+        """The equations that take any of these variables, each with the numbers of the operands."""
+        ids = frozenset(ids)
+        eqns = {id(eqn): eqn for key in ids for eqn in self.takers.get(key, ())}
+        return [(eqn, [k for k, var in enumerate(eqn.invars) if id(var) in ids]) for eqn in eqns.values()]
+
+    def handed_on(self, var: Any) -> set[int]:
+        """The ids of a variable and of those that it is handed through from."""
+        ids = {id(var)}
+        while id(var) in self.maker:
+            eqn, number = self.maker[id(var)]
+            operand = self.through(eqn)[number]
+            if operand is None:
+                break
+            var = eqn.invars[operand]
+            ids.add(id(var))
+        return ids
+
+    def made_of(self, ids: set[int]) -> set[int]:
+        """The ids of all that is made of these variables, or beside them by one equation; themselves too."""
+        ahead = [key for key in ids if key in self.maker]
+        made = {*ids, *(id(out) for key in ahead for out in self.maker[key][0].outvars)}
+        ahead = list(made)
+        for key in ahead:
+            new = {id(out) for eqn in self.takers.get(key, ()) for out in eqn.outvars} - made
+            made |= new
+            ahead += new
+        return made
+
+
+_uses: WeakKeyDictionary[Any, Uses] = WeakKeyDictionary()
+
+
+def uses(jaxpr: Any) -> Uses:
+    """The uses of variables in a jaxpr, gathered once."""
+    if jaxpr not in _uses:
+        _uses[jaxpr] = Uses(jaxpr)
+    return _uses[jaxpr]
+
+
 def overwritten(jaxpr: Any, number: int) -> bool:
     """Whether nothing is done with an input but to write a part of it, as of a cache: nobody reads what was there. An unknown equation reads."""
-    old = {id(jaxpr.invars[number])}
-    for eqn in jaxpr.eqns:
-        numbers = [k for k, var in enumerate(eqn.invars) if id(var) in old]
-        if any(reads(eqn, k) for k in numbers):
-            return False
-        old.update(id(var) for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True) if operand in numbers)
-    return not any(id(var) in old for var in jaxpr.outvars)
+    old = uses(jaxpr).same(jaxpr.invars[number])
+    if any(reads(eqn, k) for eqn, numbers in uses(jaxpr).taken(old) for k in numbers):
+        return False
+    return not {*old} & {*map(id, jaxpr.outvars)}
 
 
 def written_in_part(jaxpr: Any, number: int) -> bool:
     """Whether a part of an input is written, here or where it is carried through a loop."""
-    old = {id(jaxpr.invars[number])}
-    for eqn in jaxpr.eqns:
-        numbers = [k for k, var in enumerate(eqn.invars) if id(var) in old]
-        if eqn.primitive.name in UPDATES and 0 in numbers:
-            return True
-        if any(written_in_part(inner, own) for k in numbers for inner, own in carried_in(eqn, k)):
-            return True
-        old.update(id(var) for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True) if operand in numbers)
-    return False
+    return any(
+        (eqn.primitive.name in UPDATES and 0 in numbers)
+        or any(written_in_part(inner, own) for k in numbers for inner, own in carried_in(eqn, k))
+        for eqn, numbers in uses(jaxpr).taken(uses(jaxpr).same(jaxpr.invars[number]))
+    )
 
 
 def remade(jaxpr: Any, number: int, output: int) -> bool:
@@ -186,28 +246,22 @@ def remade(jaxpr: Any, number: int, output: int) -> bool:
 
 def read_first(jaxpr: Any, number: int, output: int) -> bool:
     """Whether a part of an input is written, and whoever reads the old values can do so before. XLA copies such an input where no data say which comes first."""
-    read = not overwritten(jaxpr, number) and not read_beside(jaxpr, number, output)
-    return read and written_in_part(jaxpr, number)
+    read = written_in_part(jaxpr, number) and not overwritten(jaxpr, number)
+    return read and not read_beside(jaxpr, number, output)
 
 
 def read_beside(jaxpr: Any, number: int, output: int) -> bool:
     """Whether an equation takes an input beside what is made of an output: both are needed at once then. A loop that makes the output may."""
-    old, made = {id(jaxpr.invars[number])}, {id(jaxpr.outvars[output])}
-    for eqn in reversed(jaxpr.eqns):
-        passed = zip(eqn.outvars, handed_through(eqn), strict=True)
-        made.update(id(eqn.invars[operand]) for var, operand in passed if operand is not None and id(var) in made)
-    for eqn in jaxpr.eqns:
-        numbers = [k for k, var in enumerate(eqn.invars) if id(var) in old]
-        outputs = [k for k, var in enumerate(eqn.outvars) if id(var) in made]
-        beside = any(id(var) in made for var in eqn.invars)
-        inner = called(eqn)
-        if numbers and (beside or (outputs and eqn.primitive.name in (SCAN, WHILE))):
+    index = uses(jaxpr)
+    new = index.handed_on(jaxpr.outvars[output])
+    made = index.made_of(new)
+    for eqn, numbers in index.taken(index.same(jaxpr.invars[number])):
+        outputs = [k for k, var in enumerate(eqn.outvars) if id(var) in new]
+        if any(id(var) in made for var in eqn.invars) or (outputs and eqn.primitive.name in (SCAN, WHILE)):
             return True
+        inner = called(eqn)
         if inner is not None and any(read_beside(inner, k, out) for k in numbers for out in outputs):
             return True
-        if beside or outputs:
-            made.update(map(id, eqn.outvars))
-        old.update(id(var) for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True) if operand in numbers)
     return False
 
 
@@ -235,73 +289,9 @@ def carried_in(eqn: Any, number: int) -> list[tuple[Any, int]]:
     return [] if inner is None else [(inner, number)]
 
 
-def elements_used(jaxpr: Any, var: Any, fixed: frozenset[int] = frozenset()) -> int:
-    """How many elements of an array go into a jaxpr: those of the slices where it is cut at fixed places and nothing else, which is what XLA keeps of it.
-
-    ``fixed`` are the ids of further variables that are the same in each call. An unknown equation uses all.
-    """
-    still = {id(const) for const in jaxpr.constvars} | fixed
-    made_of = {id(var)}
-    used = 0
-    for eqn in jaxpr.eqns:
-        same = [id(operand) in still | made_of or hasattr(operand, "val") for operand in eqn.invars]
-        numbers = [number for number, operand in enumerate(eqn.invars) if id(operand) in made_of]
-        if numbers and all(same) and keeps_all(eqn):
-            made_of.add(id(eqn.outvars[0]))
-            continue
-        used += sum(elements_of_operand(eqn, number, same) for number in numbers)
-        if all(same):
-            still.update(map(id, eqn.outvars))
-    return used + sum(int(out.aval.size) for out in jaxpr.outvars if id(out) in made_of)
-
-
-def keeps_all(eqn: Any) -> bool:
-    """Whether an equation makes one array of one, element by element: a cast, a reshape, a sine."""
-    sizes = [var.aval.size for var in (*eqn.invars, *eqn.outvars)]
-    return len(sizes) == 2 and sizes[0] == sizes[1]
-
-
 def keeps_size(eqn: Any) -> bool:
     """Whether an equation makes one array of its first operand, of as many elements."""
     return len(eqn.outvars) == 1 and bool(eqn.outvars[0].aval.size == eqn.invars[0].aval.size)
-
-
-def elements_of_operand(eqn: Any, number: int, same: list[bool]) -> int:
-    """How many elements of one operand an equation uses; ``same`` tells which operands are the same in each call."""
-    inside = [(inner, numbers) for inner, numbers in handed_in(eqn) if number in numbers]
-    if inside:
-        return sum(elements_used_inside(inner, numbers, number, same) for inner, numbers in inside)
-    if number == 0 and is_cut(eqn) and all(same[1:]):
-        return int(eqn.outvars[0].aval.size)
-    return int(eqn.invars[number].aval.size)
-
-
-def elements_used_inside(jaxpr: Any, numbers: range, number: int, same: list[bool]) -> int:
-    """The same of a jaxpr inside an equation, whose first inputs are the operands of these numbers."""
-    fixed = frozenset(id(var) for var, operand in zip(jaxpr.invars, numbers, strict=False) if same[operand])
-    return elements_used(jaxpr, jaxpr.invars[numbers.index(number)], fixed)
-
-
-def handed_in(eqn: Any) -> list[tuple[Any, range]]:
-    """The jaxprs inside an equation, each with the numbers of the operands that are its first inputs: all of a call, the constants of a loop."""
-    name, everything = eqn.primitive.name, range(len(eqn.invars))
-    if name == SCAN:
-        return [(compat.open_jaxpr(eqn.params["jaxpr"]), everything[: compat.scan_layout(eqn)[0]])]
-    if name == WHILE:
-        before, after = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
-        consts = {"cond_jaxpr": everything[:before], "body_jaxpr": everything[before:after]}
-        return [(compat.open_jaxpr(eqn.params[key]), numbers) for key, numbers in consts.items()]
-    if name == COND:
-        return [(compat.open_jaxpr(branch), everything[1:]) for branch in eqn.params["branches"]]
-    inner = called(eqn)
-    return [] if inner is None else [(inner, everything)]
-
-
-def is_cut(eqn: Any) -> bool:
-    """Whether an equation takes one slice of its first operand; older jax writes some of them as a gather of one index."""
-    if eqn.primitive.name == GATHER:
-        return int(np.prod(eqn.invars[1].aval.shape[:-1])) == 1
-    return eqn.primitive.name in SLICES
 
 
 def called(eqn: Any) -> Any:

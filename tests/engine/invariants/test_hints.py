@@ -354,11 +354,12 @@ def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesti
     )
 
 
-ELSEWHERE = {
+ELSEWHERE = {  # where the twins are anyway
     "metadata": "invariants/test_kept_in_containers.py::test_what_a_variable_has_as_metadata_goes_into_one_of_its_own",
     "grows": "donation/test_donation.py::test_a_cache_that_grows_is_as_long_as_it_gets_from_the_start",
     "captured by the call": "invariants/test_captured_modules.py::test_handed_on_as_an_argument_it_holds",
     "constant of the call": "memory/test_memory_lines.py::test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept",
+    "returned": "memory/test_carried_copies.py::test_what_is_returned_beside_the_module_that_has_it_is_a_copy",
     "read, then written": "memory/test_read_first.py::test_a_read_that_is_said_to_come_first_makes_no_copy",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
     "sharding": "../system/processes/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
@@ -373,7 +374,6 @@ ELSEWHERE = {
     "attribute dropped": "parity/test_parity.py::test_a_count_in_a_variable_holds",
     "flag dropped": "parity/test_parity_values.py::test_with_what_the_hint_says_it_holds",
 }
-"""What is followed where the twins are anyway."""
 
 
 @follows("attribute counted", "weak type", "dtype")

@@ -11,6 +11,7 @@ from healthy import assign
 from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, Rereads
 
 from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.reporting import hints
 
 ROWS, WIDTH, STEPS = 64, 512, 4
 SIZE = ROWS * WIDTH * 4
@@ -117,6 +118,14 @@ def test_a_copy_that_donation_alone_asks_for_is_a_note(name, nesting):
 def test_one_that_the_call_asks_for_counts(name, reread):
     found = call(Rereads({**CHANGES, **ALONE}[name], reread), jnp.ones(256), nesting="jit")
     assert broken(found) == ["memory"], text(found)
+
+
+def test_what_is_returned_beside_the_module_that_has_it_is_a_copy():
+    layer = nnx.Linear(256, 256, rngs=nnx.Rngs(0))
+    found = call(lambda layer, x: (layer(x), nnx.state(layer)), layer, X[:256], nesting="jit")
+    assert broken(found) == ["memory"], text(found)
+    assert found.outcome.violations[0].hint == hints.hint("returned")
+    assert call(lambda layer, x: layer(x), layer, X[:256], nesting="jit").outcome.verdict == "held"
 
 
 def test_parameters_that_a_loop_replaces_are_no_copy():
