@@ -268,6 +268,7 @@ MUTANTS = (
     Mutant("invariants/advice.py", "leaf.leaf < len(leaves) and leaf.bytes", "leaf.bytes", "test_reordered.py"),
     Mutant("subject/waste.py", "or before.itemsize == 1", "", "test_advice.py"),
     Mutant("invariants/memory.py", 'all(copy.kind == "output" for', "any(True for", "test_carried_copies.py"),
+    Mutant("engine/example.py", "if 0 < len(without_values) < len(leaves):", "if without_values:", "test_abstract.py"),
     Mutant("invariants/memory.py", "ordered = copies and", "ordered =", "test_read_first.py"),
     Mutant("watch/donation.py", "if type_ == kind)", "if type_ != kind)", "test_watch_outcomes.py"),
     Mutant("watch/programs.py", "and memory.peak > self.budget", "and memory.arguments > self.budget", "test_programs.py"),

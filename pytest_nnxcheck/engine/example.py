@@ -97,6 +97,9 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     views = [(path, array) for path, array in arrays if not is_numpys_own(array)]
     notes: list[Note | None] = [] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]
     refuse_a_second(subject, example)
+    without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
+    if 0 < len(without_values) < len(leaves):
+        notes.append(Fact("partly abstract", without_values, of=subject.name))
     if "donation" in settings.invariants and settings.donate != "none":
         notes.append(recall(example.memo.mapped, subject.label, lambda: in_mapped_file(subject.name, leaves)))
         notes += [Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in foreign_views(leaves, of_numpy)]

@@ -86,7 +86,8 @@ TABLE = {
     "returned": "leave the state out of what the call returns: its caller has it in the module, and an output is an array of its own",
     "not donated": "donate {names} as well: with donate={donate!r} the nesting holds, at a peak of {peak}; in your own code"
     " nnx.jit(f, donate_argnames=...)",
-    "shared": "give one of them an array of its own, jnp.copy(value); after nnx.clone too, which copies no array",
+    "shared": "give one of them an array of its own, jnp.copy(value); after nnx.clone too, which copies no array, and where an"
+    " optimizer keeps the parameters: nnx.update(optimizer, jax.tree.map(jnp.copy, nnx.state(optimizer)))",
     "dropped": "update the optimizer that was passed in, or return the copy",
     "viewed": "copy the view: np.array(view), or drop it before the step",
     "dtype": "cast the new value back to {dtype} before it is stored or returned{line}",

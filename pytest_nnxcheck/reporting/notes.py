@@ -126,6 +126,7 @@ PLACES: dict[data.Place, str] = {
 }
 
 FACTS: dict[data.FactKind, str] = {
+    "partly abstract": "{some} has no values, though the rest of {of} has: the call is traced, and never run",
     "abstract": "{all} not asserted: the state or the inputs are abstract, and nothing was run",
     "raises un-nested": "{all} not asserted: the same calls raise un-nested, {of}",
     "raises without jit": "{all} inside the call not asserted: with jax.disable_jit it raises {of}",

@@ -87,6 +87,27 @@ def test_abstract_inputs_alone_leave_a_real_module_as_it_was():
     assert not block.norm.mean[...].any()
 
 
+class Net(nnx.Module):
+    def __init__(self, head):
+        self.linear, self.head = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), head
+
+    def __call__(self, x):
+        return self.head(self.linear(x))
+
+
+def head():
+    return nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+
+
+def test_a_module_of_which_a_part_has_no_values_is_a_note():
+    note = "model.head.bias, model.head.kernel has no values, though the rest of Net has: the call is traced, and never run"
+    forgotten = check(Net(nnx.eval_shape(head)), numbers((3, 4)), nesting="jit")
+    assert forgotten.ok
+    assert forgotten.notes == (note,)
+    for whole in (Net(head()), nnx.eval_shape(lambda: Net(head()))):
+        assert check(whole, numbers((3, 4)), nesting="jit").notes == ()
+
+
 def test_an_abstract_module_goes_on_with_the_types_of_its_new_state():
     model = nnx.eval_shape(lambda: nnx.Linear(4, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
 

@@ -143,6 +143,9 @@ def test_an_optimizer_that_holds_buffers_of_the_model_is_named_with_both_paths(n
     assert all(row.endswith("share a buffer: XLA refuses to donate it twice") for row in shared)
     assert violation.hint == hints.hint("shared")
     assert_healthy(step_of(), args(jnp.copy), nesting)
+    model, optimizer, batch = args(lambda leaf: leaf)
+    nnx.update(optimizer, jax.tree.map(jnp.copy, nnx.state(optimizer)))
+    assert_healthy(step_of(), (model, optimizer, batch), nesting)
 
 
 def test_xla_refuses_a_buffer_that_is_donated_twice_or_used_beside():
