@@ -260,6 +260,8 @@ MUTANTS = (
     Mutant("watch/donation.py", "as_many.dtype.itemsize > aval", "as_many.dtype.itemsize >= aval", "test_leftovers.py"),
     Mutant("watch/donation.py", "buffers.type in types or not", "buffers.type in types or", "test_watch_message.py"),
     Mutant("watch/programs.py", "program is not None and any(program[1])", "False", "test_watch_outcomes.py"),
+    Mutant("watch/programs.py", "not self._fixture and program", "program", "test_watch_outcomes.py"),
+    Mutant("invariants/memory.py", "if not read_first or compat.barriers_order()", "if compat.barriers_order()", "test_read_first.py"),
     Mutant("inspection/pointers.py", 'not in ("memoryview", "PyCapsule")', 'not in ("PyCapsule",)', "test_check_call.py"),
     Mutant("inspection/pointers.py", "while isinstance(base, np.ndarray):", "while False:", "test_check_call.py"),
     Mutant("subject/jaxpr_flow.py", "written_in_part(jaxpr, number) and not overwritten(jaxpr, number)", "written_in_part(jaxpr, number)", "test_dataflow.py"),

@@ -85,7 +85,8 @@ class Programs:
 
         users = [*frames.of_user(frame)]
         program = compat.traced_program(frame)
-        if program is not None and any(program[1]):
+        # In calls alone, as with the warnings of jax.
+        if not self._fixture and program is not None and any(program[1]):
             self.unused += donation.told(donation.widened(*program), users)
         if reason := compat.no_totals():
             self.unread = reason

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from checking import broken, call, text
+from flax import nnx
+from healthy import rngs
 from rewritten_leaves import READS, WRITES, Ring
 
 from pytest_nnxcheck import compat
@@ -54,6 +56,14 @@ def test_what_is_read_after_the_write_as_well_is_a_copy_that_no_order_saves():
     found = call(Late("row", "row"), X, nesting="jit")
     assert broken(found) == ["memory"], text(found)
     assert found.outcome.violations[0].hint == ""
+
+
+def test_xla_is_not_asked_where_nothing_is_copied(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compat, "barriers_order", lambda: asked.append(1))
+    for nesting in ("jit", "jit > scan"):
+        assert call(nnx.Linear(64, 64, rngs=rngs()), X, nesting=nesting).outcome.verdict == "held"
+    assert not asked
 
 
 def test_a_peak_in_which_nothing_is_copied_has_no_such_hint():

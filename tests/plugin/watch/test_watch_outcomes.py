@@ -179,6 +179,14 @@ def test_keeps():
     model = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     jax.jit(lower(jnp.bfloat16), donate_argnums=0)(nnx.state(model))
 
+@pytest.fixture
+def widened():
+    model = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    return jax.jit(lower(jnp.float32), donate_argnums=0)(nnx.state(model))
+
+def test_has_what_a_fixture_widened(widened):
+    assert widened
+
 @pytest.mark.filterwarnings("ignore:Some donated")
 def test_quantizes():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
