@@ -36,6 +36,7 @@ MUTANTS = (
     Mutant("core/setting_values.py", '"" if UNITS[unit] % 1000 else written', '""', "test_settings.py"),
     Mutant("core/setting_values.py", "raise SettingError(f\"{error} ('state,NAME' donates an argument too)\") from None", "raise", "test_settings.py"),
     Mutant("core/expected_failures.py", "compiled or not any(row.compiled for row in rows_of([self.invariant]))", "True", "test_expected_failures.py"),
+    Mutant("core/expected_failures.py", "elif not layer.row.idle:", "elif True:", "test_expected_failures.py"),
     Mutant("core/settings.py", '"selects_nestings": True, "narrows": True', '"selects_nestings": True', "test_baseline_run.py"),
     Mutant("core/settings.py", "and {place} <= {None, *row.places}", "", "test_settings.py"),
     # compat
@@ -246,7 +247,8 @@ MUTANTS = (
     Mutant("reproducer/form.py", "asked.donates and not asked.viewed and", "asked.donates and", "test_reproducer.py"),
     # runner
     Mutant("runner/exclusions.py", "exclusions = replace(exclusions, refused=exclusions.refused | {style})", "pass", "test_sweep.py test_compose.py test_modes.py test_modes_of_models.py"),
-    Mutant("runner/chains.py", "inner.row.idle or busy < most", "True", "test_chains.py test_shared_programs.py"),
+    Mutant("runner/chains.py", "if longest > 2 and idle else []", "if False else []", "test_chains.py"),
+    Mutant("runner/chains.py", "yield pair\n", "pass\n", "test_chains.py"),
     Mutant("runner/sweep.py", 'if is_named and case.settings.all == "off":', "if False:", "test_sweep.py"),
     Mutant("runner/run.py", "self.facts += executed.facts\n        for outcome", "for outcome", "test_api.py test_notes.py"),
     Mutant("runner/run.py", "whole, repeats = not drawn or self.remembers,", "whole, repeats = True,", "test_api.py"),

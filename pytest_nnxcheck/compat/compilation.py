@@ -18,13 +18,13 @@ from pytest_nnxcheck.core.text import first_line
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-def serialized_buffer_assignment(compiled: Any) -> tuple[bytes | None, bool]:
-    """XLA's ``BufferAssignmentProto`` of a compiled program, and whether it is field 3 of the ``HloProto`` that is given in its place.
+def serialized_buffer_assignment(totals: Any) -> tuple[bytes | None, bool]:
+    """XLA's ``BufferAssignmentProto``, and whether it is field 3 of the ``HloProto`` that is given in its place.
 
+    ``totals`` is what ``memory_analysis()`` of a compiled program returned, which serializes both anew in each call.
     `None` where this jaxlib gives neither. No public way: ``memory_analysis()`` documents totals only. On jax 0.6.2 to 0.12 the proto is
     an attribute of its own, on jax 0.4.33 and 0.5.3 it stands in the other. Tried on all versions, CPU.
     """
-    totals = compiled.memory_analysis()
     assignment = getattr(totals, "serialized_buffer_assignment_proto", None)
     return (assignment, False) if assignment else (getattr(totals, "serialized_hlo_proto", None), True)
 

@@ -24,7 +24,7 @@ EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
 class Entry:
     """A failure that is known: of an invariant, or of every nesting that holds these layers one right after the other.
 
-    A layer without a style stands for the transform in any style, a key without a mode for every mode of flax. ``origin`` words the
+    What is idle (`Transform.idle`) may stand in between: it keeps no layer from failing inside another. A layer without a style stands for the transform in any style, a key without a mode for every mode of flax. ``origin`` words the
     place where the entry stands, ``table`` is the table of a file.
     """
 
@@ -80,8 +80,7 @@ class Entry:
         words = self._layers()
         if not words:
             return not nesting.layers
-        runs = range(len(nesting) - len(words) + 1)
-        return any(all(map(_fits, words, nesting.layers[start:])) for start in runs)
+        return any(_begin(nesting.layers[start:], words) for start in range(len(nesting)))
 
     def is_exactly(self, nesting: Nesting) -> bool:
         """Whether the entry names this nesting and none around it."""
@@ -100,6 +99,17 @@ def _layer(word: str, style: str) -> Layer:
 
 def _fits(word: str, layer: Layer) -> bool:
     return layer == Layer.parse(word) if "[" in word else layer.transform == word
+
+
+def _begin(layers: tuple[Layer, ...], words: list[str]) -> bool:
+    """Whether the layers begin with those that the words name; idle ones in between are passed over."""
+    named = 0
+    for layer in layers:
+        if named < len(words) and _fits(words[named], layer):
+            named += 1
+        elif not layer.row.idle:
+            break
+    return named == len(words)
 
 
 def _normalize(key: str) -> str:

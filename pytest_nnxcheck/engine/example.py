@@ -79,7 +79,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
         )
         reason = from_eval_shape if subject.abstract else from_elsewhere
         raise CheckError(f"{subject.name} holds tracers before the call, in {paths}: {reason}")
-    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    variables = [(subject.path(path), variable) for path, variable in compat.variables(subject.state)]
+    leaves = [(path, compat.variable_value(variable)) for path, variable in variables]
     computed = example.values.computed
     for path, array in [*leaves, *seen.arrays]:
         if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
@@ -105,8 +106,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
         notes += [Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in foreign_views(leaves, of_numpy)]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     pinned = [
-        (subject.path(path), f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")
-        for path, variable in compat.variables(subject.state)
+        (path, f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")
+        for path, variable in variables
         if compat.is_pinned(variable)
     ]
     return Originals(shared, foreign_views(leaves, views), tuple(pinned), tuple(filter(None, notes)))

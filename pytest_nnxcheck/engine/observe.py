@@ -69,9 +69,9 @@ def observe(
     root = Root(subject, profile, nesting, donate, programs=programs or SharedPrograms(on=False), alone=alone)
     program = compose(subject, profile, nesting, guards, root.jit)
     state, inputs = root.handed(state, LENGTH)
-    donated = root.donated(state, inputs)
-    given = [read_leaf(*leaf) for leaf in donated]
     went_in = dict(compat.raw_leaves(state))
+    donated = root.donated(went_in, inputs)
+    given = [read_leaf(*leaf) for leaf in donated]
     if subject.abstract and not root.compiles:
         output, error, tracers = traced(program, subject, guards, state, inputs)
     else:
@@ -86,7 +86,8 @@ def observe(
     blamed = () if tracers else guards.reports
     dropped = tuple(leak(tracer, report.layer) for report in blamed for tracer in report.leaks)
     good = not error and not tracers
-    after = leaves_after(subject, state, root.leaf) if good else {}
+    came_out = dict(compat.raw_leaves(state)) if good else {}
+    after = {(name := subject.path(path)): root.leaf(name, value) for path, value in came_out.items()}
     given = [root.leaf(*leaf) for leaf in donated] if subject.abstract else given
     plain = [leaf for leaf in plain_leaves(state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)]
     came_back = [*jax.tree.leaves(output), *plain] if not error else []
@@ -117,30 +118,29 @@ def observe(
         reused=reused,
         abstract=subject.abstract,
         shared=any(root.shared),
-        still=unmoved(profile, went_in, state) if good and not subject.abstract else (),
+        still=unmoved(profile, went_in, came_out) if good and not subject.abstract else (),
         output_names=subject.output_tree.names,
         rebuild=subject.output_tree.rebuild,
         compiled=root.compiled_programs[-1] if root.compiled_programs else None,
-        inside=donated_inside(subject, went_in, inputs, state, output)
+        inside=donated_inside(subject, went_in, inputs, came_out, output)
         if good and not nesting.layers
         else InnerDonation(),
     )
 
 
 def donated_inside(
-    subject: Subject, went_in: dict[Path, Any], inputs: tuple[Any, ...], state: Any, output: Any
+    subject: Subject, went_in: dict[Path, Any], inputs: tuple[Any, ...], came_out: dict[Path, Any], output: Any
 ) -> InnerDonation:
     """What a jit inside the un-nested call donated of what that was handed."""
     handed = {subject.path(path): array for path, array in went_in.items()}
-    left = {subject.path(path): array for path, array in compat.raw_leaves(state)}
+    left = {subject.path(path): array for path, array in came_out.items()}
     return inner_donation(
         {**handed, **dict(zip(subject.input_names, inputs, strict=False))}, left, jax.tree.leaves(output)
     )
 
 
-def unmoved(profile: Profile, went_in: dict[Path, Any], state: Any) -> tuple[Path, ...]:
+def unmoved(profile: Profile, went_in: dict[Path, Any], came_out: dict[Path, Any]) -> tuple[Path, ...]:
     """The leaves that the call should change, and that are the same arrays as before; jax hands on what a program passes through."""
-    came_out = dict(compat.raw_leaves(state))
     same = (path for path in profile.changed if path in went_in and went_in[path] is came_out.get(path))
     return tuple(sorted(same, key=str))
 
@@ -310,16 +310,14 @@ class Root:
     def leaf(self, path: str, array: Any) -> Leaf:
         return self.addresses.leaf(path, array) if self.subject.abstract else read_leaf(path, array)
 
-    def donated(self, state: Any, inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
-        """Names and values of the leaves that the root donates, before it does."""
+    def donated(self, went_in: dict[Path, Any], inputs: tuple[Any, ...]) -> list[tuple[str, Any]]:
+        """Names and values of the leaves that the root donates, before it does: of the state those that went in."""
         leaves: list[tuple[str, Any]] = []
         if self.style is None or self.donate == "none":
             return leaves
         if self.style in ("argument", "functional"):
             every, changed = self.style == "argument", self.profile.changed
-            leaves = [
-                (self.subject.path(path), value) for path, value in compat.raw_leaves(state) if every or path in changed
-            ]
+            leaves = [(self.subject.path(path), value) for path, value in went_in.items() if every or path in changed]
         leaves += [
             (self.subject.input_names[number], inputs[number])
             for number in donated_inputs(self.subject, self.nesting, self.donate)
@@ -336,10 +334,6 @@ class Root:
         elif not compat.mode_flags()[0]:
             paths = compat.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
-
-
-def leaves_after(subject: Subject, state: Any, read: Callable[[str, Any], Leaf]) -> dict[str, Leaf]:
-    return {(name := subject.path(path)): read(name, value) for path, value in compat.raw_leaves(state)}
 
 
 def plain_leaves(state: Any) -> list[Any]:

@@ -95,7 +95,7 @@ def observe(
     except Exception:  # noqa: BLE001 - what a program without values cannot tell, a run does
         return None
     state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
-    still = unmoved(facts, dict(compat.raw_leaves(subject.state)), state)
+    still = unmoved(facts, dict(compat.raw_leaves(subject.state)), dict(compat.raw_leaves(state)))
     return Observation(
         nesting,
         state,

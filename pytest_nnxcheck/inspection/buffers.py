@@ -28,7 +28,7 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
     totals = compiled.memory_analysis()
     if totals is None:
         raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
-    buffers = _buffers(*serialized_buffer_assignment(compiled), serialized_hlo_module(compiled), subject)
+    buffers = _buffers(*serialized_buffer_assignment(totals), serialized_hlo_module(compiled), subject)
     return Memory(
         arguments=totals.argument_size_in_bytes,
         outputs=totals.output_size_in_bytes,
@@ -84,7 +84,7 @@ def _buffers(
         return None
     try:
         if wrapped:
-            assignment = bytes(raw(fields(assignment), 3))
+            assignment = raw(fields(assignment), 3)
         return named_buffers(assignment, module, subject)
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return None

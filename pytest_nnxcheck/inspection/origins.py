@@ -84,7 +84,7 @@ def frames(module: Module, instruction: Instruction) -> list[Frame]:
     so on: each is held against the next one out. Before, there is one stack, which may not be of this program. Where a stack does not go
     through the call, only what lies inside the jit is taken.
     """
-    key = bytes(instruction.metadata)
+    key = instruction.metadata
     if key not in module.stacks:
         module.stacks[key] = _frames(module, instruction)
     return module.stacks[key]

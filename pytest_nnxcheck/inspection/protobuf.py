@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-Message = dict[int, list["int | memoryview"]]
+Message = dict[int, list["int | bytes"]]
 """Field number to the values of that field, in the order of the wire."""
 
 _FIXED = {1: 8, 5: 4}
@@ -19,32 +19,41 @@ class MalformedProto(ValueError):
     """The bytes are no message of the kind that was expected."""
 
 
-def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
     """The number that starts at an offset, and the offset after it. Raises `MalformedProto`."""
-    number = 0
-    for place, byte in enumerate(data[at : at + 10]):
-        number |= (byte & 0x7F) << 7 * place
+    number, shift, end = 0, 0, min(len(data), at + 10)
+    while at < end:
+        byte = data[at]
+        at += 1
         if byte < 0x80:
-            return number, at + place + 1
+            return number | byte << shift, at
+        number |= (byte & 0x7F) << shift
+        shift += 7
     raise MalformedProto("a number has no end")
 
 
-def fields(data: bytes | memoryview) -> Message:
+def fields(data: bytes) -> Message:
     """One message, its nested messages still serialized. Raises `MalformedProto`."""
-    view, at, end, message = memoryview(data), 0, len(data), Message()
+    at, end, message = 0, len(data), Message()
     while at < end:
         # Most numbers are one byte long, and a call for each would double the time.
-        key, at = (view[at], at + 1) if view[at] < 0x80 else varint(view, at)
-        kind, value = key & 7, view
+        key, at = (data[at], at + 1) if data[at] < 0x80 else varint(data, at)
+        kind = key & 7
+        value: int | bytes
         if kind in _FIXED:
             size = _FIXED[kind]
         else:
-            size, at = (view[at], at + 1) if at < end and view[at] < 0x80 else varint(view, at)
-        if kind != 0:
-            value, at = view[at : at + size], at + size
+            size, at = (data[at], at + 1) if at < end and data[at] < 0x80 else varint(data, at)
+        if kind == 0:
+            value = size
+        else:
+            value, at = data[at : at + size], at + size
         if at > end or kind in _GROUPS:
             raise MalformedProto("a field reaches past the end")
-        message.setdefault(key >> 3, []).append(value if kind else size)
+        if (key := key >> 3) in message:
+            message[key].append(value)
+        else:
+            message[key] = [value]
     return message
 
 
@@ -56,9 +65,9 @@ def number(message: Message, field: int) -> int:
     return value
 
 
-def raw(message: Message, field: int) -> memoryview:
+def raw(message: Message, field: int) -> bytes:
     """A nested message, still serialized; an empty one where there is none. Raises `MalformedProto`."""
-    value = message[field][-1] if field in message else memoryview(b"")
+    value = message[field][-1] if field in message else b""
     if isinstance(value, int):
         raise MalformedProto(f"field {field} is a number")
     return value
@@ -66,7 +75,7 @@ def raw(message: Message, field: int) -> memoryview:
 
 def text(message: Message, field: int) -> str:
     """A string. Raises `MalformedProto`."""
-    return bytes(raw(message, field)).decode(errors="replace")
+    return raw(message, field).decode(errors="replace")
 
 
 def messages(message: Message, field: int) -> Iterator[Message]:

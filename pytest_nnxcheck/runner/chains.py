@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 
@@ -19,18 +20,32 @@ def pairs(layers: Sequence[Layer]) -> Iterator[Pair]:
 def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     """Chains of at most ``longest`` layers, two or more, in which every pair of `pairs` stands side by side once.
 
-    First the pairs without an idle layer (`Transform.idle`). A chain with one has at most one layer that is not: most of these then
-    lower to the program of that layer alone, which is compiled once. The same layers give the same chains.
+    What is compiled with an idle layer (`Transform.idle`) is what is compiled without, once for all chains that have the same other layers.
+    So the idle layers stand between the two layers of a pair, and that with a few pairs alone: those of a ring, in which each layer that
+    is not idle comes after one and before one. The same layers give the same chains.
     """
-    idle = {pair: any(layer.row.idle for layer in pair) for pair in pairs(layers)}
-    for with_idle in (False, True):
-        yield from _walk(
-            [pair for pair in idle if idle[pair] == with_idle], layers, longest, 1 if with_idle else longest
-        )
+    idle = [layer for layer in layers if layer.row.idle]
+    busy = [layer for layer in layers if not layer.row.idle]
+    ring = [pair for pair in zip(busy, [*busy[-1:], *busy[:-1]], strict=True) if not impossible(Nesting(pair))]
+    rings = [chain for pair in ring for chain in _around(pair, idle)] if longest > 2 and idle else []
+    left = dict.fromkeys(pairs(layers))
+    for pair in (pair for chain in rings for pair in pairwise(chain)):
+        del left[pair]
+    without_idle = [pair for pair in left if not any(layer.row.idle for layer in pair)]
+    yield from _walk(without_idle, layers, longest)
+    yield from rings
+    yield from _walk([pair for pair in left if pair not in without_idle], layers, longest)
 
 
-def _walk(unwalked: Sequence[Pair], layers: Sequence[Layer], longest: int, most: int) -> Iterator[Chain]:
-    """An Eulerian walk over the pairs, cut where a chain is full, where it has the ``most`` layers that are not idle, and where jax cannot run it.
+def _around(pair: Pair, idle: Sequence[Layer]) -> Iterator[Chain]:
+    """A pair, and the chains that have an idle layer in between: all of them compile to the program of the pair."""
+    outer, inner = pair
+    yield pair
+    yield from (chain for layer in idle if not impossible(Nesting(chain := (outer, layer, inner))))
+
+
+def _walk(unwalked: Sequence[Pair], layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
+    """An Eulerian walk over the pairs, cut where a chain is full, and where jax cannot run it.
 
     Each chain goes on where the one before ended, and always to the layer that has most pairs left, so that none is left over.
     """
@@ -41,18 +56,16 @@ def _walk(unwalked: Sequence[Pair], layers: Sequence[Layer], longest: int, most:
         open_pairs = Counter(outer for outer, _ in unused)
         fullest = min(open_pairs, key=lambda layer: (-open_pairs[layer], rank[layer]))
         chain: Chain = (end if end in open_pairs else fullest,)  # type: ignore[assignment]
-        while len(chain) < longest and (step := _next(chain, unused, rank, most)) is not None:
+        while len(chain) < longest and (step := _next(chain, unused, rank)) is not None:
             del unused[chain[-1], step]
             chain = (*chain, step)
         end = chain[-1]
         yield chain
 
 
-def _next(chain: Chain, unused: dict[Pair, None], rank: dict[Layer, int], most: int) -> Layer | None:
+def _next(chain: Chain, unused: dict[Pair, None], rank: dict[Layer, int]) -> Layer | None:
     open_pairs = Counter(outer for outer, _ in unused)
-    busy = sum(not layer.row.idle for layer in chain)
     steps = [inner for outer, inner in unused if outer == chain[-1]]
-    steps = [inner for inner in steps if inner.row.idle or busy < most]
     steps = [inner for inner in steps if not impossible(Nesting((*chain, inner)))]
     return min(steps, key=lambda layer: (-open_pairs[layer], rank[layer]), default=None)
 

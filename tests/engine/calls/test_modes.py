@@ -101,7 +101,7 @@ class TestRun:
         assert [text for text in RUNS if "tree" in text] == [
             text.replace("graph", "tree") for text in RUNS if "graph" in text
         ]
-        assert len(RUNS) == 78
+        assert len(RUNS) == 80
         assert str(report).endswith("; modes: graph held, tree held")
 
     def test_nothing_changes_where_no_mode_is_named(self):

@@ -100,7 +100,7 @@ def compiled(assignment=None, module=None):
 @pytest.fixture(scope="module")
 def protos():
     real = compile_(stacked_again, P, X)
-    assignment, wrapped = compat.serialized_buffer_assignment(real)
+    assignment, wrapped = compat.serialized_buffer_assignment(real.memory_analysis())
     if wrapped:
         assignment = bytes(protobuf.raw(protobuf.fields(assignment), 3))
     return assignment, compat.serialized_hlo_module(real)

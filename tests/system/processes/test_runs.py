@@ -192,7 +192,7 @@ def test_the_same_verdicts_whatever_runs_them(run_inner, args):
     result.stdout.fnmatch_lines(
         [
             "*nnx invariants*",
-            "test_inner.py::test_holds  39 nestings: 39 held; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
+            "test_inner.py::test_holds  40 nestings: 40 held; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
             "test_inner.py::test_pair  30 nestings: 2 violated, 28 held, 12 not run; worst peak *",
             "FAILED test_inner.py::test_pair - nnx invariant broken: tracers",
         ]
@@ -225,7 +225,7 @@ def test_ctrl_c_leaves_a_partial_summary_and_a_report_but_no_baseline(run_inner,
     result.stdout.re_match_lines(
         [
             r"peaks.jsonl is not written: the run was interrupted",
-            r"test_inner.py::test_holds  39 nestings: 39 held; .*",
+            r"test_inner.py::test_holds  40 nestings: 40 held; .*",
             r"test_inner.py::test_pair  30 nestings: 2 violated, 28 held, .*",
             *([rf"test_inner.py::test_stopped  {nestings} nestings: {nestings} held; .*"] if nestings else []),
             r".*KeyboardInterrupt.*",
