@@ -103,7 +103,7 @@ def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_attributes(value: Any, name: Name, visit: Visit) -> None:
-    stored = visit.layout(type(value))
+    stored = visit.classes.layout(type(value))
     if stored.hidden:
         open_referents(value, name, visit)
         return
@@ -130,14 +130,14 @@ def open_referents(value: Any, name: Name, visit: Visit) -> None:
 def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
     """``jax.jit(f)``, ``jax.custom_vjp(f)``: library objects, of which the user's functions are opened and nothing else."""
     visit.fleeting.append((open_jax_function, value, name))
-    for item in (visit.layout(type(value)).read(value) or {}).values():
+    for item in (visit.classes.layout(type(value)).read(value) or {}).values():
         if id(type(item)) in _CODE or top_package(type(item)) in _JAX:
             visit.put(item, "attribute", name)
 
 
 def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
     """`nnx.List` and `nnx.Dict`, which keep their items as attributes."""
-    stored = visit.layout(type(value))
+    stored = visit.classes.layout(type(value))
     visit.places.keep_attributes(str(name), value, stored)
     listed = compat.kind_of(type(value)) == "nnx list"
     for key, item in (stored.read(value) or {}).items():
@@ -147,7 +147,7 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
-    visit.places.keep_attributes(str(name), value, visit.layout(type(value)))
+    visit.places.keep_attributes(str(name), value, visit.classes.layout(type(value)))
     visit.put(compat.variable_value(value), compat.variable_kind(value), name)
     metadata = compat.variable_metadata(value)
     visit.places.keep_dict(str(name), metadata)

@@ -90,10 +90,34 @@ class Found:
     passing: bool = False
 
 
-class Visit:
-    """One walk under way; ``openers_of`` tells how the instances of a class are opened."""
+class Classes:
+    """How the instances of classes are read, each class looked at once: ``openers_of`` tells how those of one are opened."""
 
-    def __init__(self, openers_of: Callable[[type], tuple[Opener, ...]], most: int | None = None) -> None:
+    def __init__(self, openers_of: Callable[[type], tuple[Opener, ...]]) -> None:
+        self._openers_of = openers_of
+        # By the id of a class, since its hash is the user's code; classes are kept, so that no id is used again.
+        self._openers: dict[int, tuple[type, tuple[Opener, ...] | None]] = {}
+        self._layouts: dict[int, tuple[type, Layout]] = {}
+
+    def openers(self, value: object) -> tuple[Opener, ...] | None:
+        """How an object is opened; `None` for tracers, which never are."""
+        cls = type(value)
+        if id(cls) not in self._openers:
+            self._openers[id(cls)] = cls, None if compat.is_tracer(value) else self._openers_of(cls)
+        return self._openers[id(cls)][1]
+
+    def layout(self, cls: type) -> Layout:
+        """How instances of a class store attributes."""
+        if id(cls) not in self._layouts:
+            self._layouts[id(cls)] = cls, layout(cls)
+        return self._layouts[id(cls)][1]
+
+
+class Visit:
+    """One walk under way."""
+
+    def __init__(self, classes: Classes, most: int | None = None) -> None:
+        self.classes = classes
         self.most = MOST_OBJECTS if most is None else most
         self.places = Places()
         self.tracers: list[Found] = []
@@ -107,10 +131,6 @@ class Visit:
         self.passing = False
         self._queue: deque[tuple[Any, str, Name]] = deque()
         self._last: deque[tuple[Any, str, Name]] = deque()
-        # By the id of a class; `None` for tracers, which are never opened.
-        self._openers: dict[int, tuple[Opener, ...] | None] = {}
-        self._layouts: dict[int, Layout] = {}
-        self._openers_of = openers_of
 
     def run(self, roots: list[tuple[Name, Any]]) -> None:
         """Open everything reachable from the roots, and the frames that exceptions keep after all else."""
@@ -147,17 +167,8 @@ class Visit:
             return None
         return taken
 
-    def layout(self, cls: type) -> Layout:
-        """How instances of a class store attributes."""
-        if id(cls) not in self._layouts:
-            self._layouts[id(cls)] = layout(cls)
-        return self._layouts[id(cls)]
-
     def _open(self, value: Any, holder: str, name: Name) -> None:
-        cls = type(value)
-        if id(cls) not in self._openers:
-            self._openers[id(cls)] = None if compat.is_tracer(value) else self._openers_of(cls)
-        openers = self._openers[id(cls)]
+        openers = self.classes.openers(value)
         if openers is None:
             self.tracers.append(Found(str(name), value, holder, self.passing))
             return

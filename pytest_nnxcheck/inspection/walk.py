@@ -19,7 +19,7 @@ from pytest_nnxcheck.inspection.open_code import CODE
 from pytest_nnxcheck.inspection.open_data import openers_for
 from pytest_nnxcheck.inspection.raw_access import MISSING, mro
 from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.inspection.visit import UNREADABLE, Found, Name, Opener, Visit
+from pytest_nnxcheck.inspection.visit import UNREADABLE, Classes, Found, Name, Opener, Visit
 
 T = TypeVar("T")
 CHANGED = Name("what changed")
@@ -33,7 +33,7 @@ class Walk:
     their paths; the mutable places; all that was ``seen``, by id.
 
     ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at. ``fleeting`` is
-    what changes without a place that tells, ``modules`` are those that were imported.
+    what changes without a place that tells, ``modules`` are those that were imported, ``classes`` those that were looked at.
     """
 
     tracers: tuple[Found, ...]
@@ -43,6 +43,7 @@ class Walk:
     seen: Mapping[int, object]
     fleeting: tuple[tuple[Opener, Any, Name], ...]
     modules: tuple[object, ...]
+    classes: Classes
     complete: bool = True
 
     @property
@@ -56,7 +57,7 @@ class Walk:
         """
         if self.tracers or not self.complete:
             return None
-        visit = Visit(functools.partial(openers_for, code=CODE))
+        visit = Visit(self.classes)
         visit.seen.update(self.seen)
         try:
             changed = list(self.places.changes())
@@ -85,7 +86,7 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
 
     Exceptions among the roots come last, so that what only they hold is marked as ``passing``. Raises nothing of its own.
     """
-    visit = Visit(functools.partial(openers_for, code=CODE), most)
+    visit = Visit(Classes(functools.partial(openers_for, code=CODE)), most)
     visit.seen.update((id(value), value) for value in left_out)
     named = [(Name(name), value) for name, value in roots]
     errors = [is_exception(value) for _, value in named]
@@ -105,6 +106,7 @@ def walked(visit: Visit, modules: tuple[object, ...]) -> Walk:
         seen=visit.seen,
         fleeting=tuple(visit.fleeting),
         modules=modules,
+        classes=visit.classes,
         complete=visit.complete,
     )
 

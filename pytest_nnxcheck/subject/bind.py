@@ -16,6 +16,7 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.inspection.fingerprint import fingerprint
 from pytest_nnxcheck.inspection.origins import labelled
 from pytest_nnxcheck.subject import plain_objects
@@ -60,12 +61,13 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
 
 @dataclass(slots=True)
 class Parts:
-    """The leaves of a call's arguments, sorted into graph nodes, inputs and static values."""
+    """The leaves of a call's arguments, sorted into graph nodes, inputs and static values; ``values`` are those of the nodes' Variables."""
 
     opened: tuple[tuple[str, Any], ...]
     plain: bool
     nodes: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
     static: list[tuple[str, Any]] = field(default_factory=list)
@@ -74,7 +76,9 @@ class Parts:
     def file(self, label: str, leaf: Any) -> None:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
         if compat.is_graph_node(leaf):
-            refuse_hijax(label, leaf)
+            variables = compat.variables(leaf)
+            refuse_hijax(label, variables)
+            self.values += [compat.variable_value(variable) for _, variable in variables]
             name = node_name(self.nodes, label, leaf)
             self.labels.setdefault(name, label)
             self.places.append(Place(node=name))
@@ -163,9 +167,9 @@ def refuse(label: str, leaf: Any) -> None:
         )
 
 
-def refuse_hijax(label: str, node: Any) -> None:
+def refuse_hijax(label: str, variables: list[tuple[Path, Any]]) -> None:
     """The value of a hijax Variable is no attribute that a copy could be given. Raises `CheckError`."""
-    path = next((path for path, variable in compat.variables(node) if compat.is_hijax(variable)), None)
+    path = next((path for path, variable in variables if compat.is_hijax(variable)), None)
     if path is not None:
         raise CheckError(
             f"{spell(label, path)} is a hijax Variable, which is not supported, and nnx.jit does not take it either: "
@@ -202,8 +206,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         return program
 
     tree = OutputTree()
-    values = [*inputs, *(value for _, value in compat.raw_leaves(state))]
-    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in values)
+    abstract = any(isinstance(value, jax.ShapeDtypeStruct) for value in (*inputs, *parts.values))
     # A program without inputs would give the layers nothing to map over and the guards no tracer to know their trace by.
     filled = inputs or [np.zeros((), np.float32)]
     return Subject(
