@@ -79,6 +79,8 @@ MUTANTS = (
     Mutant("inspection/buffers.py", "return repeated.elements * FEWER <= self.module.shape(value).elements", "return True", "test_budget.py"),
     Mutant("inspection/pointers.py", "if set(lost.pointers) <= held:", "if False:", "test_donated_structures.py test_donation.py"),
     # subject
+    Mutant("subject/profile.py", "for one, other in pairs if one != other)", "for one, other in pairs)", "test_donated_inside.py"),
+    Mutant("engine/cases.py", "and profile.in_one_array and donates:", "and profile.in_one_array:", "test_donated_inside.py"),
     Mutant("subject/bind.py", "            refuse_hijax(label, variables)\n", "", "test_bad_input.py"),
     Mutant("subject/bind.py", "            self.values += [compat.variable_value(variable) for _, variable in variables]\n", "", "test_abstract.py"),
     Mutant("subject/subject.py", "if wanted and first in names:", "if False:", "test_donation.py"),

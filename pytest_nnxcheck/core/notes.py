@@ -75,7 +75,7 @@ FactKind = Literal[
     "decided by rounding", "decided by fusion", "number", "copies of a loop", "copies of XLA", "copies of what is overwritten",
     "copies of what is made anew", "copies of what is read first",
     "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
-    "walked in part", "not put back", "mode closed", "untrained",
+    "walked in part", "not put back", "mode closed", "untrained", "in one array",
 ]  # fmt: skip
 
 

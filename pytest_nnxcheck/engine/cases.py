@@ -99,6 +99,10 @@ class Call:
         notes = [Fact("abstract", running)] if running else []
         if profile is not None and profile.untrained:
             notes.append(Fact("untrained", tuple(map(self.subject.path, profile.untrained)), self.subject.name))
+        donates = "donation" in self.settings.invariants and self.settings.donate != "none"
+        if profile is not None and profile.in_one_array and donates:
+            first = tuple(map(self.subject.path, profile.in_one_array[0]))
+            notes.append(Fact("in one array", first, self.subject.name, len(profile.in_one_array)))
         return CallFacts((*self.originals.notes, *notes), added, () if un_nested is None else (un_nested,))
 
     # --- from the memo, where the same call was made before

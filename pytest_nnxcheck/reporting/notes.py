@@ -152,5 +152,7 @@ FACTS: dict[data.FactKind, str] = {
     "walked in part": "tracers looked for in part: {some} reaches more than {count:,} objects, or one that cannot be read",
     "mode closed": "flax takes the call in no nesting of its {some} mode ({of})",
     "untrained": "{of} steps its optimizer, and leaves {some} as they are: it trains a copy of the model",
+    "in one array": "called without a jit, {of} leaves {all} in one array (pairs: {count}): a jit that donates both is refused from then on; hand"
+    " over a copy, jax.tree.map(jnp.copy, ...)",
     "not put back": "{some} could not be put back: what a nesting left there is met by the next",
 }

@@ -6,7 +6,7 @@ Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class Profile:
     ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
+    floating type that it computes in. ``in_one_array`` are those of `in_one_array`. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
     that was there before, ``remade`` those of `jaxpr_flow.remade`, ``read_first`` those of `jaxpr_flow.read_first`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
@@ -80,6 +80,7 @@ class Profile:
     overwritten: frozenset[Path] = frozenset()
     remade: frozenset[Path] = frozenset()
     read_first: frozenset[Path] = frozenset()
+    in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
 
@@ -179,8 +180,16 @@ def profile(subject: Subject) -> Profile:
         precision=jaxpr_flow.lowest_precision(closed),
         widened=tuple(widened(jaxpr, out, subject.inputs)),
         calls_back=jaxpr_flow.calls_back(closed),
+        in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),
     )
+
+
+def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple[Path, Path], ...]:
+    """Pairs of leaves that are handed back as one variable of the jaxpr: a call without a jit leaves them in one and the same array."""
+    first: dict[int, Path] = {}
+    pairs = ((first.setdefault(id(var), path), path) for path, var in zip(paths, variables, strict=True))
+    return tuple((one, other) for one, other in pairs if one != other)
 
 
 def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Path]:

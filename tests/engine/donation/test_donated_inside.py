@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import jax
@@ -256,3 +257,51 @@ def test_the_program_to_paste_says_so_too(subject, args, row):
     with pytest.raises(AssertionError) as raised:
         exec(program, {**scope, "__name__": "pasted"})
     assert row in str(raised.value)
+
+
+# --- what the call itself leaves in one array
+
+
+class Learner(nnx.Module):
+    def __init__(self):
+        self.online, self.target = linear(0), linear(1)
+
+
+def synchronizes(learner, x):
+    nnx.update(learner.target, nnx.state(learner.online))
+    return learner.target(x)
+
+
+def copies_over(learner, x):
+    nnx.update(learner.target, jax.tree.map(jnp.copy, nnx.state(learner.online)))
+    return learner.target(x)
+
+
+def moves_towards(learner, x):
+    towards = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, nnx.state(learner.target), nnx.state(learner.online))
+    nnx.update(learner.target, towards)
+    return learner.target(x)
+
+
+def notes_on(step, **settings):
+    found = check(step, Learner(), numbers((2, 4)), effort="quick", styles="argument", **settings)
+    assert found.verdict == "held"
+    return [note for note in found.notes if "in one array" in note]
+
+
+def test_what_a_call_leaves_in_one_array_has_a_note():
+    (note,) = notes_on(synchronizes)
+    first, both = "learner.online.bias, learner.target.bias", "a jit that donates both is refused from then on"
+    assert (
+        f"called without a jit, synchronizes leaves {first} in one array (pairs: 2): {both}; hand over a copy" in note
+    )
+    assert notes_on(copies_over) == notes_on(moves_towards) == notes_on(synchronizes, donate="none") == []
+
+
+@pytest.mark.parametrize("step, refused", [(synchronizes, True), (copies_over, False), (moves_towards, False)])
+def test_what_the_note_says_is_so(step, refused):
+    learner = Learner()
+    step(learner, numbers((2, 4)))
+    donating_learner = nnx.jit(lambda learner: None, donate_argnums=0)
+    with pytest.raises(Exception, match="donate") if refused else contextlib.nullcontext():
+        donating_learner(learner)
