@@ -54,10 +54,14 @@ class Wrapped(Generic[P, R]):
         return output
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__wrapped__, name)
+        # Not self.__wrapped__: `copy.copy` asks an instance that has none yet.
+        return getattr(object.__getattribute__(self, "__wrapped__"), name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.__wrapped__, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__wrapped__, name)
 
     def __repr__(self) -> str:
         subject = self.__wrapped__

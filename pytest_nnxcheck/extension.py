@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck.core.catalogue import INVARIANT_ROWS, OWN_INVARIANTS, InvariantRow, layer_names
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.text import near, one_line, place_of
+from pytest_nnxcheck.core.text import first_line, near, place_of
 
 if TYPE_CHECKING:
     import pytest
@@ -72,7 +72,7 @@ def handed_in(hook: Any, config: pytest.Config) -> tuple[str, ...]:
     except CheckError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        raise CheckError(f"{who} raised {one_line(error)}") from None
+        raise CheckError(f"{who} raised {first_line(error)}") from None
     for invariant in invariants:
         add(invariant, default=False)
     return tuple(invariant.name for invariant in invariants if invariant.default)

@@ -71,6 +71,14 @@ class TestClass:
     def test_other(self, nnx_wrap):
         pytest.skip("not the one")
 
+    @staticmethod
+    def test_static(nnx_wrap, model, x):
+        nnx_wrap(model)(x)
+
+    @classmethod
+    def test_of_class(cls, nnx_wrap):
+        nnx_wrap(Größe(Config(cls.width), nnx.Rngs(0)))(jnp.ones((2, cls.width)))
+
     class TestInner:  # of which nothing is left
         pytestmark = pytest.mark.filterwarnings("ignore")
 

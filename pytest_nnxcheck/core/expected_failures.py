@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, MODES, invariant_names, layer_names, rows_of
+from pytest_nnxcheck.core.catalogue import MODES, invariant_names, layer_names, rows_of, styles_of
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Nesting
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
@@ -94,7 +94,10 @@ class Entry:
 
 
 def _layer(word: str, style: str) -> Layer:
-    return Layer.parse(word if "[" in word or word == CALL_FIRST else f"{word}[{style}]")
+    if "[" in word:
+        return Layer.parse(word)
+    styles = styles_of(word)
+    return Layer(word, style if style in styles else styles[0])
 
 
 def _fits(word: str, layer: Layer) -> bool:

@@ -135,7 +135,7 @@ class InnerDonation:
 class Observation:
     """The facts of one run; ``state`` is the copy that ran.
 
-    ``parameters`` names the flat state parameters of the program, ``inputs`` those that follow them. ``returned`` is what the
+    ``parameters`` names the flat state parameters of the program. ``returned`` is what the
     program gave, ``output`` the un-nested output in it. ``reused`` are the pointers of all that came back, outputs and state.
 
     ``dropped`` are tracers that a layer left in a module which died with its trace: no harm, but worth a note. An ``abstract``
@@ -156,7 +156,6 @@ class Observation:
     mutated: tuple[tuple[Layer, str], ...] = ()
     memory: Memory | None = None
     parameters: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     reused: frozenset[int] = frozenset()
     abstract: bool = False

@@ -174,7 +174,8 @@ class ValueDiffers(Finding):
 
     ``of`` is the type of the Variable, ``type`` that of the array, or of the Python value of an attribute. ``want`` and ``have`` are the
     two values, types or counts: of ``elements``, of which so many are ``wrong``, those that lie furthest apart. ``size`` is that distance,
-    1 for what is no float, and ``allowed`` what it may be. ``cause`` is what dropped an update, ``variable`` how one writes its type.
+    1 for what is no float, and ``allowed`` what it may be. ``cause`` is what dropped an update, ``inside`` where a transform of the call's own
+    makes an output another one; ``variable`` is how one writes its type.
     """
 
     label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs"]
@@ -187,7 +188,7 @@ class ValueDiffers(Finding):
     size: float = 1.0
     allowed: float | None = None
     rounding: bool = False
-    cause: DropCause | Literal[""] = ""
+    cause: DropCause | Literal["", "inside"] = ""
     variable: str = ""
 
 

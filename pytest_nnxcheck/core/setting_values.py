@@ -22,7 +22,6 @@ Parser = Callable[[str, object], Any]
 
 REPORTS = {".json": "records", ".html": "html_page", ".md": "markdown"}
 """The suffixes of a report, each with the file of `reporting` whose ``render`` makes its text."""
-"""The suffixes of a report: each is a form."""
 
 UNITS = {
     "B": 1,

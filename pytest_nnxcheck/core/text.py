@@ -73,12 +73,6 @@ def first_line(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def one_line(error: BaseException) -> str:
-    """``TypeError: the first line``."""
-    first = closed_line(str(error))
-    return f"{type(error).__name__}: {first}".rstrip(": ")
-
-
 def place_of(function: Any) -> str:
     """``file:line`` of a function."""
     code = getattr(inspect.unwrap(function), "__code__", None)

@@ -271,13 +271,16 @@ def second_call(call: Call, profile: Profile, observation: Observation) -> tuple
 def nested_call(subject: Subject, observation: Observation) -> NestedCall:
     """The call as an invariant of the user's own sees it."""
     before, after = read(subject, subject.state), read(subject, observation.state)
-    names = (f"output{name}" for name in observation.output_names)
+    outputs: dict[str, Any] = {}
+    for name, array in zip(observation.output_names, observation.output, strict=False):
+        label = f"output{name}"  # all arrays of a module that is returned have one name
+        outputs[label if label not in outputs else f"{label} #{len(outputs)}"] = array
     return NestedCall(
         nesting=observation.nesting,
         before={path: leaf.value for path, leaf in before.leaves.items()},
         after={path: leaf.value for path, leaf in after.leaves.items()},
         kinds={path: leaf.kind for path, leaf in after.leaves.items()},
-        outputs=dict(zip(names, observation.output, strict=False)),
+        outputs=outputs,
         memory=observation.memory,
         compiled=observation.compiled,
         abstract=observation.abstract,

@@ -68,15 +68,14 @@ def check_call(
     """Run a call under a nesting and judge what it left; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
     bound = bind(subject, args, kwargs, owner)
     bound.donated(settings.donate)
-    if bound.name in example.memo.unrestored:
+    if (bound.name, bound.code) in example.memo.unrestored:
         return not_restored(bound, nesting, settings, example.memo, publish)
     originals = look_at_originals(bound, settings, example)
-    bound.refuse_what_flax_cannot_split()
-    call = Call(bound, signature(bound), nesting, settings, example, originals, publish)
+    call = Call(bound, signature(bound, *bound.split()), nesting, settings, example, originals, publish)
     try:
         checked = nested(call) if nesting.layers else un_nested(call)
     except Unrestored as unrestored:
-        call.memo.unrestored[bound.name] = unrestored.leaks
+        call.memo.unrestored[bound.name, bound.code] = unrestored.leaks
         checked = not_restored(bound, nesting, settings, call.memo, publish)
     finally:
         if bound.name in call.memo.own_jits:
@@ -300,7 +299,7 @@ def not_restored(subject: Subject, nesting: Nesting, settings: Settings, memo: M
     """A call of which a trace, as a plain jit makes it, left tracers for good: no nesting can run, and each is told so."""
     nesting = replace(nesting, layers=nesting.layers or (Layer(JIT),))
     publish(CallStarted(subject, UNKNOWN, nesting, settings))
-    leaks = tuple(replace(leak, layer=nesting.layers[0]) for leak in memo.unrestored[subject.name])
+    leaks = tuple(replace(leak, layer=nesting.layers[0]) for leak in memo.unrestored[subject.name, subject.code])
     observation = Observation(nesting, subject.state, leaks=leaks)
     judgement = invariants.judge(Case(observation, only_tracers(settings)))
     if not judgement.violations:

@@ -102,7 +102,11 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     if 0 < len(without_values) < len(leaves):
         notes.append(Fact("partly abstract", without_values, of=subject.name))
     if "donation" in settings.invariants and settings.donate != "none":
-        notes.append(recall(example.memo.mapped, subject.label, lambda: in_mapped_file(subject.name, leaves)))
+        notes.append(
+            recall(
+                example.memo.mapped, (subject.label, len(example.places)), lambda: in_mapped_file(subject.name, leaves)
+            )
+        )
         notes += [Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in foreign_views(leaves, of_numpy)]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     pinned = [

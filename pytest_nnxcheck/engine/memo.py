@@ -57,10 +57,10 @@ class Memo:
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)
-    mapped: dict[str, InMappedFile | None] = field(default_factory=dict)
+    mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
     own_jits: set[str] = field(default_factory=set)
-    unrestored: dict[str, tuple[Leak, ...]] = field(default_factory=dict)
+    unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
 
 
@@ -71,12 +71,28 @@ def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
     return table[key]
 
 
-def signature(subject: Subject) -> Any:
+@dataclass(frozen=True, slots=True, eq=False)
+class ByValue:
+    """A graph definition as part of a key: hashes collide (``hash(-1) == hash(-2)``), and ``==`` may be the user's code."""
+
+    graphdef: Any
+    hashed: int
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+    def __eq__(self, other: object) -> bool:
+        try:
+            return isinstance(other, ByValue) and bool(self.graphdef == other.graphdef)
+        except Exception:  # noqa: BLE001 - the user's code may raise anything
+            return False
+
+
+def signature(subject: Subject, graphdef: Any, leaves: Any) -> Any:
     """What decides the profile of a call: code, graph, shapes, static arguments, and the mode of flax."""
-    graphdef, leaves = compat.split(subject.state)
     shapes = tuple((path, describe(leaf)) for path, leaf in compat.flat_state(leaves))
     try:
-        graph: Any = hash(graphdef)
+        graph: Any = ByValue(graphdef, hash(graphdef))
     except TypeError:  # an attribute that has no hash, a plain dataclass say
         graph = tuple((path, fingerprint(value)) for path, value in compat.attributes(subject.state))
     kind = (subject.abstract, compat.mode_flags())

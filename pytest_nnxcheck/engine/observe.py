@@ -113,7 +113,6 @@ def observe(
         mutated=tuple(guards.mutated),
         memory=root.memories[0] if root.memories else None,
         parameters=root.parameters(),
-        inputs=subject.input_names,
         moves=moves,
         reused=reused,
         abstract=subject.abstract,

@@ -216,7 +216,7 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
     return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)
 
 
-def violations(different: Differences, cause: DropCause | Literal[""]) -> tuple[Violation, ...]:
+def violations(different: Differences, cause: DropCause | Literal["", "inside"]) -> tuple[Violation, ...]:
     """The violation that the differences make; ``cause`` is why the first is there, where that is known."""
     if not different:
         return ()
@@ -256,7 +256,8 @@ def agrees_inside(
     drops = transparent_call.drops or [drop for drop in transparent_call.branches if drop.path in paths]
     if drops:
         return Judgement((Violation("parity", findings=tuple(map(dropped_inside, drops))),), notes)
-    return Judgement(violations(different, "copy" if different and is_update(different[0], before) else ""), notes)
+    copied = different and is_update(different[0], before)
+    return Judgement(violations(different, "copy" if copied else "inside"), notes)
 
 
 def is_update(difference: ValueDiffers, before: Facts) -> bool:

@@ -33,10 +33,6 @@ NUDGE = 4
 """How far a nudged reference starts from the real one, in units of the last place."""
 
 
-def once(f: Program, subject: Program, axes: int) -> Program:
-    return f
-
-
 def carried(f: Program, subject: Program, axes: int) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         return stacked([f(state, *(leaf[step] for leaf in inputs)) for step in range(LENGTH)])

@@ -39,7 +39,8 @@ def of_function(function: FunctionType, depth: int) -> Any:
 
 def of_items(value: Any, depth: int) -> tuple[Any, ...]:
     if isinstance(value, dict):
-        return tuple(fingerprint(item, depth) for pair in list(dict.items(value))[:LONGEST] for item in pair)
+        pairs = list(dict.items(value))[:LONGEST]
+        return (len(value), *(fingerprint(item, depth) for pair in pairs for item in pair))
     if isinstance(value, list | tuple):
         return (len(value), *(fingerprint(item, depth) for item in list(value)[:LONGEST]))
     if isinstance(value, set | frozenset):

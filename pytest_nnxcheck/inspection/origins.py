@@ -100,10 +100,8 @@ def _frames(module: Module, instruction: Instruction) -> list[Frame]:
     if len(stacks) == 1 or not any(stacks[1:-1]):
         return stacks[0] if _here(stacks[0], module.subject) else _named(stacks[0], module.name(instruction))
     *stacks, _ = stacks
-    whole = stacks[-1]
-    for outer, inner in zip(stacks[:0:-1], stacks[-2::-1], strict=True):
-        whole = [*_inside(inner, outer), *whole]
-    return whole
+    inside = [_inside(inner, outer) for inner, outer in itertools.pairwise(stacks)]
+    return [frame for part in (*inside, stacks[-1]) for frame in part]
 
 
 def _here(stack: list[Frame], subject: str | None) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +133,16 @@ def foreign_views(leaves: Iterable[tuple[str, Any]], arrays: Iterable[tuple[str,
     if not arrays:
         return ()
     own = {id(array) for _, array in leaves}
-    spans = [(*span, path, True) for path, array in leaves for span in byte_ranges(array)]
-    spans += [(*span, path, False) for path, array in arrays if id(array) not in own for span in byte_ranges(array)]
-    spans.sort(key=lambda span: span[:2])
-    pairs = []
-    for (_, end, path, is_leaf), (start, _, other, other_is_leaf) in pairwise(spans):
-        if start < end and is_leaf != other_is_leaf:
-            pairs.append((other, path) if is_leaf else (path, other))
-    return tuple(pairs)
+    spans = sorted((*span, path) for path, array in leaves for span in byte_ranges(array))
+    starts, ends = [start for start, _, _ in spans], [end for _, end, _ in spans]
+    return tuple(
+        (holder, path)
+        for holder, array in arrays
+        if id(array) not in own
+        for start, end in byte_ranges(array)
+        # Leaves lie beside one another, or in the same bytes: their ends are in order as well.
+        for _, _, path in spans[bisect_right(ends, start) : bisect_left(starts, end)]
+    )
 
 
 def is_numpys_own(array: Any) -> bool:

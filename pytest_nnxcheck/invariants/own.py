@@ -7,7 +7,7 @@ from typing import Any
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.outcome import Breach, Violation
-from pytest_nnxcheck.core.text import near, one_line
+from pytest_nnxcheck.core.text import first_line, near
 from pytest_nnxcheck.invariants.case import Case, Judgement
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -24,7 +24,7 @@ def judge(case: Case, row: InvariantRow) -> Judgement:
         given = row.function(case.nested_call())
         breaches: list[Any] = [*given]
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        told = CheckError(f"{who} raised {one_line(error)} under {case.observation.nesting}")
+        told = CheckError(f"{who} raised {first_line(error)} under {case.observation.nesting}")
         told.__cause__ = error
         return Judgement(error=told)
     if not all(map(is_breach, breaches)) or isinstance(given, str):

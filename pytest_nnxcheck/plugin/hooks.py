@@ -345,7 +345,9 @@ def _summaries(terminalreporter: Any, config: pytest.Config) -> Iterator[tuple[s
     for reports in terminalreporter.stats.values():
         for test in reports:
             properties = dict(getattr(test, "user_properties", ()))
-            if getattr(test, "when", "") == "call" and "nnx_nestings" in properties:
+            # Of a test that was run again the last attempt counts, whichever category came first.
+            last = getattr(test, "when", "") == "call" and getattr(test, "outcome", "") != "rerun"
+            if last and "nnx_nestings" in properties:
                 yield test.nodeid, _line(test.nodeid, properties, config)
     if unreported := config.stash[_unreported]:
         from pytest_nnxcheck.reporting import report

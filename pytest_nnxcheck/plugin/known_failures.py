@@ -88,8 +88,12 @@ def _table(pattern: str, entries: object, shown: str, line: int) -> Table:
 
 
 def _line(text: str, pattern: str) -> int:
-    lines = enumerate(text.splitlines(), 1)
-    return next((number for number, line in lines if line.lstrip().startswith("[") and pattern in line), 1)
+    headers = (
+        (number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith("[")
+    )
+    return next(
+        (number for number, header in headers if header.partition("#")[0].strip()[1:-1].strip(" \"'") == pattern), 1
+    )
 
 
 class Suite:

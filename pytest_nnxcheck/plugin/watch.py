@@ -251,7 +251,7 @@ class NewTests:
         own = frozenset(name for name, place in places.items() if place == "own")
         missing = [name for name, place in places.items() if place == "missing"]
         obstacle = f"its fixture {missing[0]} would not be there" if missing else no_module if own else ""
-        function = next(function for function in roots.bodies(item.function)[::-1])
+        function = roots.bodies(item.function)[-1]
         candidate = Candidate(
             item.nodeid,
             function,

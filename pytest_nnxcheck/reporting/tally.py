@@ -57,4 +57,7 @@ def worse(old: Outcome, new: Outcome) -> Outcome:
     keys = tuple(dict.fromkeys([*old.expected, *new.expected]))
     # The evidence of a violation is what the message tells of.
     shown = worst.evidence if worst.violations else measured.evidence
-    return replace(worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown)
+    seconds = old.seconds + new.seconds
+    return replace(
+        worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown, seconds=seconds
+    )

@@ -95,7 +95,7 @@ def tracers(findings: Findings) -> Text:
         summary = f"{first.path} was made in a trace that has ended: flax refuses every write to it"
         return summary, [*rows, *rest(findings)], hints.hint("pinned")
     rows = [("changed", finding.path) for finding in shown]
-    return f"eval_shape changed {first.path}", [*rows, ("left by", str(first.layer))], ""
+    return f"eval_shape changed {first.path}", [*rows, *rest(findings), ("left by", str(first.layer))], ""
 
 
 def leaked(leak: Leak) -> list[Row]:
@@ -236,10 +236,11 @@ def parity(findings: Findings) -> Text:
     """Updates that a transform inside the call drops, or values that differ; the first is the summary."""
     first = findings[0]
     if isinstance(first, DroppedInside):
-        rows = [("dropped", f"{finding.path}   {finding.of} in the body of {finding.where}") for finding in findings]
+        shown = findings[:SHOWN]
+        rows = [("dropped", f"{finding.path}   {finding.of} in the body of {finding.where}") for finding in shown]
         how = HOW[first.cause]
         summary = f"{first.path} is updated in the body of {first.where}, {how}: the update is dropped"
-        return summary, rows, hints.dropped_inside(first)
+        return summary, [*rows, *rest(findings)], hints.dropped_inside(first)
     rows = [(finding.label, f"{finding.path}   {difference(finding)}") for finding in findings[:SHOWN]]
     return differs(first), [*rows, *rest(findings)], hints.value(first)
 
@@ -259,6 +260,8 @@ def differs(first: ValueDiffers) -> str:
             return f"{first.path}: {difference(first)}"
         case "dropped":
             return f"{first.path} kept its old value: the update was dropped"
+        case "differs" if first.cause == "inside":
+            return f"{first.path} differs from what the same call returns without its jits"
         case "differs" if first.cause == "copy":
             return f"{first.path} differs from what the same call leaves without its jits: an update was dropped"
         case "deleted":

@@ -14,6 +14,7 @@ from pytest_nnxcheck.core.outcome import (
     Finding,
     LostBuffer,
     MadeInEndedTrace,
+    MemoryWasted,
     Orphaned,
     Outcome,
     PeakOverBudget,
@@ -23,6 +24,7 @@ from pytest_nnxcheck.core.outcome import (
     UpdateDropped,
     ValueDiffers,
     ViewedBuffer,
+    Violation,
 )
 from pytest_nnxcheck.reproducer.nesting_text import Facts, meaning_text, primal_text
 
@@ -60,6 +62,12 @@ class Assertions:
     aliased: bool = False
     eager: bool = False
     traced: bool = False
+
+
+def can_look_for(violation: Violation) -> bool:
+    """Whether a program can look for a violation without the plugin, which alone knows where the un-nested call wastes memory."""
+    wasted = [isinstance(finding, MemoryWasted) for finding in violation.findings]
+    return violation.invariant in ASSERTED and not (wasted and all(wasted))
 
 
 def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Assertions:
@@ -100,7 +108,7 @@ def of_memory(made: Assertions, outcome: Outcome, kinds: Kinds, facts: Facts) ->
     """A peak over its budget, copies of the state, what the call captures."""
     evidence = outcome.evidence
     if evidence is not None and evidence.split is not None and {PeakOverBudget, StateCopied} & kinds.keys():
-        copied = sum(buffer.bytes for buffer in evidence.buffers if buffer.whole and buffer.name)
+        copied = sum(finding.bytes for finding in kinds.get(StateCopied, ()))
         copies = f", state={facts.state_bytes}, copied={copied}, seen={evidence.split.peak}"
         made.compiles = True
         made.after.append(f"peak_is_within({outcome.budget}{copies if StateCopied in kinds else ''})")

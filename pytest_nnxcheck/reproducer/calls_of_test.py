@@ -214,8 +214,10 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
     call = functools.partial(body)
     plain = inspect.unwrap(getattr(call.func, "__func__", call.func))
     given_to = inspect.signature(plain).bind_partial(*call.args, **call.keywords).arguments
-    owner = plain.__qualname__.rpartition(".")[0]
-    instance = given_to.pop(next(iter(given_to))) if owner and not owner.endswith("<locals>") else None
+    first = next(iter(call.args), None)  # of a method its instance or its class, of a static method a fixture
+    classes = (first if isinstance(first, type) else type(first)).__mro__
+    is_bound = plain.__qualname__.rpartition(".")[0] in [cls.__qualname__ for cls in classes]
+    instance = given_to.pop(next(iter(given_to))) if is_bound else None
     try:
         name = target(writer, plain, instance)
     except NoSource as error:
@@ -228,7 +230,9 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
 
 
 def target(writer: Writer, function: Any, instance: object | None) -> str:
-    """The expression that is called: a function, or the method of a new instance of its class. Raises `NoSource`."""
+    """The expression that is called: a function, or the method of a class, or of a new instance of it. Raises `NoSource`."""
+    if isinstance(instance, type):
+        return f"{writer.sources.take_test_class(instance, function.__name__)}.{function.__name__}"
     if instance is None:
         return writer.sources.take_function(function)
     cls = type(instance)

@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.engine.cases import CallStarted
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.reproducer import calls_of_test
-from pytest_nnxcheck.reproducer.assertions import ASSERTED
+from pytest_nnxcheck.reproducer.assertions import can_look_for
 from pytest_nnxcheck.reproducer.calls_of_test import Usage, one_line
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Programs:
         if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
             return outcome
         broken = [violation.invariant for violation in outcome.violations]
-        if broken and ASSERTED.isdisjoint(broken):
+        if broken and not any(map(can_look_for, outcome.violations)):
             return replace(outcome, program=f"{NONE} no program can look for {' and '.join(broken)} without the plugin")
         with self._harmless():
             from pytest_nnxcheck.reproducer.compose import compose

@@ -89,6 +89,9 @@ class Literals:
         import jax
         import numpy as np
 
+        sharding = getattr(value, "sharding", None)
+        if sharding is not None and len(sharding.device_set) > 1:
+            raise NotLiteral
         if isinstance(value, jax.ShapeDtypeStruct):
             return f"jax.ShapeDtypeStruct({value.shape!r}, {dtype_text(value.dtype)})"
         if isinstance(value, np.dtype):

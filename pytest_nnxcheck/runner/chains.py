@@ -28,13 +28,12 @@ def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     busy = [layer for layer in layers if not layer.row.idle]
     ring = [pair for pair in zip(busy, [*busy[-1:], *busy[:-1]], strict=True) if not impossible(Nesting(pair))]
     rings = [chain for pair in ring for chain in _around(pair, idle)] if longest > 2 and idle else []
-    left = dict.fromkeys(pairs(layers))
-    for pair in (pair for chain in rings for pair in pairwise(chain)):
-        del left[pair]
-    without_idle = [pair for pair in left if not any(layer.row.idle for layer in pair)]
-    yield from _walk(without_idle, layers, longest)
+    in_rings = {pair for chain in rings for pair in pairwise(chain)}
+    left = [pair for pair in pairs(layers) if pair not in in_rings]
+    with_idle = [pair for pair in left if any(layer.row.idle for layer in pair)]
+    yield from _walk([pair for pair in left if pair not in with_idle], layers, longest)
     yield from rings
-    yield from _walk([pair for pair in left if pair not in without_idle], layers, longest)
+    yield from _walk(with_idle, layers, longest)
 
 
 def _around(pair: Pair, idle: Sequence[Layer]) -> Iterator[Chain]:

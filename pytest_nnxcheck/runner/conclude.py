@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 
 from pytest_nnxcheck.core.errors import InvariantViolation
-from pytest_nnxcheck.core.text import one_line
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner.errors import flatten, passes_through, plainest
 
@@ -45,7 +45,7 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
                 chosen.add_note(note)
     for other in _one_of_each_type(errors, chosen):
         if not isinstance(chosen, InvariantViolation):
-            chosen.add_note(f"  also failed  {run.nesting_of(other)}: {one_line(other)}")
+            chosen.add_note(f"  also failed  {run.nesting_of(other)}: {first_line(other)}")
     return chosen
 
 

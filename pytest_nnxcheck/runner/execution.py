@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingE
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Listener, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import one_line
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.reporting import report, wording
 from pytest_nnxcheck.reporting.tally import worse
@@ -97,7 +97,7 @@ class Execution:
                 outcome,
                 nesting=self.nesting,
                 verdict="failed",
-                reason=one_line(checked.error),
+                reason=first_line(checked.error),
                 error=type(checked.error).__name__,
             )
         outcome = self.executor.with_program(outcome)
@@ -134,7 +134,7 @@ class Execution:
         if isinstance(error, InvariantViolation | CheckError):
             return False
         held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
-        failed = replace(held, verdict="failed", violations=(), reason=one_line(error), error=type(error).__name__)
+        failed = replace(held, verdict="failed", violations=(), reason=first_line(error), error=type(error).__name__)
         outcome = expected_failures.excuse(failed, self.settings.expected_failures)
         if outcome.verdict == "expected":
             self.outcomes[self.nesting] = outcome
@@ -147,7 +147,7 @@ class Execution:
             outcome = Outcome(
                 self.nesting,
                 "failed",
-                reason=one_line(error),
+                reason=first_line(error),
                 error=type(error).__name__,
                 peak=held.peak,
                 budget=held.budget,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from hypothesis import strategies as st
 
@@ -63,9 +64,12 @@ def singles(settings: Settings) -> Iterator[Nesting]:
 
 
 def plainest(settings: Settings, exclusions: Exclusions) -> list[Layer]:
-    """Each transform in its plainest style, where that style is on and the transform can work."""
-    layers = [Layer(transform, styles_of(transform)[0]) for transform in settings.transforms]
-    return [layer for layer in layers if layer.style in settings.styles and exclusions.allows(layer)]
+    """Each transform that can work, in its plainest style of those that are on and hand the state over."""
+    layers: list[Layer] = []
+    for transform in settings.transforms:
+        in_styles = (Layer(transform, style) for style in styles_of(transform) if style in settings.styles)
+        layers += islice((layer for layer in in_styles if not layer.captures), 1)
+    return [layer for layer in layers if exclusions.allows(layer)]
 
 
 def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
@@ -73,14 +77,16 @@ def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesti
 
     Random draws do not find pairs: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
     """
-    root = Layer(JIT, settings.styles[0])
-    if JIT not in settings.transforms or root.captures or settings.max_depth < 2 or not exclusions.allows(root):
+    fitting = plainest(settings, exclusions)
+    root = next((layer for layer in fitting if layer.transform == JIT), None)
+    if root is None or settings.max_depth < 2:
         return
     yield Nesting((root, Layer(CALL_FIRST)))
-    inner = [layer for layer in plainest(settings, exclusions) if layer.transform != JIT]
+    inner = [layer for layer in fitting if layer.transform != JIT]
     cover = chains.cover_layers if settings.sweep == "short" else chains.cover_pairs
     yield from (Nesting((root, *chain)) for chain in cover(inner, settings.max_depth))
-    yield from remat_under_gradient(settings)
+    if {GRAD, REMAT} <= {*settings.transforms}:
+        yield from remat_under_gradient(root.style)
 
 
 def pairs(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
@@ -89,19 +95,20 @@ def pairs(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
         yield from (Nesting(pair) for pair in chains.pairs(plainest(settings, exclusions)))
 
 
-def remat_under_gradient(settings: Settings) -> Iterator[Nesting]:
+def remat_under_gradient(style: str) -> Iterator[Nesting]:
     """``jit > grad`` without a remat inside and with one: only under a gradient can a remat lower the peak."""
-    style = settings.styles[0]
-    if {JIT, GRAD, REMAT} <= {*settings.transforms} and not style.endswith("closure"):
-        layers = tuple(Layer(transform, style) for transform in (JIT, GRAD, REMAT))
-        yield from (Nesting(layers[:2]), Nesting(layers))
+    layers = tuple(Layer(transform, style) for transform in (JIT, GRAD, REMAT))
+    yield from (Nesting(layers[:2]), Nesting(layers))
 
 
 def expected_to_fail(settings: Settings) -> Iterator[Nesting]:
     """The nestings that expected failures name, as far as the settings allow them: no draw decides whether they run."""
     for entry in settings.expected_failures:
         nesting = entry.nesting("argument" if "argument" in settings.styles else settings.styles[0])
-        if nesting is None or not 0 < len(nesting) <= settings.max_depth:
+        if nesting is None or not nesting.layers:
+            continue
+        # As deep as the chains of the sweep: a jit at the root is not counted.
+        if len(nesting) - nesting.layers[0].row.compiles > settings.max_depth:
             continue
         plain = [layer for layer in nesting.layers if layer.transform != CALL_FIRST]
         if all(layer.transform in settings.transforms and layer.style in settings.styles for layer in plain):

@@ -56,7 +56,7 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
     parts = Parts(opened=tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), plain=plain)
     for path, leaf in leaves:
         parts.file(name_of(path, labels), leaf)
-    return assemble(subject, function, treedef, parts, owner)
+    return assemble(subject, function, treedef, parts)
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ def refuse_hijax(label: str, variables: list[tuple[Path, Any]]) -> None:
         )
 
 
-def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts, owner: str) -> Subject:
+def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Parts) -> Subject:
     """Put the parts of a call together as a program of state and inputs."""
     nodes, places, inputs = parts.nodes, parts.places, parts.inputs
     names = tuple(nodes)
@@ -224,7 +224,6 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         labels=parts.labels,
         opened=parts.opened,
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
-        owner=owner,
         plain=parts.plain,
         partial=isinstance(subject, functools.partial) or holds_arguments(subject),
     )

@@ -64,8 +64,8 @@ class Subject:
 
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
     and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
-    objects that hold graph nodes or arrays, ``static`` the other values among the arguments, and ``code`` tells this call's code and static values from another's. ``owner`` is the user's
-    name of the object that a method is called on, where he has one. A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
+    objects that hold graph nodes or arrays, ``static`` the other values among the arguments, and ``code`` tells this call's code and static values from another's.
+    A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
     some of them are in a `functools.partial` or an `nnx.cached_partial`.
     """
 
@@ -83,18 +83,18 @@ class Subject:
     labels: Mapping[str, str]
     opened: tuple[tuple[str, Any], ...]
     code: Any
-    owner: str = ""
     plain: bool = False
     partial: bool = False
 
-    def refuse_what_flax_cannot_split(self) -> None:
-        """A module that holds what flax has no place for (an array outside a Variable, before 0.12) works eagerly only. Raises `CheckError`."""
+    def split(self) -> tuple[Any, Any]:
+        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only."""
         try:
-            compat.split(self.state)
+            graphdef, leaves = compat.split(self.state)
         except (TypeError, ValueError) as error:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
+        return graphdef, leaves
 
     def for_run(self, function: Callable[..., Any] | None = None) -> Subject:
         """The same call with a program of its own, or one of another function, whose output no other run or trace can touch."""

@@ -91,7 +91,12 @@ class Values:
 
     def require(self, subject: Subject) -> None:
         """What the call is handed must have values. Raises `ValuesNeeded`."""
-        arrays = [*subject.inputs, *(value for _, value in compat.raw_leaves(subject.state))] if self.stand_ins else []
+        if not self.stand_ins:
+            return
+        import jax
+
+        held = [*compat.raw_leaves(subject.state), *compat.attributes(subject.state)]
+        arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
         if not all(map(self.computed, arrays)):
             raise ValuesNeeded
 

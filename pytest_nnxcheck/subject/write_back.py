@@ -40,7 +40,7 @@ def where_it_was(value: Any, before: Any) -> Any:
 
 
 def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
-    """Give a graph node of the user the attributes that its copy has, further in wherever both hold a node.
+    """Give a graph node of the user the attributes that its copy has, arrays among them, further in wherever both hold nodes.
 
     The values of Variables are not touched: those that both have are written elsewhere.
     """
@@ -48,14 +48,18 @@ def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
     if id(mine) in seen or isinstance(mine, nnx.Variable) or type(mine) is not type(copy):
         return
     seen.add(id(mine))
-    old, new = attributes(mine), attributes(copy)
+    stored, old, new = layout(type(mine)).read(mine) or {}, attributes(mine), attributes(copy)
     for name, value in new.items():
         held = old.get(name, MISSING)
         if compat.is_graph_node(held) and compat.is_graph_node(value):
             graft(held, value, seen)
-        elif held is MISSING or (
-            held is not value and not lists_nodes(value) and fingerprint(held) != fingerprint(value)
-        ):
+        elif lists_nodes(held) or lists_nodes(value):
+            for own, copied in zip(items_of(held), items_of(value), strict=False):
+                graft(own, copied, seen)
+        elif holds_arrays_alone(held) and holds_arrays_alone(value):
+            # Not by the hook of flax, which would ask anew whether the attribute is data.
+            stored[name] = where_it_was(value, held)
+        elif held is MISSING or (held is not value and fingerprint(held) != fingerprint(value)):
             setattr(mine, name, value)
     for name in old.keys() - new.keys():
         delattr(mine, name)
@@ -63,8 +67,21 @@ def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
 
 def lists_nodes(value: Any) -> bool:
     """Whether a container that flax takes for a plain value holds graph nodes, as that of a Keras layer does: its copy lists those of the copy."""
+    return any(map(compat.is_graph_node, value if isinstance(value, set | frozenset) else items_of(value)))
+
+
+def items_of(value: Any) -> list[Any]:
+    """The items of a plain container that has an order."""
     items = list(value.values()) if isinstance(value, dict) else value
-    return isinstance(items, list | tuple | set | frozenset) and any(map(compat.is_graph_node, items))
+    return list(items) if isinstance(items, list | tuple) else []
+
+
+def holds_arrays_alone(value: Any) -> bool:
+    """Whether a value is an array, or a tree with arrays and no Variables, which an optimizer keeps in trees."""
+    leaves = jax.tree.leaves(value, is_leaf=compat.is_graph_node)
+    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves) and not any(
+        map(compat.is_graph_node, leaves)
+    )
 
 
 def attributes(node: Any) -> dict[str, Any]:

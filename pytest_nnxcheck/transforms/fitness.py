@@ -48,8 +48,9 @@ def cannot_feed_back(subject: Subject, profile: Profile) -> Misfit | None:
     """Why the output of the call cannot be its first inputs; `None` where it can, or where a dtype alone differs: jax tells that."""
     if not profile.out:
         return Misfit("no output")
-    if len(profile.out) > len(subject.inputs):
-        return Misfit("more outputs", str(len(profile.out)), str(len(subject.inputs)))
+    # A call without inputs is handed one that has no name.
+    if len(profile.out) > len(subject.input_names):
+        return Misfit("more outputs", str(len(profile.out)), str(len(subject.input_names)))
     for name, given, out_name, out in zip(
         subject.input_names, subject.inputs, profile.out_names, profile.out, strict=False
     ):

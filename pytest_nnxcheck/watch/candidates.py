@@ -7,7 +7,6 @@ import builtins
 import copy
 import functools
 import itertools
-import symtable
 import unittest
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from types import FunctionType
 
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import some
+from pytest_nnxcheck.reproducer.own_source import globals_in
 from pytest_nnxcheck.watch.calls import Call, Span
 
 WRAP = "nnx_wrap"
@@ -101,8 +101,8 @@ def _copied(candidate: Candidate, call: Call, empty: Draft) -> Draft:
     function.type_params = []  # type: ignore[attr-defined,unused-ignore]
     body = ast.unparse(ast.fix_missing_locations(function))
     marks = [ast.unparse(decorator) for decorator in decorators]
-    fixed = {*_globals("\n".join(marks)), *candidate.own}
-    imports = [(name, _import(tree, name, candidate)) for name in sorted({*_globals(body), *fixed})]
+    fixed = {*globals_in("\n".join(marks)), *candidate.own}
+    imports = [(name, _import(tree, name, candidate)) for name in sorted({*globals_in(body), *fixed})]
     return Draft(
         empty.nodeid,
         empty.name,
@@ -188,21 +188,6 @@ def _parametrized(decorators: Iterable[ast.expr]) -> Iterator[str]:
             names = decorator.args[0]
             if isinstance(names, ast.Constant) and not any(keyword.arg == "indirect" for keyword in decorator.keywords):
                 yield from (name.strip() for name in str(names.value).split(","))
-
-
-def _globals(source: str) -> set[str]:
-    """The names that source needs from its file."""
-    tables, names = [symtable.symtable(source, "test", "exec")], set()
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        names |= {
-            symbol.get_name()
-            for symbol in table.get_symbols()
-            if symbol.is_referenced()
-            and (symbol.is_global() or (table.get_type() == "module" and not symbol.is_assigned()))
-        }
-    return names
 
 
 def _is_collected(name: str, function: FunctionType) -> bool:

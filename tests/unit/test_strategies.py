@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from pytest_nnxcheck.core.catalogue import FURTHER, STATE_BOUND, STYLES, TRANSFORMS, layer_names, styles_of
+from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import DEFAULTS, SWEEPS, merge
 from pytest_nnxcheck.runner import strategies
@@ -101,14 +102,46 @@ def test_each_sweep_has_what_the_smaller_ones_have():
                 "remat[functional]",
                 "grad[functional]",
                 "jit[functional] > call_first",
-                "jit[functional] > grad[functional]",
+                "jit[functional] > remat[functional] > remat[functional] > grad[functional]",
                 "jit[functional] > grad[functional] > remat[functional]",
+                "jit[functional] > grad[functional]",
             ],
         ),
     ],
 )
 def test_sweep_follows_the_settings(given, expected):
     assert texts(strategies.sweep(merge(given))) == expected
+
+
+def test_chains_are_of_the_plainest_style_that_hands_the_state_over():
+    def chains(*styles):
+        return [text for text in texts(strategies.sweep(merge({"styles": styles}))) if " > " in text]
+
+    as_argument, as_state = chains("argument"), chains("functional")
+    assert len(as_state) == len(as_argument) == 15
+    assert as_state[1] == "jit[functional] > scan[functional] > scan[functional] > vmap[functional]"
+    assert chains("argument", "functional", "closure") == as_argument
+    assert chains("closure", "functional") == chains("functional", "closure") == as_state
+    assert chains("closure", "jax_closure") == []
+
+
+def test_an_expected_failure_is_named_in_a_style_that_its_layers_have():
+    settings = merge(
+        {
+            "styles": ("closure",),
+            "transforms": ("jit", "custom_vjp"),
+            "expected_failures": (Entry.parse("custom_vjp", "x"),),
+        }
+    )
+    assert texts(strategies.sweep(settings)) == ["jit[closure]"]
+
+
+def test_an_expected_failure_may_be_as_deep_as_a_chain():
+    nesting = "jit > scan > scan > vmap"
+    settings = merge({"effort": "quick", "expected_failures": (Entry.parse(nesting, "x"),)})
+    assert nesting in texts(strategies.sweep(settings))
+    deeper = merge({"effort": "quick", "expected_failures": (Entry.parse(f"{nesting} > vmap", "x"),)})
+    assert f"{nesting} > vmap" not in texts(strategies.sweep(deeper))
 
 
 def test_a_remat_under_grad_has_something_to_be_compared_with():

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from checking import call, full, text
 from flax import nnx
-from healthy import node_list
+from healthy import FLAX, node_list
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import signature
 from pytest_nnxcheck.subject.bind import argument_names, bind
 from pytest_nnxcheck.subject.subject import Nodes, flatten_output, spell
@@ -238,6 +239,38 @@ def test_a_plain_list_of_graph_nodes_is_not_written_back():
     assert inner.calls == 1
 
 
+class Running(nnx.Module):
+    """A sum in a plain array, and modules in a plain list that count their calls."""
+
+    def __init__(self):
+        self.total = jnp.zeros(3)
+        self.pair = nnx.data([jnp.zeros(3), {"squares": jnp.zeros(3)}]) if hasattr(nnx, "data") else None
+        self.parts = node_list([Inner(calls=0), Inner(calls=0)])
+
+    def __call__(self, x):
+        self.total = self.total + x
+        if self.pair is not None:
+            self.pair = nnx.data([self.pair[0] + x, {"squares": self.pair[1]["squares"] + x * x}])
+        for part in self.parts:
+            part.calls += 1
+        return x
+
+
+@pytest.mark.skipif(FLAX < (0, 10, 7), reason="flax has a place for plain arrays from 0.10.7 on")
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "remat", "jit[functional]"])
+def test_plain_arrays_and_modules_in_lists_are_written_back(nesting):
+    model = Running()
+    for _ in range(2):
+        found = call(model, jnp.full(3, 2.0), nesting=nesting, shortcuts="off")
+        assert found.outcome.verdict == "held", text(found)
+    assert model.total.tolist() == [4.0] * 3
+    if "functional" not in nesting:  # which hands leaves on, and no Python values
+        assert [part.calls for part in model.parts] == [2, 2]
+    if model.pair is not None:
+        assert model.pair[0].tolist() == [4.0] * 3
+        assert model.pair[1]["squares"].tolist() == [8.0] * 3
+
+
 # --- what the module of a stranger holds
 
 
@@ -252,6 +285,10 @@ def test_a_function_whose_closure_has_an_empty_cell_is_called_as_any_other():
 
     found = call(made(), nnx.Linear(3, 3, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), nesting="jit", invariants="parity")
     assert found.outcome.verdict == "held", text(found)
+
+
+def key_of(bound):
+    return signature(bound, *bound.split())
 
 
 @dataclasses.dataclass
@@ -272,12 +309,51 @@ class Configured(nnx.Module):
 
 def test_calls_of_equal_modules_are_known_from_each_other_where_an_attribute_has_no_hash():
     def key(config, width=4):
-        return signature(bind(Configured(config), (jnp.ones((2, width)),), {}))
+        return key_of(bind(Configured(config), (jnp.ones((2, width)),), {}))
 
     assert key(Config(4)) == key(Config(4)) != key(Config(5))
     twin = Configured(Config(4))
     twin.config = Config(5)
-    assert key(Config(4)) != signature(bind(twin, (jnp.ones((2, 4)),), {})), "the same shapes"
+    assert key(Config(4)) != key_of(bind(twin, (jnp.ones((2, 4)),), {})), "the same shapes"
+
+
+class Pool(nnx.Module):
+    def __init__(self, axis):
+        self.axis = axis
+
+    def __call__(self, x):
+        return x.sum(axis=self.axis)
+
+
+def test_calls_of_modules_whose_hashes_collide_are_not_known_from_each_other():
+    """``hash(-1) == hash(-2)``; a profile taken for another call makes a healthy loop fail."""
+
+    def key(axis):
+        return key_of(bind(Pool(axis), (jnp.ones((2, 3, 4)),), {}))
+
+    assert hash(key(-1)) == hash(key(-2))
+    assert key(-1) == key(-1) != key(-2)
+
+    example = Example()
+    for axis in (-1, -2):
+        assert call(Pool(axis), jnp.ones((2, 3, 4)), nesting="while_loop", example=example).outcome.verdict == "held"
+
+
+class Unequal:
+    """Has a hash, and cannot be compared."""
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        raise TypeError("not to be compared")
+
+
+def test_what_cannot_be_compared_is_not_known_again():
+    def key():
+        return key_of(bind(Pool(Unequal()), (jnp.ones(3),), {}))
+
+    assert key() != key()
 
 
 class Bound:

@@ -110,6 +110,12 @@ def test_what_an_invariant_is_handed():
     assert un_nested.outputs["output"].shape == scanned.outputs["output"].shape
     assert (un_nested.memory, un_nested.compiled) == (None, None)
     assert scanned.memory.peak > 0
+
+    def made(model, x):
+        return nnx.Linear(2, 3, rngs=nnx.Rngs(0)), model(x)
+
+    assert call(made, nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones(2), invariants="looks").outcome.verdict == "held"
+    assert [array.shape for array in seen["un-nested"].outputs.values()] == [(3,), (2, 3), (2,)], "one of them is lost"
     assert "ENTRY" in scanned.compiled.as_text()
     assert not scanned.abstract
 

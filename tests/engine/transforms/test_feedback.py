@@ -145,6 +145,16 @@ def test_what_cannot_be_fed_back_is_left_out_with_the_reason(subject, reason):
     assert check(subject, linear, X, **FEW).verdict == "held"
 
 
+@pytest.mark.parametrize("output", [lambda x: x, lambda x: x.astype(jnp.int32), lambda x: x[None]])
+def test_a_call_without_inputs_has_nothing_to_feed_back_into(output):
+    def total(model):
+        return output(model.kernel[...].sum())
+
+    outcome = call(total, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nesting="iterate_scan").outcome
+    reason = "iterate_scan feeds the output back, and the call returns 1 arrays, and takes 0"
+    assert (outcome.verdict, outcome.reason) == ("rejected", reason)
+
+
 @pytest.mark.parametrize("inner", ["call_first", "grad", "scan > iterate_scan"])
 def test_nothing_that_returns_more_is_put_inside(inner):
     misfit = impossible(Nesting.parse(f"jit > iterate_while_loop > {inner}"))

@@ -1,5 +1,6 @@
 """The machinery of examples outside pytest: `check` and `assert_invariants`, with the engine of fake_engine.py."""
 
+import copy
 import dataclasses
 import inspect
 
@@ -243,6 +244,17 @@ def test_a_wrapped_object_is_the_subject_in_all_but_the_call():
     assert wrap(wrapped).__wrapped__ is module
     with pytest.raises(AttributeError, match="no_such"):
         _ = wrapped.no_such
+
+
+def test_a_wrapped_object_loses_what_its_subject_loses_and_can_be_copied():
+    model = Model()
+    model.cache = 1
+    wrapped = wrap(model)
+    del wrapped.cache
+    assert not hasattr(model, "cache")
+    again = copy.copy(wrapped)
+    assert isinstance(again, Wrapped)
+    assert again.__wrapped__ is model
 
 
 def test_a_wrapped_function_keeps_its_name_and_its_text():

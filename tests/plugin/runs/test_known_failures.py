@@ -45,7 +45,7 @@ def test_a_known_failure_in_a_marker(run_inner, pytester):
 
 def test_a_marker_is_strict_and_the_rest_still_fails(run_inner):
     source = """
-@marked(max_examples=0, expected_failures={'memory': 'jax#926', 'scan': 'sow', 'jit > jit > jit > jit': 'deep'})
+@marked(max_examples=0, expected_failures={'memory': 'jax#926', 'scan': 'sow', 'jit > jit > jit > jit > jit': 'deep'})
 def test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)
 @marked(max_examples=0, expected_failures={'memory': 'jax#926'})
 def test_y(nnx_wrap): nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)
@@ -54,7 +54,10 @@ def test_y(nnx_wrap): nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)
     result.assert_outcomes(failed=2)
     out = "take the entry out of the marker at test_inner.py:5"
     assert f"nnx expected failure 'scan' (sow) did not happen: 4 nestings held, {out}" in result.outlines
-    assert f"nnx expected failure 'jit > jit > jit > jit' (deep) matches no nesting that ran, {out}" in result.outlines
+    assert (
+        f"nnx expected failure 'jit > jit > jit > jit > jit' (deep) matches no nesting that ran, {out}"
+        in result.outlines
+    )
     result.stdout.fnmatch_lines(["E *nesting     vmap * 1 violated, 5 held, 1 expected to fail; *"])
     result.stdout.fnmatch_lines(
         ["FAILED *::test_x - Failed: nnx expected*", "FAILED *::test_y - nnx invariant broken: tracers"]
@@ -128,12 +131,10 @@ def test_a_known_failure_in_a_file(run_known):
 
 GONE = (
     KNOWN
-    + '\n["test_inner.py::test_gone"]\nmemory = "jax#926"\n["test_inner.py::test_[x]"]\n"jit > jit > jit > jit" = "deep"\n'
+    + '\n["test_inner.py::test_gone"]\nmemory = "jax#926"\n["test_inner.py::test_[x]"]\n"jit > jit > jit > jit > jit" = "deep"\n'
 )
 TABLE = "table 'test_inner.py::test_gone' of expected failures matches no test marked nnx_invariants"
-ENTRY = (
-    "expected failure 'jit > jit > jit > jit' (deep) of table 'test_inner.py::test_[[]x[]]' matches no nesting that ran"
-)
+ENTRY = "expected failure 'jit > jit > jit > jit > jit' (deep) of table 'test_inner.py::test_[[]x[]]' matches no nesting that ran"
 
 
 def test_what_matches_nothing_is_a_warning_at_its_line(run_known):
@@ -157,7 +158,7 @@ def test_where_warnings_are_errors_the_run_fails(run_known, how):
     assert "INTERNALERROR" not in result.stdout.str()
 
 
-SEVERAL = '["test_inner.py::*"]\nmemory = "a"\n"jit > jit > jit > jit" = "b"\n["nowhere/*::test_*"]\nmemory = "x"\n["gone.py::test_x"]\nscan = "x"\n'
+SEVERAL = '["test_inner.py::*"]\nmemory = "a"\n"jit > jit > jit > jit > jit" = "b"\n["nowhere/*::test_*"]\nmemory = "x"\n["gone.py::test_x"]\nscan = "x"\n'
 BOTH = BREAKS + BREAKS.replace("test_x", "test_y")
 
 
@@ -178,7 +179,7 @@ BOTH = BREAKS + BREAKS.replace("test_x", "test_y")
 )
 def test_only_what_the_selection_could_have_matched_is_warned_of(run_known, args, warned):
     result = run_known(SEVERAL, BOTH, *args)
-    texts = {"4 deep": "'nowhere/*::test_*'", "'b'": "'jit > jit > jit > jit' (b)", "gone": "'gone.py::test_x'"}
+    texts = {"4 deep": "'nowhere/*::test_*'", "'b'": "'jit > jit > jit > jit > jit' (b)", "gone": "'gone.py::test_x'"}
     lines = [line for line in result.outlines if "ExpectedFailuresWarning: " in line]
     assert [any(texts[name] in line for line in lines) for name in texts] == [name in warned for name in texts]
     assert len(lines) == len(warned)
@@ -194,7 +195,8 @@ def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known
     for mark in ("@pytest.mark.skip\n", ""):
         source = mark + BREAKS.replace("memory=has('jit')", "tracers=has('jit')")
         assert (
-            "ExpectedFailuresWarning" not in run_known(KNOWN + '"jit > jit > jit > jit" = "x"\n', source).stdout.str()
+            "ExpectedFailuresWarning"
+            not in run_known(KNOWN + '"jit > jit > jit > jit > jit" = "x"\n', source).stdout.str()
         )
 
 

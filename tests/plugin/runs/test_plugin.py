@@ -198,6 +198,20 @@ def test_switched_off(run_inner, inner_args):
     assert "--nnx-" not in result.stdout.str()
 
 
+def test_of_a_test_that_is_run_again_the_last_attempt_is_told(run_inner):
+    """What passes first puts the category of what passed before that of what is run again."""
+    pytest.importorskip("pytest_rerunfailures")
+    source = (
+        "N = []\n@marked\ndef test_a(nnx_wrap): nnx_wrap(Model())(3)\n"
+        "@marked\ndef test_b(nnx_wrap):\n    N.append(1)\n    broken = len(N) < 5\n"
+        "    nnx_wrap(Model(tracers=lambda n: broken and str(n) == 'jit'))(3)\n"
+    )
+    result = run_inner(source, "--reruns=2")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["test_inner.py::test_b  * nestings: * held; *"])
+    assert not [line for line in result.outlines if line.startswith("test_inner.py::test_b  ") and "violated" in line]
+
+
 def test_a_rerun_starts_afresh(run_inner, pytester):
     pytest.importorskip("pytest_rerunfailures")
     source = "N = []\n@marked\ndef test_x(nnx_wrap):\n    N.append(1)\n    broken = len(N) < 5\n    nnx_wrap(Model(tracers=lambda n: broken and str(n) == 'jit'))(3)\n"

@@ -92,6 +92,8 @@ FORMS_OF_TESTS = (
     "test_parameters[config0-<lambda>]",
     "test_drawn",
     "TestClass::test_method",
+    "TestClass::test_static[four]",
+    "TestClass::test_of_class",
     'test_hostile[a\\nb\'"""]',
     r"test_hostile[\xfcn\xef\u2028 \\ {x} %s]",
     "test_calls",

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pasted_programs import run_fresh, told
 
+from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, Violation
+from pytest_nnxcheck.reproducer.assertions import can_look_for
 from pytest_nnxcheck.reproducer.files import ProgramWarning, file_name
+from pytest_nnxcheck.reproducer.literals import Literals, NotLiteral
 
 # --- how a test is written
 
@@ -155,3 +159,18 @@ def test_file_names_are_short_safe_and_each_its_own():
     ]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", name) and name not in (".", "..") for name in names)
+
+
+def test_what_no_program_can_look_for_has_none():
+    """Of a violation of memory the advice is words about the un-nested call."""
+    wasted = MemoryWasted(advice=())
+    assert not can_look_for(Violation("memory", findings=(wasted,)))
+    assert can_look_for(Violation("memory", findings=(wasted, StateCopied(figures=None, bytes=8))))
+    assert can_look_for(Violation("memory"))
+    assert not can_look_for(Violation("finite"))
+
+
+def test_an_array_on_several_devices_is_no_literal():
+    sharded = SimpleNamespace(sharding=SimpleNamespace(device_set={0, 1}))
+    with pytest.raises(NotLiteral):
+        Literals()._array(sharded)

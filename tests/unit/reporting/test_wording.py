@@ -27,7 +27,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.reporting import hints, notes, report
+from pytest_nnxcheck.reporting import hints, notes, report, tally
 from pytest_nnxcheck.reporting.wording import advice, worded
 
 KIB = 1024
@@ -47,6 +47,32 @@ def said(invariant, *findings, explained=()):
 
 def left(*leaks):
     return said("tracers", *(TracerLeft(leak.path, leak=leak) for leak in leaks))
+
+
+def test_what_has_no_row_is_counted():
+    touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
+    assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))
+    inside = [
+        DroppedInside(f"m.w{n}", of="Param", where="jax.jit at m.py:3", cause="copy", cure="jit") for n in range(40)
+    ]
+    assert said("parity", *inside).details[-2:] == (
+        ("dropped", "m.w5   Param in the body of jax.jit at m.py:3"),
+        ("", "and 34 more"),
+    )
+
+
+def test_an_output_that_the_jits_of_the_call_make_another_one():
+    finding = ValueDiffers(
+        "output", label="differs", type="float32[3]", want="1.0", have="2.0", wrong=1, elements=3, cause="inside"
+    )
+    assert said("parity", finding).summary == "output differs from what the same call returns without its jits"
+    assert said("parity", replace(finding, cause="")).summary == "output differs from that of the un-nested call"
+
+
+def test_the_seconds_of_a_nesting_add_up():
+    held, violated = Outcome(Nesting(), "held", seconds=5.0), Outcome(Nesting(), "violated", seconds=0.5)
+    assert tally.worse(held, violated).seconds == tally.worse(violated, held).seconds == 5.5
+    assert tally.worse(held, violated).verdict == "violated"
 
 
 def test_a_tracer_that_is_left():
