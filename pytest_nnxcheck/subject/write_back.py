@@ -79,9 +79,8 @@ def items_of(value: Any) -> list[Any]:
 def holds_arrays_alone(value: Any) -> bool:
     """Whether a value is an array, or a tree with arrays and no Variables, which an optimizer keeps in trees."""
     leaves = jax.tree.leaves(value, is_leaf=compat.is_graph_node)
-    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves) and not any(
-        map(compat.is_graph_node, leaves)
-    )
+    holds_nodes = any(map(compat.is_graph_node, leaves))
+    return not holds_nodes and any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
 
 
 def attributes(node: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from flax import nnx
 from pytest_nnxcheck import check
 from pytest_nnxcheck.inspection import pointers as pointers_module
 from pytest_nnxcheck.inspection import visit
-from pytest_nnxcheck.inspection.pointers import in_mapped_files, spans_of_process
+from pytest_nnxcheck.inspection.pointers import foreign_views, in_mapped_files, spans_of_process
 
 X = jnp.ones((2, 4))
 FEW = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0}
@@ -104,6 +104,21 @@ def test_weights_in_the_memory_of_an_array_of_numpy_are_a_note():
         " write jnp.array(value), which copies, where it is made"
     )
     assert check(from_table(jnp.array), jnp.ones((2, 64)), **FEW).notes == ()
+
+
+def test_every_leaf_that_an_array_overlaps_is_told():
+    """Not its neighbour alone: a buffer may hold all weights, and a small view lie between."""
+    memory = np.zeros(100, np.float32)
+    leaves = [(name, memory[start : start + 20]) for name, start in {"a": 10, "b": 30, "c": 60}.items()]
+    arrays = {
+        "all": memory,
+        "inside": memory[32:34],
+        "between": memory[52:58],
+        "end": memory[78:80],
+        "none": memory[80:],
+    }
+    told = foreign_views(leaves, [*arrays.items(), *leaves])
+    assert told == (("all", "a"), ("all", "b"), ("all", "c"), ("inside", "b"), ("end", "c"))
 
 
 def test_an_address_is_in_the_file_that_is_mapped_there():
