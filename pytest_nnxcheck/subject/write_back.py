@@ -51,36 +51,29 @@ def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
     stored, old, new = layout(type(mine)).read(mine) or {}, attributes(mine), attributes(copy)
     for name, value in new.items():
         held = old.get(name, MISSING)
-        if compat.is_graph_node(held) and compat.is_graph_node(value):
-            graft(held, value, seen)
-        elif lists_nodes(held) or lists_nodes(value):
-            for own, copied in zip(items_of(held), items_of(value), strict=False):
-                graft(own, copied, seen)
-        elif holds_arrays_alone(held) and holds_arrays_alone(value):
+        own, copied = nodes_in(held), nodes_in(value)
+        if held is MISSING or (compat.is_graph_node(value) and type(held) is not type(value)):
+            setattr(mine, name, value)
+        elif own or copied:
+            for node, other in zip(own, copied, strict=False):
+                graft(node, other, seen)
+        elif has_arrays(held) and has_arrays(value):
             # Not by the hook of flax, which would ask anew whether the attribute is data.
             stored[name] = where_it_was(value, held)
-        elif held is MISSING or (held is not value and fingerprint(held) != fingerprint(value)):
+        elif held is not value and fingerprint(held) != fingerprint(value):
             setattr(mine, name, value)
     for name in old.keys() - new.keys():
         delattr(mine, name)
 
 
-def lists_nodes(value: Any) -> bool:
-    """Whether a container that flax takes for a plain value holds graph nodes, as that of a Keras layer does: its copy lists those of the copy."""
-    return any(map(compat.is_graph_node, value if isinstance(value, set | frozenset) else items_of(value)))
+def nodes_in(value: Any) -> list[Any]:
+    """The graph nodes, Variables among them, in a tree: of a container that flax takes for a plain value, as that of a Keras layer, the copy lists those of the copy."""
+    leaves = list(value) if isinstance(value, set | frozenset) else jax.tree.leaves(value, is_leaf=compat.is_graph_node)
+    return [leaf for leaf in leaves if compat.is_graph_node(leaf)]
 
 
-def items_of(value: Any) -> list[Any]:
-    """The items of a plain container that has an order."""
-    items = list(value.values()) if isinstance(value, dict) else value
-    return list(items) if isinstance(items, list | tuple) else []
-
-
-def holds_arrays_alone(value: Any) -> bool:
-    """Whether a value is an array, or a tree with arrays and no Variables, which an optimizer keeps in trees."""
-    leaves = jax.tree.leaves(value, is_leaf=compat.is_graph_node)
-    holds_nodes = any(map(compat.is_graph_node, leaves))
-    return not holds_nodes and any(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+def has_arrays(value: Any) -> bool:
+    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value))
 
 
 def attributes(node: Any) -> dict[str, Any]:

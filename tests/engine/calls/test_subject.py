@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from checking import call, full, text
 from flax import nnx
@@ -269,6 +270,22 @@ def test_plain_arrays_and_modules_in_lists_are_written_back(nesting):
     if model.pair is not None:
         assert model.pair[0].tolist() == [4.0] * 3
         assert model.pair[1]["squares"].tolist() == [8.0] * 3
+
+
+def test_the_variables_that_an_optimizer_keeps_in_trees_stay_the_users_own():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    def step(model, optimizer, x):
+        gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+        optimizer.update(*((gradients,) if FLAX < (0, 11) else (model, gradients)))
+
+    before = dict(compat.variables(optimizer))
+    assert call(step, model, optimizer, jnp.ones((2, 2)), nesting="jit").outcome.verdict == "held"
+    after = dict(compat.variables(optimizer))
+    assert before.keys() == after.keys()
+    assert all(after[path] is variable for path, variable in before.items())
+    assert int(optimizer.step[...]) == 1
 
 
 # --- what the module of a stranger holds
