@@ -35,7 +35,8 @@ def judge(case: Case) -> Judgement:
     """The bound, and what breaks none but is advised against where the settings make that a violation."""
     if case.bound is None:
         return Judgement()
-    findings = memory(case, case.bound) or wasted(case.advice())
+    advised = case.advice()  # whatever breaks: reports have the figures of the un-nested call that it is made of
+    findings = memory(case, case.bound) or wasted(advised)
     return Judgement((Violation("memory", findings=findings),) if findings else ())
 
 

@@ -14,6 +14,7 @@ from healthy import FLAX, numbers
 from jax import lax
 from memory_evidence import KiB, line, rows, told
 
+from pytest_nnxcheck import check
 from pytest_nnxcheck.reporting import memory_breakdown
 
 # google/flax#4871: at least 95 % of the temporaries are the copy, and the user's scan line
@@ -158,3 +159,10 @@ def test_a_message_is_read_within_a_minute():
     (violation,) = found.outcome.violations
     assert len(violation.details) <= 13
     assert [label for label, _ in violation.details if label][:4] == ["peak", "budget", "expected", "un-nested"]
+
+
+def test_the_un_nested_call_is_told_of_where_its_own_program_breaks_the_bound():
+    report = check(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((2, 64)), nesting="jit", memory_budget="1KiB")
+    assert report.verdict == "violated"
+    labels = [label for label, _ in report.un_nested]
+    assert labels[:1] == ["un-nested"]
