@@ -78,10 +78,10 @@ def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
 
     ``dtype`` is that of the value before; only equations of the jaxpr itself are looked at.
     """
-    made_by = {id(var): eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    made_by = uses(jaxpr).maker
     ahead, seen = [jaxpr.outvars[number]], set[int]()
     while ahead:
-        eqn = made_by.get(id(ahead.pop()))
+        eqn, _ = made_by.get(id(ahead.pop()), (None, 0))
         if eqn is None or id(eqn) in seen:
             continue
         seen.add(id(eqn))

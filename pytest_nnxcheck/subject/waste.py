@@ -6,7 +6,6 @@ Facts only, with their lines; whether they matter is decided where the peak is k
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.primitives import LOOPS, SCAN, UPDATES
 from pytest_nnxcheck.core.evidence import Recast, Reordered, Restacked, Saved, Stack
 from pytest_nnxcheck.subject import jaxpr_flow
@@ -43,11 +43,14 @@ NOTHING = Waste()
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One jaxpr of a call: which of its variables are inputs of the call as they came in, by number, and the equations that take each variable."""
+    """One jaxpr of a call, and which of its variables are inputs of the call as they came in, by number."""
 
     jaxpr: Any
     inputs: Mapping[int, int]
-    users: defaultdict[int, list[Any]]
+
+    def users(self, var: Any) -> list[Any]:
+        """The equations that take a variable."""
+        return jaxpr_flow.uses(self.jaxpr).takers.get(id(var), [])
 
 
 def waste(jaxpr: Any) -> Waste:
@@ -69,10 +72,11 @@ def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
         for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
             if operand is not None and id(eqn.invars[operand]) in numbers:
                 numbers[id(var)] = numbers[id(eqn.invars[operand])]
-    yield Level(jaxpr, numbers, users_of(jaxpr))
+    yield Level(jaxpr, numbers)
     for eqn in jaxpr.eqns:
-        for inner, arguments in called(eqn):
-            yield from levels(inner, {id(var): numbers[handed] for var, handed in arguments if handed in numbers})
+        if (inner := jaxpr_flow.called(eqn)) is not None:
+            handed = zip(inner.invars, eqn.invars, strict=True)
+            yield from levels(inner, {id(var): numbers[id(own)] for var, own in handed if id(own) in numbers})
 
 
 def recasts(level: Level) -> Iterator[Recast]:
@@ -86,10 +90,10 @@ def recasts(level: Level) -> Iterator[Recast]:
                 leaf=level.inputs[id(eqn.invars[0])],
                 line=compat.equation_line(eqn),
                 dtype=out.aval.dtype.name,
-                type=type_of(out.aval),
+                type=describe(out.aval),
                 bytes=size_of(out.aval),
                 widens=out.aval.dtype.itemsize > before.itemsize,
-                looped=any(user.primitive.name in LOOPS for user in level.users[id(out)]),
+                looped=any(user.primitive.name in LOOPS for user in level.users(out)),
             )
 
 
@@ -97,7 +101,7 @@ def saved(level: Level) -> Iterator[Saved]:
     """Stacked outputs of a scan that a scan in the other direction takes again, step by step."""
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
-            size = sum(size_of(var.aval) for var in stacked(eqn) if any(map(goes_back, level.users[id(var)])))
+            size = sum(size_of(var.aval) for var in stacked(eqn) if any(map(goes_back, level.users(var))))
             if size:
                 steps = int(eqn.params["length"])
                 yield Saved(compat.equation_line(eqn), steps, size, steps * sum(map(size_of, carried(eqn))))
@@ -110,9 +114,9 @@ def stacks(level: Level) -> Iterator[Stack]:
         if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
             continue
         for var in stacked(eqn):
-            readers = level.users[id(var)]
+            readers = level.users(var)
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
-                yield Stack(compat.equation_line(eqn), type_of(var.aval), size_of(var.aval), bool(readers))
+                yield Stack(compat.equation_line(eqn), describe(var.aval), size_of(var.aval), bool(readers))
 
 
 def restacked(level: Level) -> Iterator[Restacked]:
@@ -129,7 +133,7 @@ def restacked(level: Level) -> Iterator[Restacked]:
         }
         for out, (number, written) in zip(stacked(eqn), inputs_of(body, body.outvars[carry:]), strict=True):
             if written and number in leaves:
-                yield Restacked(leaves[number], compat.equation_line(eqn), type_of(out.aval), size_of(out.aval))
+                yield Restacked(leaves[number], compat.equation_line(eqn), describe(out.aval), size_of(out.aval))
 
 
 def reordered(level: Level) -> Iterator[Reordered]:
@@ -142,7 +146,7 @@ def reordered(level: Level) -> Iterator[Reordered]:
                 leaf, move = moved_by.get(id(var), (0, None))
                 if move is not None:
                     backwards = move.primitive.name == "rev"
-                    yield Reordered(leaf, compat.equation_line(move), type_of(var.aval), size_of(var.aval), backwards)
+                    yield Reordered(leaf, compat.equation_line(move), describe(var.aval), size_of(var.aval), backwards)
         elif name in MOVES | {"reshape"} and id(eqn.invars[0]) in moved_by and jaxpr_flow.keeps_size(eqn):
             leaf, move = moved_by[id(eqn.invars[0])]
             moved_by[id(eqn.outvars[0])] = leaf, eqn if name in MOVES else move
@@ -150,7 +154,7 @@ def reordered(level: Level) -> Iterator[Reordered]:
 
 def inputs_of(jaxpr: Any, variables: Sequence[Any]) -> list[tuple[int | None, bool]]:
     """For each variable the number of the input that it is, but for what was written into a part of it, and whether something was."""
-    made_by = {id(out): (eqn, number) for eqn in jaxpr.eqns for number, out in enumerate(eqn.outvars)}
+    made_by = jaxpr_flow.uses(jaxpr).maker
     inputs = {id(var): number for number, var in enumerate(jaxpr.invars)}
 
     def follow(var: Any) -> tuple[int | None, bool]:
@@ -172,13 +176,6 @@ def operand_of(eqn: Any, output: int) -> tuple[int | None, bool]:
         return 0, True
     inner = jaxpr_flow.called(eqn)
     return inputs_of(inner, [inner.outvars[output]])[0] if inner is not None else (handed_through(eqn)[output], False)
-
-
-def called(eqn: Any) -> Iterator[tuple[Any, list[tuple[Any, int]]]]:
-    """The jaxpr of a jit, remat or custom rule, with its variables and the identities of what they are handed."""
-    inner = jaxpr_flow.called(eqn)
-    if inner is not None:
-        yield inner, list(zip(inner.invars, map(id, eqn.invars), strict=True))
 
 
 def stacked(eqn: Any) -> list[Any]:
@@ -203,20 +200,6 @@ def takes_one(eqn: Any, stack: Any) -> bool:
     return eqn.primitive.name in ONE_STEP and all(math.prod(var.aval.shape) <= least for var in eqn.outvars)
 
 
-def users_of(jaxpr: Any) -> defaultdict[int, list[Any]]:
-    """The equations that take each variable."""
-    users: defaultdict[int, list[Any]] = defaultdict(list)
-    for eqn in jaxpr.eqns:
-        for var in eqn.invars:
-            users[id(var)].append(eqn)
-    return users
-
-
 def size_of(aval: Any) -> int:
     """Bytes of an abstract array."""
     return int(math.prod(aval.shape) * aval.dtype.itemsize)
-
-
-def type_of(aval: Any) -> str:
-    """``float32[8,64]``, as buffers are told."""
-    return f"{aval.dtype.name}[{','.join(map(str, aval.shape))}]"
