@@ -85,24 +85,13 @@ def observe(
         leaks = tuple(leak(left, guards.culprit(left) or outermost(nesting), place_of(left)) for left in tracers)
     blamed = () if tracers else guards.reports
     dropped = tuple(leak(tracer, report.layer) for report in blamed for tracer in report.leaks)
-    good = not error and not tracers
-    came_out = dict(compat.raw_leaves(state)) if good else {}
-    after = {(name := subject.path(path)): root.leaf(name, value) for path, value in came_out.items()}
-    given = [root.leaf(*leaf) for leaf in donated] if subject.abstract else given
-    plain = [leaf for leaf in plain_leaves(state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)]
-    came_back = [*jax.tree.leaves(output), *plain] if not error else []
-    leaves = [*after.values(), *(root.leaf("", array) for array in came_back)]
-    reused = frozenset(pointer for leaf in leaves for pointer in leaf.pointers)
-    if root.memories and good:
-        after |= new_values(root, output)
-    moves = tuple(Move(leaf, after.get(leaf.path)) for leaf in given) if root.memories and good else ()
     if tracers or (error and nesting.layers):
         # Where a nesting raised, flax may have taken a captured module apart; what the un-nested call did is the user's.
         before.places.restore()
     if tracers or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    return Observation(
+    seen = Observation(
         nesting=nesting,
         state=state,
         output=None if error else un_nest(nesting, output),
@@ -113,18 +102,31 @@ def observe(
         mutated=tuple(guards.mutated),
         memory=root.memories[0] if root.memories else None,
         parameters=root.parameters(),
-        moves=moves,
-        reused=reused,
         abstract=subject.abstract,
         shared=any(root.shared),
-        still=unmoved(profile, went_in, came_out) if good and not subject.abstract else (),
         output_names=subject.output_tree.names,
         rebuild=subject.output_tree.rebuild,
         compiled=root.compiled_programs[-1] if root.compiled_programs else None,
-        inside=donated_inside(subject, went_in, inputs, came_out, output)
-        if good and not nesting.layers
-        else InnerDonation(),
     )
+    if error or tracers:
+        return seen
+    came_out = dict(compat.raw_leaves(state))
+    if not subject.abstract:
+        seen = replace(seen, still=unmoved(profile, went_in, came_out))
+    if not nesting.layers:
+        return replace(seen, inside=donated_inside(subject, went_in, inputs, came_out, output))
+    given = [root.leaf(*leaf) for leaf in donated] if subject.abstract else given
+    return with_moves(seen, root, given, came_out) if root.memories else seen
+
+
+def with_moves(seen: Observation, root: Root, given: list[Leaf], came_out: dict[Path, Any]) -> Observation:
+    """The observation of a compiled program that ran well, with where the donated leaves lay that it was given, and where lies what came back."""
+    after = {(name := root.subject.path(path)): root.leaf(name, value) for path, value in came_out.items()}
+    plain = (leaf for leaf in plain_leaves(seen.state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct))
+    returned = [root.leaf("", array) for array in (*jax.tree.leaves(seen.returned), *plain)]
+    reused = frozenset(pointer for leaf in (*after.values(), *returned) for pointer in leaf.pointers)
+    after |= new_values(root, seen.returned)
+    return replace(seen, reused=reused, moves=tuple(Move(leaf, after.get(leaf.path)) for leaf in given))
 
 
 def donated_inside(
