@@ -91,9 +91,8 @@ def _line(text: str, pattern: str) -> int:
     headers = (
         (number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith("[")
     )
-    return next(
-        (number for number, header in headers if header.partition("#")[0].strip()[1:-1].strip(" \"'") == pattern), 1
-    )
+    names = (f'"{pattern}"', f"'{pattern}'", f"{pattern} ", f"{pattern}]")
+    return next((number for number, header in headers if header.lstrip("[ ").startswith(names)), 1)
 
 
 class Suite:

@@ -76,11 +76,12 @@ def test_what_a_selection_covers(tmp_path, pattern, paths, covered):
 def test_a_table_knows_its_line(tmp_path):
     """The one of which the name is part of another's stands below it."""
     (tmp_path / "known.toml").write_text(
-        '# known\n["t.py::test_block_cache"]\nmemory = "x"\n\n[ "t.py::test_block" ]  # slow\nmemory = "y"\n["t.py::test_x[1-2]"]\nmemory = "z"\n'
+        '# known\n["t.py::test_block_cache"]\nmemory = "x"\n\n[ "t.py::test_block" ]  # slow\nmemory = "y"\n["t.py::test_x[#1]"]\nmemory = "z"\n[model]\nscan = "x"\n'
     )
     tables = read(tmp_path / "known.toml", "known.toml")
     assert [(table.pattern, table.line) for table in tables] == [
         ("t.py::test_block_cache", 2),
         ("t.py::test_block", 5),
-        ("t.py::test_x[1-2]", 7),
+        ("t.py::test_x[#1]", 7),
+        ("model", 9),
     ]
