@@ -82,6 +82,7 @@ MUTANTS = (
     Mutant("subject/profile.py", "for one, other in pairs if one != other)", "for one, other in pairs)", "test_donated_inside.py"),
     Mutant("engine/cases.py", "and profile.in_one_array and donates:", "and profile.in_one_array:", "test_donated_inside.py"),
     Mutant("subject/write_back.py", "elif has_arrays(held) and has_arrays(value):", "elif False:", "test_subject.py"),
+    Mutant("subject/write_back.py", " if not isinstance(held, set | frozenset) else ()", "", "test_subject.py"),
     Mutant("invariants/memory.py", "or wasted(advised)", "or wasted(())", "test_advice.py"),
     Mutant("inspection/pointers.py", "bisect_right(ends, start)", "bisect_left(starts, start)", "test_notes.py"),
     Mutant("reproducer/assertions.py", " and not (wasted and all(wasted))", "", "test_reproducer_files.py"),

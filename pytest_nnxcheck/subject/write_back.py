@@ -55,7 +55,8 @@ def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
         if held is MISSING or (compat.is_graph_node(value) and type(held) is not type(value)):
             setattr(mine, name, value)
         elif own or copied:
-            for node, other in zip(own, copied, strict=False):
+            # A set has no order by which its nodes are those of another one.
+            for node, other in zip(own, copied, strict=False) if not isinstance(held, set | frozenset) else ():
                 graft(node, other, seen)
         elif has_arrays(held) and has_arrays(value):
             # Not by the hook of flax, which would ask anew whether the attribute is data.

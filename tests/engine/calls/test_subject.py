@@ -288,6 +288,15 @@ def test_the_variables_that_an_optimizer_keeps_in_trees_stay_the_users_own():
     assert int(optimizer.step[...]) == 1
 
 
+def test_the_nodes_of_a_set_are_not_taken_for_one_another():
+    kept, other = Inner(calls=0), Inner(calls=1)
+    mine, copy = Locks(Inner()), Locks(Inner())
+    object.__setattr__(mine, "_listed", {kept})
+    object.__setattr__(copy, "_listed", {other})
+    graft(mine, copy)
+    assert (mine._listed, kept.calls) == ({kept}, 0)
+
+
 # --- what the module of a stranger holds
 
 
