@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.text import counted
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.evidence import Stamp
@@ -85,7 +86,7 @@ def too_few(needed: int, there: Devices, simulated: int | None) -> str:
     """Why a test cannot run, and what to run instead; empty where there are enough devices."""
     if there.count >= needed:
         return ""
-    lacks = f"needs {_devices(needed)}, jax has {there.count}"
+    lacks = f"needs {counted(needed, 'device')}, jax has {there.count}"
     if there.platform != "cpu":
         return f"{lacks} ({there.platform}): JAX_PLATFORMS=cpu pytest --nnx-devices {needed} simulates them on the CPU"
     if simulated is None or simulated < needed:
@@ -102,10 +103,6 @@ def require(needed: int, there: Devices) -> None:
         platform = "" if there.platform == "cpu" else f" ({there.platform})"
         cpu = "" if there.platform == "cpu" else "JAX_PLATFORMS=cpu "
         raise CheckError(
-            f"check(..., devices={needed}) needs {_devices(needed)}, jax has {there.count}{platform}: start Python with"
+            f"check(..., devices={needed}) needs {counted(needed, 'device')}, jax has {there.count}{platform}: start Python with"
             f" {cpu}{FLAGS}={FLAG}={needed} in the environment"
         )
-
-
-def _devices(count: int) -> str:
-    return f"{count} device{'s' * (count != 1)}"

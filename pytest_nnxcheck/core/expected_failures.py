@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_nnxcheck.core.catalogue import MODES, invariant_names, layer_names, rows_of, styles_of
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Nesting
-from pytest_nnxcheck.core.text import Unreadable, one_of
+from pytest_nnxcheck.core.text import Unreadable, counted, one_of
 
 if TYPE_CHECKING:
     # Late: its dataclasses take a tenth of the time that loading the plugin does.
@@ -213,5 +213,4 @@ def _line(count: Tally) -> str:
     entry, held = count.entry, count.held
     if not count.passed:
         return f"expected failure {entry} matches no nesting that ran, take the entry out of {entry.origin}"
-    nestings = f"{held} nesting{'s' * (held != 1)}"
-    return f"expected failure {entry} did not happen: {nestings} held, take the entry out of {entry.origin}"
+    return f"expected failure {entry} did not happen: {counted(held, 'nesting')} held, take the entry out of {entry.origin}"

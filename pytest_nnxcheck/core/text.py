@@ -34,6 +34,11 @@ def some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join([*unique[:most], *(["..."] if len(unique) > most else [])])
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 nesting``, ``3 nestings``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
     """Return the word if it is valid. Raises `Unreadable` with the nearest valid word."""
     valid = tuple(valid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -48,18 +48,38 @@ BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 PARITY = ("parity",)
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run and the reference that it is held against; ``before`` is the state that both started from.
+
+    ``drawn`` excepts what random numbers decide; ``inside`` says that both are the un-nested call.
+    """
+
+    subject: Subject
+    facts: Profile
+    nesting: Nesting
+    reference: Reference
+    before: Facts
+    drawn: bool = False
+    inside: bool = False
+
+    def differences(self, got: Effect, shaken: Shaken | None = None) -> Differences:
+        """What the reference did not do, but for what the ``shaken`` starts explain."""
+        wanted = self.reference.wanted
+        return differences(wanted, got, self.before, shaken, drawn=self.drawn, inside=self.inside)
+
+
 def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
     nesting, wanted = observation.nesting, reference.wanted
     if wanted.error is not None:
         return Judgement(notes=(Fact("raises un-nested", PARITY, first_line(wanted.error)),))
-    before = read(subject, subject.state)
     got = effect_against(subject, observation, wanted)
-    drawn = other_draws(subject, nesting)
-    notes: tuple[Fact, ...] = (drawn,) if drawn else ()
-    different = differences(wanted, got, before, drawn=bool(drawn))
-    different, rounded = beyond_rounding(subject, facts, nesting, reference, got, different, drawn=bool(drawn))
-    notes += rounded
+    before = got.before
+    draws = other_draws(subject, nesting)
+    comparison = Comparison(subject, facts, nesting, reference, before, drawn=bool(draws))
+    different, rounded = beyond_rounding(comparison, got)
+    notes: tuple[Fact, ...] = (*([draws] if draws else []), *rounded)
     if added := left_behind(different, before, nesting):
         different = tuple(difference for difference in different if difference.path not in added)
         notes += (Fact("added, functional", tuple(added)),)
@@ -75,55 +95,38 @@ def left_behind(different: Differences, before: Facts, nesting: Nesting) -> list
     return [path for path in missing if path not in before.leaves]
 
 
-def beyond_rounding(
-    subject: Subject,
-    facts: Profile,
-    nesting: Nesting,
-    reference: Reference,
-    got: Effect,
-    different: Differences,
-    *,
-    drawn: bool = False,
-    inside: bool = False,
-) -> tuple[Differences, tuple[Fact, ...]]:
+def beyond_rounding(comparison: Comparison, got: Effect) -> tuple[Differences, tuple[Fact, ...]]:
     """The differences that no rounding explains, with notes on what it decides.
 
     A sign of Adam's where the gradient is noise, a kink: a start a few roundings away goes as far, or the program does where XLA fuses nothing.
     """
-    left = beyond_nudge(subject, facts, reference, got, different, drawn=drawn, inside=inside)
-    unfused = beyond_fusion(subject, facts, nesting, reference, left, drawn=drawn, inside=inside)
+    different = comparison.differences(got)
+    left = beyond_nudge(comparison, got, different)
+    unfused = beyond_fusion(comparison, left)
     return unfused, (
         *decided("decided by rounding", different, left),
         *decided("decided by fusion", left, unfused),
     )
 
 
-def beyond_nudge(
-    subject: Subject,
-    facts: Profile,
-    reference: Reference,
-    got: Effect,
-    different: Differences,
-    *,
-    drawn: bool,
-    inside: bool,
-) -> Differences:
+def beyond_nudge(comparison: Comparison, got: Effect, different: Differences) -> Differences:
     """The differences that no start which is a few roundings away explains."""
     if not any(difference.rounding for difference in different):
         return different
-    before, wanted = read(subject, subject.state), reference.wanted
-    if not inside and differences(wanted, reference.from_start(subject, Start(again=True)), before, drawn=drawn):
+    subject, reference = comparison.subject, comparison.reference
+    if not comparison.inside and comparison.differences(reference.from_start(subject, Start(again=True))):
         # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
         return different
     nudged: list[Effect] = []
-    for start in nudged_starts(facts.precision):
+    for start in nudged_starts(comparison.facts.precision):
         if not any(may_move(difference, start) for difference in different):
             break
         effect = reference.from_start(subject, start)
         if effect.error is None:
             nudged.append(effect)
-            shaken = Shaken(tuple(nudged), HALF if start.precision > FLOAT32 else WIDEST)
-            different = differences(wanted, got, before, shaken, drawn=drawn, inside=inside)
+            different = comparison.differences(
+                got, Shaken(tuple(nudged), HALF if start.precision > FLOAT32 else WIDEST)
+            )
     return different
 
 
@@ -145,23 +148,15 @@ def may_move(difference: ValueDiffers, start: Start) -> bool:
     return difference.rounding and not (start.direction and difference.label == "dropped")
 
 
-def beyond_fusion(
-    subject: Subject,
-    facts: Profile,
-    nesting: Nesting,
-    reference: Reference,
-    different: Differences,
-    *,
-    drawn: bool,
-    inside: bool,
-) -> Differences:
+def beyond_fusion(comparison: Comparison, different: Differences) -> Differences:
     """The differences that are left where XLA fuses no operations of the same program."""
-    if not any(map(may_be_fusion, different)) or (unfused := traced.unfused(subject, facts, nesting)) is None:
+    if not any(map(may_be_fusion, different)):
         return different
-    before, wanted = read(subject, subject.state), reference.wanted
-    got = effect_of(subject, unfused, wanted.names)
-    left = differences(wanted, got, before, drawn=drawn, inside=inside)
-    left = beyond_nudge(subject, facts, reference, got, left, drawn=drawn, inside=inside)
+    unfused = traced.unfused(comparison.subject, comparison.facts, comparison.nesting)
+    if unfused is None:
+        return different
+    got = effect_of(comparison.subject, unfused, comparison.reference.wanted.names)
+    left = beyond_nudge(comparison, got, comparison.differences(got))
     paths = {difference.path for difference in left}
     return tuple(difference for difference in different if difference.path in paths or not may_be_fusion(difference))
 
@@ -247,9 +242,8 @@ def agrees_inside(
         return Judgement(notes=(Fact("raises without jit", PARITY, first_line(wanted.error)),))
     before = read(subject, subject.state)
     got = effect_of(subject, observation, wanted.names)
-    different = differences(wanted, got, before, inside=True)
     reference = TransparentReference((), wanted, Evaluated())
-    different, rounded = beyond_rounding(subject, facts, Nesting(), reference, got, different, inside=True)
+    different, rounded = beyond_rounding(Comparison(subject, facts, Nesting(), reference, before, inside=True), got)
     notes = (*scalars(got.after, before), *rounded)
     different = tuple(left for difference in different if (left := not_returned(difference, wanted, got, before)))
     paths = [difference.path for difference in different]

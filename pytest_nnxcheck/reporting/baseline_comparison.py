@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pytest_nnxcheck.core.evidence import SHOWN, Held, Split
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import flag
-from pytest_nnxcheck.core.text import Row
+from pytest_nnxcheck.core.text import Row, counted
 from pytest_nnxcheck.reporting import baseline_file, report
 from pytest_nnxcheck.reporting.baseline_file import Buffers, Entry
 
@@ -136,15 +136,11 @@ def summary(request: Request, results: Collection[Result], *, exists: bool) -> I
         yield f"{request.shown} is of another stamp, {differences}; {how}"
     if exists and request.compares(differences):
         compared = sum(comparison.compared for comparison in comparisons)
-        yield f"{request.shown}: {nestings(compared)} compared" + (f", {grew} grew {beyond}" if grew else "")
+        yield f"{request.shown}: {counted(compared, 'nesting')} compared" + (f", {grew} grew {beyond}" if grew else "")
     if shrank:
-        yield f"{nestings(shrank)} shrank {beyond}: {UPDATE} keeps the gain"
+        yield f"{counted(shrank, 'nesting')} shrank {beyond}: {UPDATE} keeps the gain"
     if new and not request.update:
-        yield f"{nestings(new)} not in {request.shown}: {NEW_ONLY} adds them"
-
-
-def nestings(count: int) -> str:
-    return f"{count} nesting{'s' * (count != 1)}"
+        yield f"{counted(new, 'nesting')} not in {request.shown}: {NEW_ONLY} adds them"
 
 
 def message(

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from pytest_nnxcheck.core.evidence import Stamp
+from pytest_nnxcheck.core.text import counted
 from pytest_nnxcheck.reporting.baseline_comparison import UPDATE, Result
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Key
 
@@ -46,7 +47,7 @@ def refusal(end: RunEnd, *, stale: bool) -> str:
     if end.interrupted:
         return "the run was interrupted"
     if end.failures:
-        return f"{end.failures} test{'s' * (end.failures != 1)} failed"
+        return f"{counted(end.failures, 'test')} failed"
     if end.exit_status:
         return f"the run failed (exit status {end.exit_status})"
     return f"it has stale entries, which only {UPDATE} removes" if stale else ""
@@ -133,7 +134,7 @@ def _refuse_rest(tests: set[str], results: Collection[Result], differences: str)
     rest = tests - {result.test for result in results if not result.replayed}
     if rest:
         raise Refused(
-            f"its stamp would change, {differences}, and {len(rest)} test{'s' * (len(rest) != 1)} in it did not run"
+            f"its stamp would change, {differences}, and {counted(len(rest), 'test')} in it did not run"
             f" ({_shown(min(rest))}{', ...' * (len(rest) > 1)}): run all of them"
         )
 

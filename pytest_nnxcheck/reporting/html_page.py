@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import UN_NESTED
-from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
@@ -96,12 +96,8 @@ def _headline(bad: int, total: int) -> str:
     if not total:
         return "No marked test ran"
     if bad:
-        return f"{bad} of {_number(total, 'test')} failed"
+        return f"{bad} of {counted(total, 'test')} failed"
     return f"All {total} tests passed" if total > 1 else "1 test passed"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _facts_of_run(document: Mapping[str, Any]) -> list[str]:
@@ -118,9 +114,9 @@ def _facts_of_run(document: Mapping[str, Any]) -> list[str]:
 
 
 def _legend(nestings: Iterable[OfNesting]) -> Html | str:
-    counted = Counter(map(kind, nestings))
+    by_kind = Counter(map(kind, nestings))
     entries = [
-        tag("li", _sign(name), tag("b", counted[name]), f" {word}") for name, word in VERDICTS.items() if counted[name]
+        tag("li", _sign(name), tag("b", by_kind[name]), f" {word}") for name, word in VERDICTS.items() if by_kind[name]
     ]
     return tag("ul", entries, class_="legend", aria_label="Verdicts of the nestings") if entries else ""
 
@@ -218,7 +214,7 @@ def _article(number: int, record: Records) -> Html:
     if nestings:
         ordered = sorted(enumerate(nestings, 1), key=lambda pair: kind(pair[1]) not in {"violated", "failed"})
         listed = [_row(nesting, f"t{number}n{place}", width) for place, nesting in ordered]
-        summary = tag("summary", f"{_number(len(nestings), 'nesting')}, with memory and causes")
+        summary = tag("summary", f"{counted(len(nestings), 'nesting')}, with memory and causes")
         parts.append(tag("details", summary, listed, class_="nestings"))
     return tag("article", parts, class_=_state(test), id=f"t{number}")
 
@@ -227,7 +223,7 @@ def _facts_of_test(record: Records) -> Iterator[str]:
     test = record["test"]
     if record["nestings"]:
         left = f", {test['not_run']} not run" if test["not_run"] else ""
-        yield f"{_number(len(record['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
+        yield f"{counted(len(record['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
     if list(test["modes"]) not in ([], [MODES[0]]):
         yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
     yield f"{test['seconds']:.1f} s"

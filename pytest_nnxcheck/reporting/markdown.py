@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.records import Records
 from pytest_nnxcheck.reporting.tally import counts
@@ -41,7 +41,7 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
     detailed = space.fill("", map(_details, bad))
     left = len(bad) - min(rows, detailed)
     if good:
-        label = f"{_counted(len(good), 'test')} passed or skipped"
+        label = f"{counted(len(good), 'test')} passed or skipped"
         left += len(good) - space.fill(_open(label) + _PASSED, map(_passing_row, good), "\n</details>\n")
     if measured := [record for record in tests if record["test"]["un_nested_peak"]]:
         pieces = sum(len(record["test"]["advice"]) for record in measured)
@@ -123,10 +123,6 @@ class _Space:
         return "".join(self.parts)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records]) -> str:
     packages = document["run"].get("packages", {})
     versions = ", ".join(f"{text(name)} {text(packages[name])}" for name in ("jax", "flax") if name in packages)
@@ -139,7 +135,9 @@ def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records])
     nestings = len(document["nestings"])
     left = sum(record["test"]["not_run"] for record in tests)
     verdicts = (counts(total) or "none") + (f", {left} not run" if left else "")
-    return f"## {verdict}\n\n{_counted(nestings, 'nesting')} of {_counted(len(tests), 'test')}: {verdicts}  \n{versions}\n\n"
+    return (
+        f"## {verdict}\n\n{counted(nestings, 'nesting')} of {counted(len(tests), 'test')}: {verdicts}  \n{versions}\n\n"
+    )
 
 
 def _failing_row(record: Records) -> str:

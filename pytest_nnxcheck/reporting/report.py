@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, counted, format_bytes
 from pytest_nnxcheck.reporting import notes
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_peak
 
@@ -316,10 +316,10 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
 
 def _expectations(report: Report) -> list[str]:
     """``'memory' (why): 3 nestings``, for each expected failure that came true."""
-    counted = [
+    came_true = [
         (entry, sum(entry.key in o.expected for o in report.outcomes)) for entry in report.settings.expected_failures
     ]
-    return [f"{entry}: {times} nesting{'s' * (times != 1)}" for entry, times in counted if times]
+    return [f"{entry}: {counted(times, 'nesting')}" for entry, times in came_true if times]
 
 
 def summary(report: Report) -> str:
@@ -331,7 +331,7 @@ def summary_of(figures: Mapping[str, str | int]) -> str:
     """The same from the flat pairs of a test report."""
     verdicts = {verdict: int(figures.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
     total = int(figures["nnx_nestings"])
-    text = f"{total} nesting{'s' * (total != 1)}: {counts(verdicts) or 'none finished'}"
+    text = f"{counted(total, 'nesting')}: {counts(verdicts) or 'none finished'}"
     text += f", {figures['nnx_not_run']} not run" if "nnx_not_run" in figures else ""
     if "nnx_peak" in figures:
         bound = f" of {format_bytes(int(figures['nnx_budget']))}" if "nnx_budget" in figures else ""
