@@ -227,7 +227,8 @@ def _put_context(variable: contextvars.ContextVar[Any], value: Any) -> None:
 
 
 def _put_objects(array: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> None:
-    array[...] = saved
+    if _in_objects(array, saved) or array.shape != saved.shape:
+        array[...] = saved
 
 
 # --- what a place holds that changed

@@ -17,7 +17,10 @@ from pytest_nnxcheck.inspection.pointers import foreign_views, in_mapped_files, 
 
 X = jnp.ones((2, 4))
 FEW = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0}
-BOX = np.array([None], dtype=object)
+BOX = np.array([None], dtype=object).view()
+BOX.flags.writeable = False
+NAMES = np.array(["cat", "dog"], dtype=object)
+NAMES.flags.writeable = False
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say which files are mapped where")
 
@@ -34,16 +37,23 @@ def test_a_walk_that_ended_early_is_a_note(monkeypatch):
 
 
 def test_a_place_that_could_not_be_put_back_is_a_note():
-    def seals(model, x):
-        if BOX.flags.writeable:
-            BOX[0] = "seen"
-            BOX.flags.writeable = False
+    def writes(model, x):
+        BOX.base[0] = "seen"
         return model(x)
 
-    report = check(seals, linear(), X, **FEW)
+    report = check(writes, linear(), X, **FEW)
     (note,) = [note for note in report.notes if "put back" in note]
     assert "BOX" in note
     assert note.endswith("could not be put back: what a nesting left there is met by the next")
+
+
+def test_a_place_that_is_read_only_and_was_not_written_is_none():
+    """Names of classes, say, that came out of a file."""
+
+    def reads(model, x):
+        return model(x) * len(NAMES)
+
+    assert check(reads, linear(), X, **FEW).notes == ()
 
 
 def test_otherwise_there_is_none():
