@@ -106,15 +106,17 @@ def copied_state(case: Case, used: Memory) -> tuple[Buffer, ...]:
 
 
 def inserted(case: Case, used: Memory) -> dict[FactKind, tuple[Buffer, ...]]:
-    """The copies that no line of the user's asks for, by why XLA inserts them."""
+    """The copies that no line of the user's asks for, by the first reason why XLA inserts them."""
     copies = all_copies(case.observation, used)
     read_first = of_leaves(case, copies, case.written.read_first)
-    return {
+    reasons: dict[FactKind, tuple[Buffer, ...]] = {
         "copies of XLA": widened(used, copies),
         "copies of what is overwritten": of_leaves(case, copies, case.written.overwritten),
         "copies of what is made anew": of_leaves(case, copies, case.written.remade),
         "copies of what is read first": () if not read_first or compat.barriers_order() else read_first,
     }
+    reason = {id(copy): kind for kind, those in reversed(reasons.items()) for copy in those}
+    return {kind: tuple(copy for copy in those if reason[id(copy)] == kind) for kind, those in reasons.items()}
 
 
 def all_copies(observation: Observation, used: Memory) -> tuple[Buffer, ...]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 
 VERDICTS = {
@@ -48,6 +49,12 @@ def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
 
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
+
+
+def record(outcomes: dict[Nesting, Outcome], outcome: Outcome) -> None:
+    """Keep the worst verdict of a nesting, and its highest peak."""
+    earlier = outcomes.get(outcome.nesting)
+    outcomes[outcome.nesting] = outcome if earlier is None else worse(earlier, outcome)
 
 
 def worse(old: Outcome, new: Outcome) -> Outcome:

@@ -17,8 +17,7 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Liste
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.reporting import report, wording
-from pytest_nnxcheck.reporting.tally import worse
+from pytest_nnxcheck.reporting import report, tally, wording
 from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.subject import uncomputed
 
@@ -101,7 +100,7 @@ class Execution:
                 error=type(checked.error).__name__,
             )
         outcome = self.executor.with_program(outcome)
-        self.record(outcome)
+        tally.record(self.outcomes, outcome)
         if outcome.verdict == "expected" and _without_output(checked):
             raise NestingExcused
         if outcome.verdict == "failed" and checked.error is not None:
@@ -125,7 +124,7 @@ class Execution:
         outcome = Outcome(self.nesting, "rejected", reason=compat.mode_words(error), by_mode=True)
         if self.settings.on_rejection == "fail":
             outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
-        self.record(outcome)
+        tally.record(self.outcomes, outcome)
         rejection = self.rejection(outcome) if outcome.verdict == "rejected" else None
         return Executed(self.outcomes, None if isinstance(rejection, NestingRejected) else rejection)
 
@@ -153,7 +152,7 @@ class Execution:
                 budget=held.budget,
                 program=held.program,
             )
-            self.record(self.executor.with_program(outcome))
+            tally.record(self.outcomes, self.executor.with_program(outcome))
         return Executed(self.outcomes, error, own=error is not self.error)
 
     def ended(self) -> Executed:
@@ -165,11 +164,6 @@ class Execution:
             self.outcomes[self.nesting] = replace(outcome, verdict=verdict, reason="", error="", notes=(), program="")
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
         return Executed(self.outcomes, self.violation)
-
-    def record(self, outcome: Outcome) -> None:
-        """Keep the worst verdict of a nesting, and its highest peak."""
-        earlier = self.outcomes.get(outcome.nesting)
-        self.outcomes[outcome.nesting] = outcome if earlier is None else worse(earlier, outcome)
 
 
 RUNNING: ContextVar[Execution] = ContextVar("nnxcheck_running")

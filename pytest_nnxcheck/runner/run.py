@@ -27,7 +27,6 @@ from pytest_nnxcheck.core.outcome import (
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally, wording
-from pytest_nnxcheck.reporting.tally import worse
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import passes_through, plainest
 from pytest_nnxcheck.runner.execution import Body, Executed, Executor
@@ -107,11 +106,6 @@ class Run:
         """The nesting under which an exception was raised; un-nested if it is none of ours."""
         return self._raised.get(id(error), Nesting())
 
-    def record(self, outcome: Outcome) -> None:
-        """Keep the worst verdict of a nesting, and its highest peak."""
-        earlier = self.outcomes.get(outcome.nesting)
-        self.outcomes[outcome.nesting] = outcome if earlier is None else worse(earlier, outcome)
-
     def execute(self, nesting: Nesting, body: Body) -> None:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
         __tracebackhide__ = True
@@ -185,7 +179,7 @@ class Run:
         """Keep what an execution came to; an exception of the user's gets a note that names its nesting."""
         self.facts += executed.facts
         for outcome in executed.outcomes.values():
-            self.record(outcome)
+            tally.record(self.outcomes, outcome)
         error = executed.error
         if error is None or passes_through(error) or isinstance(error, InvariantViolation | CheckError):
             return
