@@ -36,7 +36,7 @@ EVIDENCE = Evidence(
     captured=(Captured(MIB, "float32[512,512]", "model.py:5", "model.TABLE"),),
     growth=Growth("scan", 2, Split(0, 0, MIB, 0, 0)),
     leaks=(Residue("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "model.py:8", "scan"),),
-    moves=(Moved("model.kernel", "float32[3]", "bfloat16[3]", False),),
+    moves=(Moved("model.kernel", "float32[3]", "bfloat16[3]"),),
     reusable=("x",),
 )
 MEMORY = Violation(

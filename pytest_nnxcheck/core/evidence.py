@@ -224,12 +224,11 @@ class Residue:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A donated leaf: its type before and after (empty where nothing came back), and whether it kept its buffer."""
+    """A donated leaf that lost its buffer: its type before and after, empty where nothing came back."""
 
     path: str
     before: str
     after: str
-    kept: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,5 @@ def lost_moves(observation: Observation) -> tuple[Moved, ...]:
     lost = {leaf.path for leaf in lost_leaves(observation)}
     moves = [move for move in observation.moves if move.before.path in lost]
     return tuple(
-        Moved(move.before.path, str(move.before.type), str(move.after.type) if move.after else "", kept=False)
-        for move in moves
+        Moved(move.before.path, str(move.before.type), str(move.after.type) if move.after else "") for move in moves
     )
