@@ -69,7 +69,7 @@ def ended(
     nodeid: str, outcomes: Iterable[Outcome] = HELD, *, end: str = "passed", not_run: int = 0, **more: Any
 ) -> records.Records:
     """The records of a test that pytest has seen end."""
-    found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid, not_run=not_run))
+    found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid, argument=nodeid, not_run=not_run))
     found["test"].update({"outcome": end, "place": {"file": nodeid.partition("::")[0], "line": 3}} | more)  # type: ignore[typeddict-item]
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, MODES, STYLES, Transform, layer_names, row_of, styles_of
 from pytest_nnxcheck.core.text import Unreadable, one_of
@@ -75,6 +75,10 @@ class Nesting:
 
     def __repr__(self) -> str:
         return f"Nesting.parse({str(self)!r})"
+
+    def _repr_pretty_(self, printer: Any, _cycle: object) -> None:
+        """How hypothesis shows it in an example: field by field without this."""
+        printer.text(repr(self))
 
     @property
     def captures(self) -> bool:

@@ -33,6 +33,8 @@ _BUDGET = r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?"
 _PERCENT = r"(\d+(?:\.\d+)?)\s*%"
 _SEPARATORS = r"[,\s]+"
 """Texts, which `re` compiles where they are first used: every suite pays for what the plugin does as it loads."""
+_TOO_LARGE = 2**80
+"""Bytes that no machine has."""
 _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multiple of the expected peak such as '2x'"
 
 
@@ -77,12 +79,14 @@ class Budget:
         """
         if isinstance(value, cls):
             return value
+        if isinstance(value, int) and abs(value) >= _TOO_LARGE:  # Python may not show it
+            raise SettingError(f"memory_budget is out of range, {_BUDGET_ADVICE}")
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         match = re.fullmatch(_BUDGET, text.strip(), re.ASCII) if isinstance(text, str) else None
         if match is None or match["unit"] == "iB":
             raise SettingError(f"memory_budget={value!r} is not a size, {_BUDGET_ADVICE}")
         budget = cls._of(Decimal(match["number"]), match["unit"] or "B", match[0])
-        if not (budget.bytes or budget.factor) or budget.factor == float("inf"):
+        if not (budget.bytes or budget.factor) or budget.factor == float("inf") or (budget.bytes or 0) >= _TOO_LARGE:
             raise SettingError(f"memory_budget={value!r} is out of range, {_BUDGET_ADVICE}")
         return budget
 
@@ -159,6 +163,10 @@ def donated(name: str, value: object) -> str:
 
 def whole_number(minimum: int) -> Kind:
     def parse(name: str, value: object) -> int:
+        # Python neither reads nor shows a number of thousands of digits.
+        too_long = isinstance(value, str) and re.fullmatch(r"\s*-?\d{10,}\s*", value)
+        if too_long or (isinstance(value, int) and abs(value) >= 10**9):
+            raise SettingError(f"{name} is a number of too many digits, write a whole number below a billion")
         text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
         if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < minimum:
             raise SettingError(f"{name}={value!r} is not a whole number of at least {minimum}")
@@ -188,7 +196,7 @@ def failures(_: str, value: object) -> tuple[Entry, ...]:
 def percentage(name: str, value: object) -> Fraction:
     """Read ``5%`` as the part 1/20."""
     match = re.fullmatch(_PERCENT, value.strip(), re.ASCII) if isinstance(value, str) else None
-    if match is None:
+    if match is None or len(match[1]) > 30:
         raise SettingError(f"{name}={value!r} is not a percentage, write '5%' or '0.5%', or '0%' to allow nothing")
     from fractions import Fraction  # late: most runs compare nothing
 

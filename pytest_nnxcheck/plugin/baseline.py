@@ -174,7 +174,6 @@ class BaselineHooks:
     def _end(self, session: pytest.Session) -> RunEnd:
         config, status = session.config, session.exitstatus
         data, selected = worker_data.of(config), selection.Selection.of(config)
-        typed = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
         return RunEnd(
             exit_status=int(status),
             failures=self.failures,
@@ -185,7 +184,9 @@ class BaselineHooks:
             skipped=data.collection.skipped,
             whole_files=frozenset(filter(selected.covers, map(baseline_update.file_of, self.entries))),
             narrowed=selection.narrowed(config),
-            fewer_nestings=not typed.isdisjoint(flag(name) for name, row in TABLE.items() if row.narrows),
+            fewer_nestings=not selection.typed(config).isdisjoint(
+                flag(name) for name, row in TABLE.items() if row.narrows
+            ),
             replayed=config.getoption("nnx_nesting") is not None,
         )
 

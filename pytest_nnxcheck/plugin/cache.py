@@ -17,7 +17,7 @@ import pytest
 from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.plugin import options, pytest_internals
+from pytest_nnxcheck.plugin import options, pytest_internals, selection
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.reproducer.calls_of_test import Usage
@@ -45,7 +45,8 @@ def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
         return calls_of_test.of_test(body, origin, files.own_transforms(chosen))
 
     def replay(nesting: Nesting) -> str:
-        return report.replay(report.Report((), settings.Settings(), (), item.nodeid, typed), nesting)
+        argument = selection.as_argument(item)
+        return report.replay(report.Report((), settings.Settings(), argument=argument, options=typed), nesting)
 
     folder = functools.partial(folder_of_programs, config)
     return files.Programs(item.nodeid, usage_of, replay, folder, config.invocation_params.dir)

@@ -24,7 +24,9 @@ from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
     GIVEN,
+    IN_BODY,
     SUITE,
+    has_ended,
     is_test_case,
     modes_origin,
     own_invariants,
@@ -219,7 +221,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     __tracebackhide__ = True
     if not isinstance(item, pytest.Function) or item.get_closest_marker(MARKER) is None:
         return (yield)
-    return (yield from _run_under_nestings(item))
+    item.stash[IN_BODY] = True
+    try:
+        return (yield from _run_under_nestings(item))
+    finally:
+        item.stash[IN_BODY] = False
 
 
 def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
@@ -247,18 +253,18 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
 def _build(item: pytest.Function) -> tuple[Run, Any]:
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.core import modes
-    from pytest_nnxcheck.plugin import cache
+    from pytest_nnxcheck.plugin import cache, selection
     from pytest_nnxcheck.runner import hypothesis_test
     from pytest_nnxcheck.runner import run as runs
 
     try:
         settings = settings_of(item)
     except SettingError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     try:
         compat.require_modes(modes.chosen(settings))
     except SettingError as error:
-        pytest.fail(f"{modes_origin(item, settings)}: {error}", pytrace=False)
+        raise pytest.fail.Exception(f"{modes_origin(item, settings)}: {error}", pytrace=False) from None
     written = options.replay_options(item.config.option)
 
     def run_of(remember: bool) -> Run:
@@ -266,6 +272,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
         return runs.Run(
             settings,
             test_id=item.nodeid,
+            argument=selection.as_argument(item),
             options=written,
             remember=remember,
             programs=programs,
@@ -310,8 +317,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Take the class name off our first line, so that the short summary says which invariant broke."""
     report = yield
     if report.when == "call" and item.get_closest_marker(MARKER) is not None:
-        item.config.stash[_unreported].pop(item.nodeid, None)
         _shorten_summary(report.longrepr)
+    if has_ended(item, report):
+        item.config.stash[_unreported].pop(item.nodeid, None)
     return report
 
 

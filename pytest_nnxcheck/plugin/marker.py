@@ -26,7 +26,16 @@ GIVEN: pytest.StashKey[Mapping[str, Any]] = pytest.StashKey()
 """Settings of the command line and the ini file, read."""
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 """Those of a marked test, merged."""
+_READ: pytest.StashKey[list[pytest.Mark]] = pytest.StashKey()
+"""The markers that they were read from."""
+IN_BODY: pytest.StashKey[bool] = pytest.StashKey()
+"""Whether the body of a marked test is running: a subtest in it reports as if the call had ended."""
 SUITE: pytest.StashKey[Suite | None] = pytest.StashKey()
+
+
+def has_ended(item: pytest.Item, report: pytest.TestReport) -> bool:
+    """Whether a report tells of the call of a marked test."""
+    return report.when == "call" and item.get_closest_marker(MARKER) is not None and not item.stash.get(IN_BODY, False)
 
 
 def is_test_case(obj: object) -> bool:
@@ -124,7 +133,9 @@ def _own_marks(attribute: object) -> list[Any]:
 
 
 def settings_of(item: pytest.Function) -> Settings:
-    """The settings of a marked test, read at its collection, or now where the marker was added later. Raises `SettingError`."""
-    if SETTINGS not in item.stash:
-        item.stash[SETTINGS] = _resolve(item)
+    """The settings of a marked test, read at its collection, or now where a marker was added later. Raises `SettingError`."""
+    marks = [*item.iter_markers(MARKER)]
+    read = item.stash.get(_READ, [])
+    if SETTINGS not in item.stash or [*map(id, marks)] != [*map(id, read)]:
+        item.stash[SETTINGS], item.stash[_READ] = _resolve(item), marks
     return item.stash[SETTINGS]

@@ -63,7 +63,7 @@ def _ini_type(kind: str) -> Any:
     if kind == "list":
         return "args"
     if pytest.version_tuple >= (9, 2):
-        return str | int
+        return str | int | bool
     return "int" if kind == "number" and pytest.version_tuple >= (8, 4) else "string"
 
 

@@ -24,6 +24,7 @@ from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import REPORTS
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
+from pytest_nnxcheck.plugin.marker import has_ended
 from pytest_nnxcheck.plugin.worker_data import Part
 from pytest_nnxcheck.reporting import markdown, records
 from pytest_nnxcheck.reporting.records import Place, Records
@@ -110,8 +111,8 @@ class Publisher:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Put the records of a marked test into its report, which goes to the controller of xdist as it is."""
         report = yield
-        ended = report.when == "call" or (report.when == "setup" and not report.passed)
-        if ended and item.get_closest_marker(MARKER) is not None:
+        not_called = report.when == "setup" and not report.passed and item.get_closest_marker(MARKER) is not None
+        if not_called or has_ended(item, report):
             setattr(report, _WIRE, self._told_or_why_not(item, call))
         return report
 

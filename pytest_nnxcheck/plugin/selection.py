@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +32,21 @@ class Selection:
     def covers(self, place: str) -> bool:
         """Whether everything in a file or folder, which starts from the root, was looked at."""
         return self.everything or any((self.root / place).is_relative_to(path) for path in self.paths)
+
+
+def as_argument(item: pytest.Item) -> str:
+    """A test as pytest takes it in the folder that the run was started in; its id starts from pytest's root."""
+    file, colons, name = item.nodeid.partition("::")
+    with contextlib.suppress(ValueError):  # on another drive of Windows
+        file = Path(os.path.relpath(item.config.rootpath / file, item.config.invocation_params.dir)).as_posix()
+    return f"{file}{colons}{name}"
+
+
+def typed(config: pytest.Config) -> set[str]:
+    """The options that this run alone was given: typed, in the environment, or as ``-o`` of the ini file's name."""
+    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    overridden = [name.partition("=")[0].strip() for name in config.getoption("override_ini", None) or []]
+    return {word.partition("=")[0] for word in words} | {f"--{name.replace('_', '-')}" for name in overridden}
 
 
 def narrowed(config: pytest.Config) -> bool:

@@ -161,7 +161,7 @@ def message(
         *split_rows(before.split, now.entry.split),
         *(("buffer", text) for text in buffer_rows(before, now)),
         *(("also grew", text) for text in (*grown, *more)),
-        ("accept", f"pytest {shlex.quote(checked.test_id)} {checked.options} {UPDATE}".replace("  ", " ")),
+        ("accept", f"pytest {shlex.quote(checked.argument)} {checked.options} {UPDATE}".replace("  ", " ")),
         ("replay", report.replay(checked, now.outcome.nesting)),
     ]
     return report.lay_out(HEADLINE, checked.test_id, rows)

@@ -187,7 +187,7 @@ def cell(nesting: OfNesting, target: str) -> Html:
 
 def kind(nesting: OfNesting) -> str:
     """The verdict as a class of the style sheet."""
-    return "unfit" if nesting["unfit"] else nesting["verdict"]
+    return "unfit" if nesting["unfit"] and nesting["verdict"] == "rejected" else nesting["verdict"]
 
 
 # --- the tests -----------------------------------------------------------------------------------------------------------

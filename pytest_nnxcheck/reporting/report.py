@@ -34,8 +34,8 @@ _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting
 class Report:
     """What one check found: an outcome for each nesting, in the order in which they ran.
 
-    ``notes`` says what was left out and why, ``not_run`` is how many nestings were left when what broke was known; ``test_id`` and
-    ``options`` are pytest's, for the replay line;
+    ``notes`` says what was left out and why, ``not_run`` is how many nestings were left when what broke was known; ``test_id``, ``argument`` and
+    ``options`` are pytest's: its name of the test, and how to run it in the folder that this run was started in;
     ``advice`` is what the un-nested call need not spend memory on, ``un_nested`` the rows that say where its bytes are;
     ``str(report)`` is the text of a failure, or one line if all is well.
     """
@@ -44,6 +44,7 @@ class Report:
     settings: Settings
     notes: tuple[str, ...] = ()
     test_id: str = ""
+    argument: str = ""
     options: str = ""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
     not_run: int = 0
@@ -241,10 +242,10 @@ def _un_nested(report: Report, nesting: Nesting) -> str:
 
 def replay(report: Report, nesting: Nesting) -> str:
     """What runs this nesting and no other."""
-    if not report.test_id:
+    if not report.argument:
         return f"check(..., nesting={str(nesting)!r})"
     options = f"{report.options} " if report.options else ""
-    return f"pytest {shlex.quote(report.test_id)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
+    return f"pytest {shlex.quote(report.argument)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
 
 
 def left_out(outcomes: Iterable[Outcome]) -> list[str]:

@@ -22,7 +22,9 @@ VERDICTS = {
 
 def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
     """How many of each verdict; what was rejected because a layer cannot take the call counts as ``unfit``."""
-    return Counter("unfit" if outcome.unfit else outcome.verdict for outcome in outcomes)
+    return Counter(
+        "unfit" if outcome.unfit and outcome.verdict == "rejected" else outcome.verdict for outcome in outcomes
+    )
 
 
 def word(outcome: Outcome) -> str:

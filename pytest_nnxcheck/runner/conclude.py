@@ -29,11 +29,12 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
         error.add_note(_FLAKY)
         return error
     errors = list(flatten(error))
+    if not own_given:
+        for member in errors:
+            _drop_notes(member)
     if any(passes_through(member) for member in errors):
         return error
     chosen = plainest(errors, run.nesting_of)
-    if not own_given:
-        _drop_notes(chosen)
     nesting = chosen.outcome.nesting if isinstance(chosen, InvariantViolation) else run.nesting_of(chosen)
     run.explain(nesting)
     if isinstance(chosen, InvariantViolation):

@@ -49,6 +49,7 @@ class Run:
         settings: Settings,
         *,
         test_id: str = "",
+        argument: str = "",
         options: str = "",
         remember: bool = True,
         programs: Programs | None = None,
@@ -69,7 +70,7 @@ class Run:
         self.listeners: list[Listener] = [] if programs is None else [programs.listen]
         self.sweeping = False
         self.repeats = False
-        self._identity = (test_id, options)
+        self._identity = (test_id, argument or test_id, options)
         self.remembers = remember
         self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
         self._raised: dict[int, Nesting] = {}
@@ -77,7 +78,7 @@ class Run:
 
     def report(self) -> report.Report:
         """What is known so far, as data."""
-        test_id, options = self._identity
+        test_id, argument, options = self._identity
         outcomes = tuple(self.outcomes.values())
         known = notes.texts((*self.notes, *self.facts.notes))
         texts = {} if self.programs is None else self.programs.texts
@@ -87,6 +88,7 @@ class Run:
             self.settings,
             (*known, *report.refused(self.refusals), *report.left_out(outcomes)),
             test_id,
+            argument,
             options,
             texts,
             self.not_run,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.catalogue import JIT, MODES
@@ -28,6 +28,10 @@ class Sweep:
 
     def __repr__(self) -> str:
         return f"<the {'replay' if self.replayed else self.settings.sweep} sweep>"
+
+    def _repr_pretty_(self, printer: Any, _cycle: object) -> None:
+        """How hypothesis shows it in an example: field by field without this."""
+        printer.text(repr(self))
 
     def nestings(self, mode: str, exclusions: strategies.Exclusions) -> tuple[Nesting, ...]:
         """The nestings that follow the un-nested call: those whose layers all fit, and those that are expected to fail."""

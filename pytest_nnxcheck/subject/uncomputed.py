@@ -24,6 +24,8 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 _DELETED = "deleted"
 """What jax and XLA say of every read of a deleted array, on all versions."""
 _TOOL = "pytest-nnxcheck"
+_TOOL_IDS = (3, 4, 5, 2, 1)
+"""Of `sys.monitoring`: first those that Python has given no meaning. Never that of debuggers: pytest-timeout stops no test while one runs."""
 
 
 class ValuesNeeded(BaseException):
@@ -151,7 +153,7 @@ class Watch:
 
         def _monitor(self) -> None:
             monitoring = sys.monitoring
-            tool = next((number for number in range(6) if monitoring.get_tool(number) is None), None)
+            tool = next((number for number in _TOOL_IDS if monitoring.get_tool(number) is None), None)
             self.can_see = tool is not None
             if tool is None:
                 return

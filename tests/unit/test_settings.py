@@ -151,6 +151,22 @@ def test_bad_numbers(name, value):
     assert f"{name}={value!r} is not a whole number of at least" in text_of(name, value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["9" * 5000, " -9999999999", 10**5000, -(10**5000), 10**9],
+    ids=lambda value: str(value)[:4] if isinstance(value, str) else "int",
+)
+@pytest.mark.parametrize("name", ["max_depth", "max_examples", "devices"])
+def test_numbers_of_too_many_digits(name, value):
+    """Python reads and shows none of thousands of them."""
+    assert text_of(name, value).endswith("too many digits, write a whole number below a billion")
+
+
+@pytest.mark.parametrize("value", [10**5000, "9" * 5000, "9" * 5000 + "GB"], ids=["int", "digits", "GB"])
+def test_sizes_of_too_many_digits(value):
+    assert "is out of range, write bytes such as" in text_of("memory_budget", value)
+
+
 def test_numbers():
     assert (parse("max_depth", "4"), parse("max_examples", 0), parse("devices", "8")) == (4, 0, 8)
     assert parse("devices", None) is None
@@ -214,7 +230,23 @@ def test_a_percentage_is_exact(text, part):
 
 
 @pytest.mark.parametrize(
-    "value", ["", "5", "0.05", "-5%", "5%%", "%", "1e3%", "nan%", "inf%", "٣%", "5 percent", 5, None]
+    "value",
+    [
+        "",
+        "5",
+        "0.05",
+        "-5%",
+        "5%%",
+        "%",
+        "1e3%",
+        "nan%",
+        "inf%",
+        "٣%",
+        "5 percent",
+        5,
+        None,
+        pytest.param("9" * 5000 + "%", id="digits"),
+    ],
 )
 def test_what_is_no_percentage(value):
     with pytest.raises(SettingError) as caught:

@@ -355,6 +355,20 @@ def test_keys_of_an_unknown_kind_have_no_stand_in():
         uncomputed.stand_in(jax.random.key(0).aval, [jnp.ones(3)])
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="older Pythons have no sys.monitoring")
+def test_reads_are_watched_for_beside_a_debugger_and_not_as_one():
+    """pytest-timeout stops no test while a debugger has its id."""
+    debuggers = []
+
+    def body():
+        wrap(Counts())(numbers((2, 4)))
+        debuggers.append(sys.monitoring.get_tool(sys.monitoring.DEBUGGER_ID))
+
+    _, error = run(body, sweep="singles", max_examples=0)
+    assert error is None
+    assert {*debuggers} == {None}
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="newer Pythons have sys.monitoring for several tools")
 def test_where_somebody_else_traces_values_are_computed_from_the_beginning():
     seen = []

@@ -159,7 +159,7 @@ def test_what_a_command_line_leaves_out(pytester, inner_args, args, narrowed, co
 
 
 @pytest.mark.slow
-def test_a_nesting_that_does_not_run_any_more_is_stale(run, peaks):
+def test_a_nesting_that_does_not_run_any_more_is_stale(run, peaks, monkeypatch):
     run(OK, UPDATE)
     fewer = OK.replace("max_examples=0", "max_examples=0, transforms='jit,vmap'")
     result = run(fewer)
@@ -170,6 +170,10 @@ def test_a_nesting_that_does_not_run_any_more_is_stale(run, peaks):
     ]
     # The command line asks for less, this once.
     assert run(OK, "--nnx-transforms=jit,vmap").ret == 0
+    assert run(OK, "-o", "nnx_transforms=jit,vmap").ret == 0
+    with monkeypatch.context() as environment:
+        environment.setenv("PYTEST_ADDOPTS", "--nnx-transforms jit,vmap")
+        assert run(OK).ret == 0
     assert run(fewer, "--nnx-nesting=jit").ret == 0
     assert run(fewer, UPDATE).ret == 0
     assert "jit > scan" not in peaks.read_text()

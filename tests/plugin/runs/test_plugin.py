@@ -47,6 +47,13 @@ def test_a_failure_reads_as_designed(run_inner):
     assert "hypothesis" not in "\n".join(result.outlines[result.outlines.index("") + 4 :]).lower()
 
 
+def test_a_body_that_skips_says_why_and_no_more(run_inner):
+    source = "@marked\ndef test_x(nnx_wrap): pytest.skip('no weights')\n"
+    result = run_inner(source, "-rs")
+    result.assert_outcomes(skipped=1)
+    assert result.outlines[-2:-1] == ["SKIPPED [1] test_inner.py:5: no weights"]
+
+
 def test_the_replay_line_replays_with_the_options_that_judge(run_inner):
     result = run_inner(PAIR, "--nnx-memory-budget=2x", "--nnx-sweep=pairs", "--nnx-max-examples=1", "--nnx-max-depth=2")
     line = next(line for line in result.outlines if " replay " in line)

@@ -62,6 +62,16 @@ def test_a_marker_that_a_conftest_adds_later_counts(run_inner):
     result.stdout.fnmatch_lines(["nnx_invariants marker at test_inner.py:6: max_depth=0 is not *"])
 
 
+def test_a_marker_that_a_conftest_adds_to_a_marked_test_counts_too(run_inner):
+    source = "@marked(max_examples=0)\ndef test_x(nnx_wrap):\n    assert nnx_wrap(Model())(1) == 1\n    assert {*RUNS} <= {'un-nested', 'jit', 'jit > call_first'}\n"
+    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    for item in items: item.add_marker(pytest.mark.nnx_invariants(%s), append=False)\n"
+    run_inner(source, conftest=mark % "transforms='jit', styles='argument'").assert_outcomes(passed=1)
+    result = run_inner(source, conftest=mark % "transformz='jit'")
+    result.assert_outcomes(failed=1)
+    line = "nnx_invariants marker at test_inner.py:4: unknown setting 'transformz', did you mean 'transforms'?"
+    assert result.outlines.count(line) == 1
+
+
 def test_marker_over_command_line_over_ini(run_inner, pytester):
     source = """
 from pytest_nnxcheck.plugin.marker import SETTINGS

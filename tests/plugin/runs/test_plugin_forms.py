@@ -56,6 +56,21 @@ def test_parametrized_ids_survive_in_the_replay_line(run_inner):
     result.stdout.fnmatch_lines(["*replay *pytest 'test_inner.py::test_x[[]{a} b]' --nnx-nesting jit"])
 
 
+def test_the_replay_line_is_typed_where_the_run_was_started(run_inner, pytester, monkeypatch):
+    inner = pytester.mkdir("inner")
+    (inner / "__init__.py").touch()
+    run_inner("\n")
+    source = (pytester.path / "test_inner.py").read_text() + "\n"
+    (inner / "test_below.py").write_text(
+        source + "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(tracers=has('jit')))(1)\n"
+    )
+    pytester.makeini("[pytest]\n")
+    monkeypatch.chdir(inner)
+    result = pytester.runpytest_inprocess("test_below.py")
+    result.stdout.fnmatch_lines(["*nnx invariant broken: tracers * inner/test_below.py::test_x"])
+    result.stdout.fnmatch_lines(["*replay *pytest test_below.py::test_x --nnx-nesting jit"])
+
+
 def test_the_users_given(run_inner):
     source = """
 SEEN = []
@@ -207,3 +222,14 @@ def test_statistics_and_selection_of_hypothesis(run_inner):
     result = run_inner(source, "--hypothesis-show-statistics", "-m", "hypothesis", "--hypothesis-seed=1")
     result.assert_outcomes(passed=1, deselected=1)
     result.stdout.fnmatch_lines(["*Hypothesis Statistics*", "*not supported by flax*"])
+
+
+def test_the_example_of_the_users_given_shows_the_nesting_in_a_line(run_inner):
+    source = (
+        "@marked\n@given(x=st.integers(0, 1))\ndef test_x(nnx_wrap, x):\n    nnx_wrap(Model(tracers=has('jit')))(x)\n"
+    )
+    told = run_inner(HYPOTHESIS + source).stdout.str()
+    assert "    nnx_nesting=<the chains sweep>,\n" in told
+    assert "Settings(" not in told
+    failing = "@marked\n@given(x=st.integers(0, 1))\ndef test_x(nnx_wrap, x):\n    assert nnx_wrap(Model())(x) < 1\n"
+    assert "nnx_nesting=Nesting.parse('un-nested')," in run_inner(HYPOTHESIS + failing).stdout.str()

@@ -324,3 +324,21 @@ def test_the_report_has_the_status_that_other_plugins_gave_the_run(run_inner, py
     )
     assert run_inner("def test_plain(): pass\n", "--nnx-report=report.json", conftest=late).ret == 1
     assert written(pytester)["run"]["exit_status"] == 1
+
+
+@pytest.mark.skipif(int(pytest.__version__.partition(".")[0]) < 9, reason="subtests came with pytest 9")
+@pytest.mark.parametrize("tracers", ["", "tracers=has('jit')"])
+def test_a_test_with_subtests_has_all_its_nestings(run_inner, pytester, tracers):
+    source = f"""
+@marked
+def test_x(nnx_wrap, subtests):
+    model = nnx_wrap(Model({tracers}))
+    with subtests.test("a"):
+        assert model(3) == 3
+"""
+    result = run_inner(source, "--nnx-report=report.json")
+    head = heads(pytester)["test_x"]
+    assert head["verdict"] == ("violated" if tracers else "held")
+    assert head["counts"]["held"] >= 1
+    assert len(written(pytester)["nestings"]) >= 4
+    result.stdout.fnmatch_lines(["test_inner.py::test_x * nestings: *"])

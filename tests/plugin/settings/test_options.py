@@ -137,6 +137,12 @@ def test_values_of_a_toml_file(pytester, inner_args, text, since):
     }
 
 
+@pytest.mark.skipif(pytest.version_tuple < (9, 2), reason="pytest 9.2 reads native values of several types")
+def test_a_switch_of_a_toml_file(pytester, inner_args):
+    pytester.makepyprojecttoml("[tool.pytest]\nnnx_all = true\nnnx_shortcuts = false\n")
+    assert options.of_a_check(pytester.parseconfig(*inner_args)) == {"all": "on", "shortcuts": "off"}
+
+
 def test_help_and_markers_come_from_the_table(pytester, inner_args):
     text = " ".join(pytester.runpytest_inprocess(*inner_args, "--help").stdout.str().split())
     assert [name for name in TABLE if table.flag(name) not in text or TABLE[name].help not in text] == []

@@ -91,7 +91,7 @@ def test_what_is_compared(update, any_stamp, same, other):
 
 def text_of(known, now, **more):
     result = baseline_comparison.compare(known, now, FIVE)
-    checked = Report((), Settings(), test_id="t.py::test_x[a b]", **more)
+    checked = Report((), Settings(), test_id="t.py::test_x[a b]", argument="t.py::test_x[a b]", **more)
     return baseline_comparison.message(result, known, now, FIVE, checked).splitlines()
 
 

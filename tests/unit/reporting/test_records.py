@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import documents
@@ -40,6 +40,7 @@ def reports(draw):
         Settings(),
         notes=tuple(draw(st.lists(TEXT, max_size=2))),
         test_id=draw(TEXT),
+        argument=draw(TEXT),
         not_run=draw(st.integers(0, 99)),
     )
 
@@ -79,6 +80,11 @@ def test_the_schema_refuses_what_is_wrong():
     assert violates(found | {"nestings": [found["nestings"][0] | {"verdict": "fine"}]})
     del found["tests"][0]["message"]
     assert violates(found)
+
+
+def test_a_nesting_that_is_left_out_as_expected_counts_as_expected():
+    outcome = replace(documents.outcome("jit", "expected"), unfit=True)
+    assert records.of_report(Report((outcome,), Settings()))["test"]["counts"] == {"expected": 1}
 
 
 def test_a_nesting_has_all_that_was_measured():
