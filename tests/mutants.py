@@ -202,6 +202,8 @@ MUTANTS = (
     Mutant("engine/example.py", "if compat.is_pinned(variable)", "if False", "test_writes.py"),
     Mutant("engine/example.py", "[] if seen.complete else", "[] if True else", "test_notes.py"),
     Mutant("engine/example.py", "if not mapped:", "if True:", "test_notes.py"),
+    Mutant("invariants/memory.py", "- case.written.returned", "", "test_modes_of_models.py"),
+    Mutant("invariants/donation.py", "and displaced(before, after, old)", "and False", "test_modes_of_models.py"),
     Mutant("inspection/snapshot.py", "if _in_objects(array, saved) or", "if True or", "test_notes.py"),
     Mutant("engine/parity.py", "precision if precision > FLOAT32 else 0.0", "0.0", "test_parity_values.py"),
     Mutant("invariants/memory.py", "of_leaves(case, copies, case.written.remade)", "()", "test_carried_copies.py"),

@@ -110,9 +110,10 @@ def notes(observation: Observation) -> tuple[Note, ...]:
     moves = [(move.before, move.after) for move in observation.moves if move.after and move.before.path not in lost]
     state = [(before, after) for before, after in moves if before.path == after.path]
     old = donated_pointers(observation)
+    new = displaced_leaves(observation)
     took_another = tuple(before.path for before, after in state if swapped(before, after, old))
     on_all = tuple(before.path for before, after in moves if spread(before, after))
-    in_a_new_one = tuple(before.path for before, after in state if displaced(before, after, old))
+    in_a_new_one = tuple(before.path for before, _ in state if before.path in new)
     facts = (
         Fact("in another buffer", took_another),
         Fact("on all devices", on_all),
@@ -143,11 +144,20 @@ def swapped(before: Leaf, after: Leaf, old: set[int]) -> bool:
     return moved and bool(after.pointers) and set(after.pointers) <= old
 
 
-def displaced(before: Leaf, after: Leaf, old: set[int]) -> bool:
-    """Whether a leaf is in a new buffer though none was lost: an output of the call took a donated one of its type.
+def displaced_leaves(observation: Observation) -> set[str]:
+    """The leaves that are in a new buffer though none was lost: an output of the call took a donated one of their type.
 
     Flax returns the state after the output where it hands out no graph updates, and XLA gives buffers away in that order.
     """
+    old, lost = donated_pointers(observation), {leaf.path for leaf in lost_leaves(observation)}
+    moves = ((move.before, move.after) for move in observation.moves if move.before.path not in lost)
+    return {
+        before.path for before, after in moves if after and before.path == after.path and displaced(before, after, old)
+    }
+
+
+def displaced(before: Leaf, after: Leaf, old: set[int]) -> bool:
+    """Whether a leaf of one type is in a buffer that was not donated."""
     same = (before.type, before.sharding) == (after.type, after.sharding)
     return same and bool(before.pointers and after.pointers) and not set(after.pointers) <= old
 

@@ -21,6 +21,7 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.inspection.buffers import state_copies
 from pytest_nnxcheck.invariants.case import Case, Judgement
+from pytest_nnxcheck.invariants.donation import displaced_leaves
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.transforms.compose import differentiated
 
@@ -100,14 +101,14 @@ def captures(observation: Observation, profile: Profile) -> bool:
 
 def copied_state(case: Case, used: Memory) -> tuple[Buffer, ...]:
     """Buffers that are a whole state leaf again, but for those that XLA inserts for leaves which it widens, that are only written, or made anew."""
-    copies = all_copies(case.observation, used)
+    copies = all_copies(case, used)
     excused = [copy for those in inserted(case, used).values() for copy in those]
     return tuple(copy for copy in copies if copy not in excused)
 
 
 def inserted(case: Case, used: Memory) -> dict[FactKind, tuple[Buffer, ...]]:
     """The copies that no line of the user's asks for, by the first reason why XLA inserts them."""
-    copies = all_copies(case.observation, used)
+    copies = all_copies(case, used)
     read_first = of_leaves(case, copies, case.written.read_first)
     reasons: dict[FactKind, tuple[Buffer, ...]] = {
         "copies of XLA": widened(used, copies),
@@ -119,10 +120,18 @@ def inserted(case: Case, used: Memory) -> dict[FactKind, tuple[Buffer, ...]]:
     return {kind: tuple(copy for copy in those if reason[id(copy)] == kind) for kind, those in reasons.items()}
 
 
-def all_copies(observation: Observation, used: Memory) -> tuple[Buffer, ...]:
-    """Outputs only count where the state is donated, so that they need not exist."""
+def all_copies(case: Case, used: Memory) -> tuple[Buffer, ...]:
+    """Outputs only count where the state is donated, so that they need not exist.
+
+    Where an output that the call computes took the buffer of a leaf, that output or the leaf must be new, whatever the call does.
+    """
+    observation = case.observation
     copies = state_copies(used, range(len(observation.parameters)))
-    return copies if observation.moves else tuple(buffer for buffer in copies if buffer.kind == "temporary")
+    temporaries = tuple(copy for copy in copies if copy.kind == "temporary")
+    if temporaries == copies or not observation.moves:
+        return temporaries
+    new = displaced_leaves(observation) - case.written.returned
+    return tuple(c for c in copies if c.kind == "temporary" or observation.parameters[c.parameters[0]] not in new)
 
 
 def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:

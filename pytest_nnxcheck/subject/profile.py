@@ -42,7 +42,7 @@ class Profile:
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. ``in_one_array`` are those of `in_one_array`. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
-    that was there before, ``remade`` those of `jaxpr_flow.remade`, ``read_first`` those of `jaxpr_flow.read_first`. Its output is ``plain`` where jax alone gives it its structure,
+    that was there before, ``remade`` those of `jaxpr_flow.remade`, ``read_first`` those of `jaxpr_flow.read_first`, ``returned`` those that are outputs as they are. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -80,6 +80,7 @@ class Profile:
     overwritten: frozenset[Path] = frozenset()
     remade: frozenset[Path] = frozenset()
     read_first: frozenset[Path] = frozenset()
+    returned: frozenset[Path] = frozenset()
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
@@ -121,7 +122,8 @@ def profile(subject: Subject) -> Profile:
         jax.clear_caches()
     plain, opened = subject.output_tree.plain, subject.output_tree.opened
     jaxpr = compat.open_jaxpr(closed)
-    sources = jaxpr_flow.sources(jaxpr)[len(out) :]
+    every_source = jaxpr_flow.sources(jaxpr)
+    of_outputs, sources = every_source[: len(out)], every_source[len(out) :]
     handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
     number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
     shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
@@ -148,6 +150,7 @@ def profile(subject: Subject) -> Profile:
         - {key[0] for key, output in output_of.items() if not jaxpr_flow.remade(jaxpr, number_of[key], output)},
         read_first=changed
         - {key[0] for key, output in output_of.items() if not jaxpr_flow.read_first(jaxpr, number_of[key], output)},
+        returned=frozenset(path for (path, _), number in number_of.items() if number in of_outputs),
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),

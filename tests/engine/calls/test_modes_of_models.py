@@ -134,6 +134,31 @@ def test_a_violation_in_one_mode_is_none_in_another():
     ]
 
 
+def gradients(model, x):
+    return nnx.grad(lambda model: jnp.mean(model(x) ** 2))(model)
+
+
+def computed(model, x):
+    return model.kernel[...] * 2, model(x)
+
+
+def returned(model, x):
+    return model(x), model.kernel[...]
+
+
+@has_modes
+@pytest.mark.parametrize("mode", ["graph", "graph_no_updates", "tree"])
+@pytest.mark.parametrize(
+    "subject", [nnx.Linear.__call__, gradients, computed, returned], ids=lambda subject: subject.__name__
+)
+def test_an_output_in_the_buffer_of_a_leaf_is_a_copy_where_it_is_that_leaf(subject, mode):
+    """Without graph updates the state comes back after the output, which takes the donated kernel: one of the two is new either way."""
+    model = nnx.Linear(128, 128, rngs=nnx.Rngs(0))
+    report = check(subject, model, jnp.ones((128, 128)), modes=mode, transforms="jit", **FEW)
+    assert report.verdict == ("violated" if subject is returned else "held"), str(report)
+    assert [violation.invariant for violation in report.violations] == ["memory"] * (subject is returned)
+
+
 @has_modes
 def test_the_current_mode_may_be_tree_mode_and_what_it_refuses_is_the_users_own_failure():
     with nnx.set_graph_mode(False):
