@@ -136,6 +136,14 @@ def as_array(leaf: Any) -> Any:
     return jnp.array(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype) if hasattr(leaf, "dtype") else None)
 
 
+def is_ref(value: Any) -> bool:
+    """Whether a value is a mutable array of jax, which came with `jax.new_ref`. Tried on jax 0.10 and 0.12; before 0.7 there is none."""
+    import jax
+
+    kind = getattr(jax, "Ref", None)
+    return kind is not None and isinstance(value, kind)
+
+
 def is_array(value: Any) -> bool:
     """Whether jax takes the value for an array; NumPy also has arrays of text, dates and objects."""
     import jax

@@ -222,16 +222,28 @@ def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., 
     return nnx.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)
 
 
+_NO_RULE = (
+    "Cannot `vmap` ordered IO callback.",
+    "performing a set/swap operation with vmapped value on an unbatched array reference",
+    "performing an addupdate operation with vmapped value on an unbatched array reference",
+)
+"""How what jax raises begins where it maps an ordered `io_callback`, all versions, or a write to a captured `jax.Ref`, from jax 0.7 on."""
+
+
 def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit | None:
     """What jax itself cannot do under ``transforms`` inside a jit: what it has no rule for, or fails one of its own assertions at; `None` for any other exception.
 
-    No rule: ``ragged_dot`` under `jax.vmap`, a callback of which nobody said how it is mapped. All versions raise `NotImplementedError`.
+    No rule: ``ragged_dot`` under `jax.vmap`, a callback of which nobody said how it is mapped. All versions raise `NotImplementedError`; other words
+    for it are those of ``_NO_RULE``, which no type tells.
     An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, an ``assert`` without text in jax's rule for
     conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
     """
     import jax
 
-    if transforms and type(error) is NotImplementedError and raised_by_library(error):
+    if error is None or not transforms:
+        return None
+    without_rule = type(error) is NotImplementedError or any(map(str(error).startswith, _NO_RULE))
+    if without_rule and raised_by_library(error):
         return Misfit("no rule", jax.__version__, first_line(error))
     if type(error) is not AssertionError or str(error):
         return None

@@ -29,13 +29,14 @@ from pytest_nnxcheck.subject.subject import (
     flatten_output,
     function_name,
     is_plain,
+    ref_refused,
     spell,
 )
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-from pytest_nnxcheck.compat.arrays import is_array
+from pytest_nnxcheck.compat.arrays import is_array, is_ref
 
 
 def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Subject:
@@ -75,6 +76,8 @@ class Parts:
 
     def file(self, label: str, leaf: Any) -> None:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
+        if is_ref(leaf):
+            raise CheckError(ref_refused(label))
         if compat.is_graph_node(leaf):
             variables = compat.variables(leaf)
             refuse_hijax(label, variables)
@@ -172,8 +175,7 @@ def refuse_hijax(label: str, variables: list[tuple[Path, Any]]) -> None:
     path = next((path for path, variable in variables if compat.is_hijax(variable)), None)
     if path is not None:
         raise CheckError(
-            f"{spell(label, path)} is a hijax Variable, which is not supported, and nnx.jit does not take it either: "
-            "build the module without nnx.var_defaults(hijax=True)"
+            f"{spell(label, path)} is a hijax Variable, which is not supported: build the module without nnx.var_defaults(hijax=True)"
         )
 
 

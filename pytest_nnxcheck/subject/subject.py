@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array, is_ref
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.observation import Path
@@ -87,13 +87,16 @@ class Subject:
     partial: bool = False
 
     def split(self) -> tuple[Any, Any]:
-        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only."""
+        """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref`."""
         try:
             graphdef, leaves = compat.split(self.state)
         except (TypeError, ValueError) as error:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
+        refs = (self.path(path) for path, leaf in compat.flat_state(leaves) if is_ref(leaf))
+        if first := next(refs, ""):
+            raise CheckError(ref_refused(first))
         return graphdef, leaves
 
     def for_run(self, function: Callable[..., Any] | None = None) -> Subject:
@@ -176,6 +179,11 @@ class Subject:
                 yield left
         finally:
             before.places.restore()
+
+
+def ref_refused(path: str) -> str:
+    """Why a mutable array of jax cannot be checked: it cannot be copied for each nesting, nor returned by a program."""
+    return f"{path} is a mutable array of jax (jax.Ref), which is not supported: keep the array in an nnx.Variable without ref=True"
 
 
 def spell(root: str, path: Path) -> str:

@@ -53,6 +53,35 @@ def test_hijax_variables_are_refused():
         call(model, X)
 
 
+class Remembers(nnx.Module):
+    """A layer that keeps its last output in a mutable array, in a Variable or beside one."""
+
+    def __init__(self, ref):
+        self.linear = nnx.Linear(4, 4, rngs=rngs())
+        self.last = ref
+
+    def __call__(self, x):
+        y = self.linear(x)
+        self.last[...] = y
+        return y
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this jax has no mutable arrays")
+def test_mutable_arrays_are_refused():
+    told = r" is a mutable array of jax \(jax.Ref\), which is not supported: keep the array in an nnx.Variable without ref=True"
+    ref = jax.new_ref(jnp.zeros((2, 4)))
+    for subject, args, name in [
+        (Remembers(ref), (X,), "model.last"),
+        (Remembers(nnx.Variable(jnp.zeros((2, 4)), ref=True)), (X,), "model.last"),
+        (lambda model, x, last: model(x), (nnx.Linear(4, 4, rngs=rngs()), X, ref), "last"),
+        (lambda model, x: model(x[0]), (nnx.Linear(4, 4, rngs=rngs()), [X, ref]), r"x\[1\]"),
+    ]:
+        for nesting in ("un-nested", "jit"):
+            with pytest.raises(CheckError, match=f"^{name}{told}$"):
+                call(subject, *args, nesting=nesting)
+    assert call(Remembers(nnx.Variable(jnp.zeros((2, 4)))), X, nesting="jit").outcome.verdict == "held"
+
+
 def test_a_second_model_whose_plain_object_compares_arrays_is_refused_as_jax_does(pytester, inner_args):
     pytester.makepyfile(
         """

@@ -10,6 +10,7 @@ import pytest
 from checking import call
 from flax import nnx
 from healthy import numbers
+from jax.experimental import io_callback
 
 from pytest_nnxcheck import compat
 
@@ -66,6 +67,38 @@ def test_what_jax_has_no_rule_for_is_left_out_with_its_words(nesting, verdict):
     if verdict == "rejected":
         assert outcome.unfit
         assert re.match(r"jax [\d.]+ cannot do this: NotImplementedError: .*ragged_dot", outcome.reason)
+
+
+def ordered(model, x):
+    io_callback(lambda mean: None, None, x.mean(), ordered=True)
+    return model(x)
+
+
+def counts(model, x):
+    calls[...] += x.mean()
+    return model(x)
+
+
+calls = jax.new_ref(jnp.zeros(())) if hasattr(jax, "new_ref") else None
+needs_refs = pytest.mark.skipif(calls is None, reason="this jax has no mutable arrays")
+
+
+@pytest.mark.parametrize("subject", [ordered, pytest.param(counts, marks=needs_refs)], ids=["ordered", "ref"])
+@pytest.mark.parametrize("nesting", ["jit", "scan", "vmap", "jit > scan > vmap"])
+def test_what_jax_refuses_to_map_in_other_words_is_left_out_too(subject, nesting):
+    outcome = call(subject, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), numbers((4, 8)), nesting=nesting).outcome
+    assert outcome.verdict == ("rejected" if "vmap" in nesting else "held"), outcome
+    assert outcome.unfit == ("vmap" in nesting)
+
+
+def test_the_same_words_of_the_user_s_own_code_fail():
+    def refuses(model, x):
+        if type(x).__name__ == "BatchTracer":
+            raise ValueError("Cannot `vmap` ordered IO callback.")
+        return model(x)
+
+    outcome = call(refuses, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), numbers((4, 8)), nesting="vmap").outcome
+    assert outcome.verdict == "failed"
 
 
 @pytest.mark.parametrize("filtering", ["off", "auto"])
