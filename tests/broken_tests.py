@@ -199,6 +199,11 @@ def test_cached(nnx_wrap):
     nnx_wrap(nnx.cached_partial(lambda model, x: model(x), Keeps()))(X)
 
 @marked
+@pytest.mark.skipif(not hasattr(nnx, "jit_partial"), reason="this flax has none")
+def test_jit_partial(nnx_wrap):
+    nnx_wrap(nnx.jit_partial(lambda model, x: model(x), Keeps(), graph=False))(X)
+
+@marked
 def test_state(nnx_wrap):
     graphdef, state = nnx.split(Keeps())
     nnx_wrap(of_state(graphdef))(state, X)
@@ -335,7 +340,9 @@ MENDED = {
     "test_abstract": ("reports.ScanOverRemat(rngs())", "reports.ScanOverRemat(rngs(), 'functional')"),
     "test_abstract_dtype": ("reports.step_other_dtype", "reports.step_in_place"),
     "test_abstract_update": ("nnx.clone(optimizer)", "optimizer"),
-    **dict.fromkeys(["test_cached", "test_state", "test_keys", "test_module", "test_method", "test_owner"], KEPT),
+    **dict.fromkeys(
+        ["test_cached", "test_jit_partial", "test_state", "test_keys", "test_module", "test_method", "test_owner"], KEPT
+    ),
     "test_twice": ("Keeps.kept.append(model(y))", "model(y)"),
     "test_nested": SEEN,
     "test_abstract_leak": SEEN,

@@ -250,5 +250,13 @@ def cached_partial():
     return Case(nnx.cached_partial(nnx.jit(step_of()), *optimizer_of(Mlp(rngs()))), (batch_of(),))
 
 
+@subject
+def jit_partial():
+    step = nnx.jit_partial(step_of(), *optimizer_of(Mlp(rngs())), graph=False)
+    return Case(step, (batch_of(),))
+
+
+if not hasattr(nnx, "jit_partial"):
+    LEFT_OUT["jit_partial"] = "nnx.jit_partial came with flax 0.12"
 if not hasattr(nnx, "cached_partial"):
     LEFT_OUT["cached_partial"] = "nnx.cached_partial came after flax 0.10.2"

@@ -163,10 +163,13 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def cached_partial(function: object) -> tuple[Any, tuple[Any, ...]] | None:
-    """The function and the arguments that `nnx.cached_partial` keeps in a closure, where no transform would be handed them.
+    """The function and the arguments that `nnx.cached_partial` or `nnx.jit_partial` keeps, where no transform would be handed them.
 
-    Flax has no public way to them. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
+    The latter keeps Variables, of which its modules are made again. Flax has no public way to them. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and
+    0.12.12.
     """
+    if type(function).__name__ == "SimpleJitPartialWrapped":
+        return _jit_partial(function)
     code = getattr(function, "__code__", None)
     if getattr(code, "co_name", "") != "cache_args_wrapper":
         return None
@@ -174,6 +177,18 @@ def cached_partial(function: object) -> tuple[Any, tuple[Any, ...]] | None:
     if not {"f", "cached_args"} <= cells.keys():
         return None
     return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents)
+
+
+def _jit_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    import jax
+    from flax import nnx
+
+    inner = function.fun
+    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
+    if not {"fun", "graph", "partial_treedef"} <= cells.keys() or cells["graph"].cell_contents:
+        return None
+    arguments = jax.tree.unflatten(cells["partial_treedef"].cell_contents, function.partial_args)
+    return nnx.jit(cells["fun"].cell_contents, graph=False), tuple(arguments)
 
 
 def loops_that_compare() -> frozenset[str]:

@@ -82,6 +82,7 @@ TESTS_THAT_BREAK = [
 SINCE = {
     "test_set_in_init": FLAX >= (0, 12),
     "test_cached": hasattr(nnx, "cached_partial"),
+    "test_jit_partial": hasattr(nnx, "jit_partial"),
     "test_model_and_optimizer": hasattr(nnx, "ModelAndOptimizer"),
     "test_copy": FLAX >= (0, 12),
     "test_pinned": FLAX >= (0, 10, 7),
