@@ -60,9 +60,17 @@ def broadcasts(memory: Memory) -> int:
     return sum(buffer.bytes for buffer in memory.buffers if buffer.broadcast)
 
 
+def whole_constants(observation: Observation, profile: Profile, baseline: Memory) -> int:
+    """Bytes of the constants that a generated closure makes of a sharded module: jax keeps a constant whole on every device."""
+    if observation.memory is None or profile.devices == 1 or not observation.nesting.captures:
+        return 0
+    captured = max(observation.memory.constants - baseline.constants, 0)
+    return min(captured, profile.devices * profile.state_bytes)
+
+
 def bound(observation: Observation, profile: Profile, baseline: Memory, budget: Budget | None) -> Bound:
     """The bound of a nesting: the user's budget, else twice the expected peak plus 64 KiB. Bytes bound one call."""
-    shared = shared_broadcasts(observation, baseline)
+    shared = shared_broadcasts(observation, baseline) + whole_constants(observation, profile, baseline)
     expected = expected_peak(profile, baseline, observation.nesting) + shared
     if budget is None:
         return Bound(expected, DEFAULT_FACTOR * expected + FLOOR, multiple=f"{DEFAULT_FACTOR}x", default=True)

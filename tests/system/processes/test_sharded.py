@@ -47,7 +47,7 @@ def test_this_file_passes_on_eight_devices():
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"(28 passed, 1|20 passed, 9|19 passed, 10) skipped", done.stdout)
+    assert re.search(r"(29 passed, 1|21 passed, 9|20 passed, 10) skipped", done.stdout)
 
 
 class MLP(nnx.Module):
@@ -133,6 +133,14 @@ def test_the_peak_is_that_of_one_device(mlp, x, real):
     assert BATCH * HIDDEN * 4 // DEVICES <= hidden
     assert STATE // DEVICES + inputs + outputs <= found.outcome.peak <= STATE // DEVICES + inputs + outputs + 2 * hidden
     assert found.outcome.budget < STATE
+
+
+@on_eight_devices
+def test_a_captured_model_is_whole_on_every_device_as_any_constant_is(mlp, x):
+    for nesting in ("jit[closure]", "jit[jax_closure]"):
+        found = call(mlp, x, nesting=nesting)
+        assert found.outcome.verdict == "held", text(found)
+        assert call(mlp, x, nesting=nesting, memory_budget="10KB").outcome.verdict == "violated"
 
 
 @on_eight_devices
