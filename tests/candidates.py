@@ -103,6 +103,64 @@ def test_decorated():
     Net(nnx.Rngs(0))(jnp.ones((1, 4)))
 """
 
+MARKS = """
+BUILT = {}
+
+@pytest.fixture
+def build():
+    BUILT["net"] = Net(nnx.Rngs(0))
+    yield
+    BUILT.clear()
+
+pytestmark = [pytest.mark.usefixtures("build"), pytest.mark.filterwarnings("ignore:none such")]
+
+@pytest.mark.parametrize(("rows", "more"), [(1, 2), (3, 4)])
+class TestOfClass:
+    def test_marks(self, rows, more):
+        assert BUILT["net"](jnp.ones((rows, more, WIDTH))).shape == (rows, more, WIDTH)
+
+@pytest.mark.parametrize(argnames=["rows"], argvalues=[[1]])
+def test_keywords(rows, *, batch):
+    assert BUILT["net"](batch[:rows]).ndim == 2
+"""
+"""Marks of the class and of the file, which a marked test needs as well."""
+GAPS_OF_MARKS = """
+import functools
+import sys
+import unittest
+
+@pytest.mark.skipif(sys.platform == "none", reason="none such")
+class TestSkipped:
+    def test_condition(self, net, batch):
+        net(batch)
+
+class TestSetup:
+    def setup_method(self):
+        self.width = WIDTH
+
+    def test_setup(self, net, batch):
+        net(batch)
+
+class TestSetupOfClass:
+    @classmethod
+    def setup_class(cls):
+        cls.width = WIDTH
+
+    def test_setup_class(self, net, batch):
+        net(batch)
+
+def test_mapped(net, batch):
+    assert len(list(map(net, [batch, batch]))) == 2
+
+def test_reduced(net, batch):
+    functools.reduce(lambda total, y: total + y, map(net, [batch]))
+
+class NetTest(unittest.TestCase):
+    def test_case(self):
+        self.assertEqual(Net(nnx.Rngs(0))(jnp.ones((2, WIDTH))).ndim, 2)
+"""
+"""What is not certain because of what stands around the test, and of what makes the call."""
+
 
 WRITTEN = '''"""Tests marked with nnx_invariants, from tests that call a module outside of any transform: read them before you keep them."""
 

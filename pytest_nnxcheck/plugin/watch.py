@@ -6,7 +6,9 @@ Registered as a plugin of pytest where a run is watched. Like `hooks`, this impo
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import asdict
@@ -20,6 +22,7 @@ from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.core.settings import MARKER, flag
 from pytest_nnxcheck.plugin import options, worker_data
+from pytest_nnxcheck.plugin.marker import is_test_case
 from pytest_nnxcheck.plugin.options import Given
 from pytest_nnxcheck.watch import candidates, donation, leftovers, message, roots
 from pytest_nnxcheck.watch.calls import Call
@@ -156,6 +159,8 @@ class WatchHooks:
             "headline": message.headline(finding),
             "complete": complete,
             "calls": first is not None,
+            "can_be_marked": not inspect.iscoroutinefunction(roots.bodies(item.function)[-1])
+            and not is_test_case(item.cls),
             "draft": self.new_tests is not None
             and first is not None
             and self.new_tests.draft(item, first, self.fixtures),
@@ -199,7 +204,8 @@ class WatchHooks:
         if lines and not worker_data.is_worker(terminalreporter.config):
             _summarize_step(count, lines)
         verbose = terminalreporter.config.get_verbosity() > 0
-        for line in message.candidates(sorted(self.candidates), all_=verbose):
+        to_mark = [nodeid for nodeid in sorted(self.candidates) if self.results[nodeid]["can_be_marked"]]
+        for line in message.candidates(to_mark, all_=verbose):
             terminalreporter.write_line(line)
         if self.new_tests is not None and not worker_data.is_worker(terminalreporter.config):
             drafts = [self.candidates[nodeid] for nodeid in sorted(self.candidates)]
@@ -250,7 +256,10 @@ class NewTests:
         }
         own = frozenset(name for name, place in places.items() if place == "own")
         missing = [name for name, place in places.items() if place == "missing"]
-        obstacle = f"its fixture {missing[0]} would not be there" if missing else no_module if own else ""
+        obstacle = _not_there(missing[0]) if missing else no_module if own else ""
+        marks = [
+            (mark.name, mark.args, mark.kwargs) for node, mark in item.iter_markers_with_node() if node is not item
+        ]
         function = roots.bodies(item.function)[-1]
         candidate = Candidate(
             item.nodeid,
@@ -259,6 +268,7 @@ class NewTests:
             no_module,
             own,
             frozenset({"request", *(name for name, place in places.items() if place == "given")}),
+            tuple(marks),
             obstacle,
         )
         return asdict(candidates.draft(candidate, call))
@@ -276,7 +286,8 @@ class NewTests:
         """Where the new file has a fixture from: it is ``given``, it is to be imported as the test's ``own``, or it is ``missing``."""
         home, function = fixture.baseid, fixture.func
         if "::" in home:
-            return "missing" if fixture.argname in item.fixturenames and not _is_of_pytest(fixture) else ""
+            is_missing = fixture.argname in item.fixturenames and not _is_of_pytest(fixture)
+            return "missing" if is_missing or _set_up(fixture.argname) else ""
         if home.endswith(".py"):
             named = item.module.__dict__.get(fixture.argname)
             return "own" if function.__name__ == fixture.argname and named is not None else "missing"
@@ -303,6 +314,17 @@ class NewTests:
 def _is_of_pytest(fixture: pytest.FixtureDef[Any]) -> bool:
     """Whether pytest made it: for the values of a parameter, or of a ``setup`` function."""
     return str(fixture.func.__module__).partition(".")[0] == "_pytest"
+
+
+def _set_up(name: str) -> str:
+    """The ``setup`` function that pytest has made a fixture of, by its name: the same on pytest 8.0 and 9.2."""
+    of_setup = re.match(r"_?xunit_(setup_[a-z]+)_fixture_", name)
+    return of_setup[1] if of_setup else ""
+
+
+def _not_there(name: str) -> str:
+    function = _set_up(name)
+    return f"its {function} would not be run" if function else f"its fixture {name} would not be there"
 
 
 def _base(file: Path) -> Path:

@@ -172,7 +172,8 @@ def of_parity(made: Assertions, kinds: Kinds, nesting: Nesting, facts: Facts) ->
         ]
         primal = primal_text(nesting, "output")
         found = text.replace(": output", f": {primal}") if primal != "output" else text
-        made.after.append(f"agree(wanted, {found}, {least!r})")
+        reference = "the un-nested call" if nesting.layers else "the same call without its jits"
+        made.after.append(f"agree(wanted, {found}, {least!r}, {reference!r})")
 
 
 def keys_of(findings: list[Any], facts: Facts) -> dict[str, Any]:

@@ -253,8 +253,8 @@ def handed_on(jaxpr: Any, given: list[bool]) -> list[bool]:
     return [id(out) in known for out in jaxpr.outvars]
 
 
-def agree(wanted: dict[str, Any], found: dict[str, Any], least: dict[str, float]) -> None:
-    """Hold what the nesting left against what the same calls leave without it; ``least`` is how far apart counts as another value."""
+def agree(wanted: dict[str, Any], found: dict[str, Any], least: dict[str, float], reference: str) -> None:
+    """Hold what the nesting left against what a ``reference`` leaves; ``least`` is how far apart counts as another value."""
     sizes = {name: distance(want, found[name]) for name, want in wanted.items()}
     large = {name: size for name, size in sizes.items() if size >= least[name]}
-    report("parity", [f"{name} differs from that of the un-nested call, by {size:.3g}" for name, size in large.items()])
+    report("parity", [f"{name} differs from that of {reference}, by {size:.3g}" for name, size in large.items()])

@@ -7,11 +7,13 @@ import builtins
 import copy
 import functools
 import itertools
+import sys
 import unittest
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
 
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import some
@@ -28,7 +30,8 @@ class Candidate:
     """A test that calls a module: its own function, and what pytest would give a test of the new file.
 
     Names of its file can be imported from ``module``; where they cannot, ``no_module`` says why. Of its fixtures ``own`` are to be imported
-    too, and ``given`` are there. An ``obstacle`` says why it is not certain what the test needs.
+    too, and ``given`` are there. ``marks`` are those of its class and its file: names, arguments and keywords. An ``obstacle`` says why it is not
+    certain what the test needs.
     """
 
     nodeid: str
@@ -37,6 +40,7 @@ class Candidate:
     no_module: str
     own: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
+    marks: tuple[tuple[str, tuple[Any, ...], Mapping[str, Any]], ...] = ()
     obstacle: str = ""
 
 
@@ -84,15 +88,15 @@ def _copied(candidate: Candidate, call: Call, empty: Draft) -> Draft:
     tree = _parsed(code.co_filename)
     test = _definition(tree, candidate.function.__name__, code.co_firstlineno)
     is_method = test.args.args[:1] and test.args.args[0].arg == "self"
-    arguments = [argument.arg for argument in test.args.args[bool(is_method) :]]
-    decorators = [*_marks(test)]
+    arguments = [argument.arg for argument in (*test.args.args[bool(is_method) :], *test.args.kwonlyargs)]
+    decorators = [*_outer_marks(candidate), *_marks(test)]
     for name in arguments:
         if name not in {*_parametrized(decorators), *candidate.own, *candidate.given}:
             raise Gap(f"its argument {name} would not be there")
     function = ast.FunctionDef(
         name=test.name,
         args=ast.arguments([], [ast.arg(name) for name in [WRAP, *arguments]], None, [], [], None, []),
-        body=[*_until(test, call.span)],
+        body=[*_until(test, call.span, candidate.function.__globals__)],
         decorator_list=[],
         returns=None,
         type_comment=None,
@@ -124,11 +128,32 @@ def _parsed(path: str) -> ast.Module:
 
 def _definition(tree: ast.Module, name: str, line: int) -> ast.FunctionDef:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            if first == line:
-                return node
+            if first != line:
+                continue
+            if isinstance(node, ast.AsyncFunctionDef):
+                raise Gap("it is async, which a marked test cannot be")
+            return node
     raise Gap("its source cannot be found")
+
+
+def _outer_marks(candidate: Candidate) -> Iterator[ast.expr]:
+    """The marks of class and file, which have to say with plain values what they say: a condition was true or false on this machine alone."""
+    for name, args, keywords in candidate.marks:
+        if name in ("skipif", "xfail") or not _is_plain([args, keywords]):
+            raise Gap(f"its class or its file has the mark {name}")
+        words = [*map(repr, args), *(f"{keyword}={value!r}" for keyword, value in keywords.items())]
+        yield ast.parse(f"pytest.mark.{name}" + (f"({', '.join(words)})" if words else ""), mode="eval").body
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the repr of a value is an expression for it."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(_is_plain(item) for pair in value.items() for item in pair)
+    return value is None or type(value) in (str, int, bool, float)
 
 
 def _marks(test: ast.FunctionDef) -> Iterator[ast.expr]:
@@ -139,7 +164,7 @@ def _marks(test: ast.FunctionDef) -> Iterator[ast.expr]:
         yield decorator
 
 
-def _until(test: ast.FunctionDef, span: Span) -> Iterator[ast.stmt]:
+def _until(test: ast.FunctionDef, span: Span, names: Mapping[str, Any]) -> Iterator[ast.stmt]:
     """The statements up to the one with the call, which is wrapped; none may branch, loop or need the instance of the test."""
     for number, statement in enumerate(test.body):
         if not number and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -148,7 +173,7 @@ def _until(test: ast.FunctionDef, span: Span) -> Iterator[ast.stmt]:
             raise Gap(f"the call comes after, or in, the block in line {statement.lineno}")
         if _needs_self(statement):
             raise Gap(f"line {statement.lineno} needs the instance of the test")
-        wrapper = _Wrapper(span)
+        wrapper = _Wrapper(span, names)
         yield wrapper.visit(copy.deepcopy(statement))
         if wrapper.done:
             return
@@ -163,31 +188,46 @@ def _needs_self(node: ast.AST) -> bool:
 
 
 class _Wrapper(ast.NodeTransformer):
-    """Wraps what one call calls."""
+    """Wraps what one call calls; ``names`` are those of the file."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, names: Mapping[str, Any]) -> None:
         self.span = span
+        self.names = names
         self.done = False
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == self.span:
+            if _is_builtin(node.func, self.names):
+                raise Gap(f"{ast.unparse(node.func)} calls it")
             node.func = ast.Call(ast.Name(WRAP, ast.Load()), [node.func], [])
             self.done = True
         return node
 
 
+def _is_builtin(function: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Whether the function of a call is written in C, as `list` or `functools.reduce`: it has no frame, and calls what it was handed."""
+    path = ast.unparse(function).split(".")
+    value = names.get(path[0], getattr(builtins, path[0], None))
+    for name in path[1:]:
+        value = getattr(value, name, None) if isinstance(value, ModuleType) else None
+    is_type = isinstance(value, type) and value.__module__ in sys.builtin_module_names
+    return is_type or isinstance(value, BuiltinFunctionType)
+
+
 def _parametrized(decorators: Iterable[ast.expr]) -> Iterator[str]:
     """The arguments that a mark gives values to, without a fixture in between."""
     for decorator in decorators:
-        if (
-            isinstance(decorator, ast.Call)
-            and ast.unparse(decorator.func) == "pytest.mark.parametrize"
-            and decorator.args
-        ):
-            names = decorator.args[0]
-            if isinstance(names, ast.Constant) and not any(keyword.arg == "indirect" for keyword in decorator.keywords):
-                yield from (name.strip() for name in str(names.value).split(","))
+        if not isinstance(decorator, ast.Call) or ast.unparse(decorator.func) != "pytest.mark.parametrize":
+            continue
+        keywords = {keyword.arg: keyword.value for keyword in decorator.keywords}
+        names = decorator.args[0] if decorator.args else keywords.get("argnames")
+        if "indirect" in keywords or names is None:
+            continue
+        given = names.elts if isinstance(names, ast.Tuple | ast.List) else [names]
+        for part in given:
+            if isinstance(part, ast.Constant):
+                yield from (name.strip() for name in str(part.value).split(","))
 
 
 def _is_collected(name: str, function: FunctionType) -> bool:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from candidates import CONFTEST, DECORATED, DEFINED, GAPS, HEAD, NONE, OTHER, SURE, WRITTEN
+from candidates import CONFTEST, DECORATED, DEFINED, GAPS, GAPS_OF_MARKS, HEAD, MARKS, NONE, OTHER, SURE, WRITTEN
 
 needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="calls are watched from Python 3.12 on")
 
@@ -121,6 +121,56 @@ def test_what_is_not_certain_is_left_to_the_author_and_fails_until_it_is_written
     result.stdout.fnmatch_lines(
         ["*NotImplementedError: write here how the model is built, and call it: nnx_wrap(model)(x)"]
     )
+
+
+@needs_monitoring
+def test_the_marks_of_class_and_file_come_along(watch, marked, pytester):
+    watch(MARKS, "--nnx-mark-candidates=test_marked.py")
+    written = (pytester.path / "test_marked.py").read_text()
+    outer = ["@pytest.mark.usefixtures('build')", "@pytest.mark.filterwarnings('ignore:none such')"]
+    of_class = "@pytest.mark.parametrize(('rows', 'more'), [(1, 2), (3, 4)])"
+    tests = [test.splitlines()[1:-2] for test in written.split("\n\n\n")[1:]]
+    assert tests[0] == ["@pytest.mark.nnx_invariants", of_class, *outer]
+    assert tests[1][:3] == ["@pytest.mark.nnx_invariants", *outer]
+    marked("test_marked.py").assert_outcomes(passed=3)
+
+
+@needs_monitoring
+def test_what_stands_around_a_test_may_be_a_gap_and_what_cannot_be_marked_is_not_named(watch, pytester):
+    result = watch(GAPS_OF_MARKS, "--nnx-mark-candidates=test_marked.py", "-v")
+    written = (pytester.path / "test_marked.py").read_text()
+    comments = [line.partition("; ")[2] for line in written.splitlines() if line.startswith("# ")]
+    assert comments == [
+        "line 52 needs the instance of the test",
+        "its setup_method would not be run",
+        "its setup_class would not be run",
+        "its class or its file has the mark skipif",
+        "list calls it",
+        "functools.reduce calls it",
+    ]
+    result.stdout.fnmatch_lines(["5 tests call a module outside of any transform, to be marked with nnx_invariants:"])
+    result.stdout.no_fnmatch_line("  test_suite.py::NetTest::test_case")
+
+
+@needs_monitoring
+def test_an_async_test_is_not_named_and_its_gap_says_why(watch, pytester):
+    pytester.makeconftest(
+        """
+        import asyncio
+        import inspect
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_pyfunc_call(pyfuncitem):
+            if inspect.iscoroutinefunction(pyfuncitem.obj):
+                asyncio.run(pyfuncitem.obj())
+                return True
+        """
+    )
+    source = "async def test_async():\n    assert Net(nnx.Rngs(0))(jnp.ones((2, WIDTH))).ndim == 2\n"
+    result = watch(source, "--nnx-mark-candidates=test_marked.py")
+    assert "; it is async, which a marked test cannot be\n" in (pytester.path / "test_marked.py").read_text()
+    result.stdout.no_fnmatch_line("*outside of any transform, to be marked*")
 
 
 @needs_monitoring
