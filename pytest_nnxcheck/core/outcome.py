@@ -53,6 +53,7 @@ PeakCause = Literal[
     "scan writes back, remat",
     "captured constant",
     "constant of the call",
+    "mapped branch",
     "read, then written",
     "returned",
 ]

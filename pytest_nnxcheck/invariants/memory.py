@@ -181,7 +181,18 @@ def cause(case: Case, copies: tuple[Buffer, ...]) -> PeakCause:
     if copies and all(copy.kind == "output" for copy in copies):
         return "returned"
     ordered = copies and of_leaves(case, copies, case.written.read_first) == copies
-    return "read, then written" if ordered and compat.barriers_order() else ""
+    if ordered and compat.barriers_order():
+        return "read, then written"
+    return "mapped branch" if profile.branches and not copies and broadcasts_for_map(observation) else ""
+
+
+def broadcasts_for_map(observation: Observation) -> bool:
+    """Whether a vmap repeats something large for each of its elements: of a branch that is chosen by a mapped value, jax runs all, and repeats what they use."""
+    used = observation.memory.buffers if observation.memory else ()
+    repeats = (buffer for buffer in used if buffer.kind == "temporary" and "broadcast" in buffer.operation)
+    return any(layer.row.axis == "elements" for layer in observation.nesting.layers) and any(
+        buffer.bytes >= FLOOR for buffer in repeats
+    )
 
 
 def captured_cause(profile: Profile) -> PeakCause:

@@ -338,6 +338,11 @@ def calls_back(closed: Any) -> bool:
     )
 
 
+def branches(closed: Any) -> bool:
+    """Whether the program chooses between branches: `jax.lax.cond`, `nnx.switch`."""
+    return any(eqn.primitive.name == COND for jaxpr in all_jaxprs(closed) for eqn in compat.open_jaxpr(jaxpr).eqns)
+
+
 def remat_in_scan(closed: Any) -> bool:
     """Whether the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
     return any(

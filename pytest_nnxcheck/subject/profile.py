@@ -38,7 +38,7 @@ class Profile:
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
     ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
-    ``calls_back`` runs Python code, or raises, while the program runs. ``restored`` are those of `restored_leaves`,
+    ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. ``in_one_array`` are those of `in_one_array`. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
@@ -72,6 +72,7 @@ class Profile:
     promoted: tuple[tuple[Path, str], ...] = ()
     origins: tuple[frozenset[int], ...] = ()
     calls_back: bool = False
+    branches: bool = False
     restored: frozenset[Path] = frozenset()
     restored_bytes: int = 0
     widened: tuple[tuple[int, str], ...] = ()
@@ -183,6 +184,7 @@ def profile(subject: Subject) -> Profile:
         precision=jaxpr_flow.lowest_precision(closed),
         widened=tuple(widened(jaxpr, out, subject.inputs)),
         calls_back=jaxpr_flow.calls_back(closed),
+        branches=jaxpr_flow.branches(closed),
         in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),
     )

@@ -361,6 +361,7 @@ ELSEWHERE = {  # where the twins are anyway
     "constant of the call": "memory/test_memory_lines.py::test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept",
     "returned": "memory/test_carried_copies.py::test_what_is_returned_beside_the_module_that_has_it_is_a_copy",
     "read, then written": "memory/test_read_first.py::test_a_read_that_is_said_to_come_first_makes_no_copy",
+    "mapped branch": "memory/test_mapped_branches.py::test_a_branch_that_vmap_maps_repeats_its_weights_and_results_that_are_chosen_do_not",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
     "sharding": "../system/processes/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
     "other kind": "invariants/test_recompilation.py::test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first",
