@@ -162,33 +162,25 @@ def is_refusal(error: BaseException | None) -> bool:
     return str(pathlib.Path(nnx.__file__).parent) in last
 
 
-def cached_partial(function: object) -> tuple[Any, tuple[Any, ...]] | None:
+def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     """The function and the arguments that `nnx.cached_partial` or `nnx.jit_partial` keeps, where no transform would be handed them.
 
     The latter keeps Variables, of which its modules are made again. Flax has no public way to them. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and
     0.12.12.
     """
-    if type(function).__name__ == "SimpleJitPartialWrapped":
-        return _jit_partial(function)
-    code = getattr(function, "__code__", None)
-    if getattr(code, "co_name", "") != "cache_args_wrapper":
-        return None
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))  # type: ignore[union-attr, attr-defined]
-    if not {"f", "cached_args"} <= cells.keys():
-        return None
-    return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents)
-
-
-def _jit_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     import jax
     from flax import nnx
 
-    inner = function.fun
-    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
-    if not {"fun", "graph", "partial_treedef"} <= cells.keys() or cells["graph"].cell_contents:
-        return None
-    arguments = jax.tree.unflatten(cells["partial_treedef"].cell_contents, function.partial_args)
-    return nnx.jit(cells["fun"].cell_contents, graph=False), tuple(arguments)
+    by_jit_partial = type(function).__name__ == "SimpleJitPartialWrapped"
+    inner = function.fun if by_jit_partial else function
+    code = getattr(inner, "__code__", None)
+    cells = dict(zip(getattr(code, "co_freevars", ()), getattr(inner, "__closure__", None) or (), strict=False))
+    if by_jit_partial and {"fun", "graph", "partial_treedef"} <= cells.keys() and not cells["graph"].cell_contents:
+        arguments = jax.tree.unflatten(cells["partial_treedef"].cell_contents, function.partial_args)
+        return nnx.jit(cells["fun"].cell_contents, graph=False), tuple(arguments)
+    if getattr(code, "co_name", "") == "cache_args_wrapper" and {"f", "cached_args"} <= cells.keys():
+        return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents)
+    return None
 
 
 def loops_that_compare() -> frozenset[str]:
