@@ -119,6 +119,10 @@ class TestOfClass:
     def test_marks(self, rows, more):
         assert BUILT["net"](jnp.ones((rows, more, WIDTH))).shape == (rows, more, WIDTH)
 
+def test_named_as_a_builtin(net, batch):
+    map = net
+    assert map(batch).ndim == 2
+
 @pytest.mark.parametrize(argnames=["rows"], argvalues=[[1]])
 def test_keywords(rows, *, batch):
     assert BUILT["net"](batch[:rows]).ndim == 2
@@ -148,6 +152,10 @@ class TestSetupOfClass:
 
     def test_setup_class(self, net, batch):
         net(batch)
+
+def test_extended(net, batch):
+    ys = []
+    ys.extend(map(net, [batch]))
 
 def test_mapped(net, batch):
     assert len(list(map(net, [batch, batch]))) == 2

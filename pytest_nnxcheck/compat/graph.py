@@ -165,11 +165,10 @@ def is_refusal(error: BaseException | None) -> bool:
 def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     """The function and the arguments that `nnx.cached_partial` or `nnx.jit_partial` keeps, where no transform would be handed them.
 
-    The latter keeps Variables, of which its modules are made again. Flax has no public way to them. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and
-    0.12.12.
+    The latter, with ``graph=False``, keeps Variables, of which its modules are made again, and a jit with options that nobody can read: the
+    function is the one that it was handed. Flax has no public way to them. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
     """
     import jax
-    from flax import nnx
 
     by_jit_partial = type(function).__name__ == "SimpleJitPartialWrapped"
     inner = function.fun if by_jit_partial else function
@@ -177,7 +176,7 @@ def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     cells = dict(zip(getattr(code, "co_freevars", ()), getattr(inner, "__closure__", None) or (), strict=False))
     if by_jit_partial and {"fun", "graph", "partial_treedef"} <= cells.keys() and not cells["graph"].cell_contents:
         arguments = jax.tree.unflatten(cells["partial_treedef"].cell_contents, function.partial_args)
-        return nnx.jit(cells["fun"].cell_contents, graph=False), tuple(arguments)
+        return cells["fun"].cell_contents, tuple(arguments)
     if getattr(code, "co_name", "") == "cache_args_wrapper" and {"f", "cached_args"} <= cells.keys():
         return cells["f"].cell_contents, tuple(cells["cached_args"].cell_contents)
     return None

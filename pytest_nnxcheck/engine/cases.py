@@ -298,7 +298,6 @@ def written(call: Call, profile: Profile, observation: Observation) -> Written:
         overwritten=frozenset(map(name, profile.overwritten)),
         remade=frozenset(map(name, profile.remade)),
         read_first=frozenset(map(name, profile.read_first)),
-        returned=frozenset(map(name, profile.returned)),
     )
 
 

@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any
 
 from pytest_nnxcheck.compat import is_library_file
+from pytest_nnxcheck.compat.primitives import REMATS
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.inspection.hlo import Frame, Instruction, Module, Position
@@ -28,6 +29,9 @@ _JIT = re.compile(r"jit\(([^()]+)\)")
 
 PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fusion", "call", "constant"})
 """Opcodes that move no bytes: a value has a buffer, and an operation worth telling, elsewhere."""
+
+BARRIERS = REMATS | {"optimization_barrier"}
+"""What jax calls the barrier of a remat, and one that is written."""
 
 CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
@@ -207,10 +211,12 @@ def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
 def made(module: Module, users: dict[int, list[Instruction]], instruction: Instruction) -> tuple[Instruction, bool]:
     """The instruction whose lines tell of one: itself, or that of the loop that XLA inserted it for; and whether XLA inserted it.
 
-    A loop that XLA has rewritten has no lines left: then what its body has with the fewest frames, such as its counter, stands for it.
+    A loop that XLA has rewritten has no lines left: then what its body has with the fewest frames, such as its counter, stands for it. What XLA
+    copies at the barrier of a remat has the name and the lines of that.
     """
     if instruction.opcode == "constant" or module.frames_of(instruction):
-        return instruction, False
+        at_barrier = module.name(instruction).rpartition("/")[2] in BARRIERS
+        return instruction, instruction.opcode == "copy" and at_barrier
     owner = instruction if instruction.opcode == "while" else loop(module, users, instruction)
     if owner is None or module.frames_of(owner):
         return owner or instruction, True

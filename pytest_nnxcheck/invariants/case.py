@@ -39,8 +39,7 @@ class Written:
     the call's own arrays, ``promoted`` the lines at which a leaf got another dtype, by its path. Of the un-nested call, where it donates
     something inside: ``renewed`` are the leaves and inputs whose old arrays nobody needs after it. Of those that are
     ``overwritten`` it writes a part, and reads nothing that was there before; those that are ``remade`` get another value as a whole.
-    Those that are ``read_first`` it writes in part, after it has read what it reads, though XLA does not know that. Those that are ``returned``
-    are outputs as they are.
+    Those that are ``read_first`` it writes in part, after it has read what it reads, though XLA does not know that.
     """
 
     changed: frozenset[str] = frozenset()
@@ -51,7 +50,6 @@ class Written:
     overwritten: frozenset[str] = frozenset()
     remade: frozenset[str] = frozenset()
     read_first: frozenset[str] = frozenset()
-    returned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

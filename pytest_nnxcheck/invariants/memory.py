@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from pytest_nnxcheck import compat
@@ -53,7 +54,7 @@ def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
         return ()
     findings: list[Finding] = []
     copies = copied_state(case, used)
-    size = 0 if saves_steps(observation.nesting) else sum(buffer.bytes for buffer in copies)
+    size = 0 if saves_residuals(observation.nesting) else sum(buffer.bytes for buffer in copies)
     figures = Figures(used.split, bound, profile.state_bytes, profile.devices, cause(case, copies))
     if used.peak > bound.budget:
         findings.append(PeakOverBudget(figures=figures))
@@ -70,12 +71,12 @@ def too_many(size: int, profile: Profile) -> bool:
     return size >= max(COPY_SHARE * profile.state_bytes, FLOOR)
 
 
-def saves_steps(nesting: Nesting) -> bool:
-    """Whether a loop is differentiated: of what it carries it saves all that the backward pass needs of a step, parameters included.
+def saves_residuals(nesting: Nesting) -> bool:
+    """Whether a loop or a branch is differentiated: of what it carries or is handed it saves all that the backward pass needs, parameters included.
 
-    That is how jax differentiates a generated loop, whatever the module. The peak is judged, its copies are not.
+    That is how jax differentiates a generated one, whatever the module; XLA of jax 0.12 copies nothing for a branch. The peak is judged, its copies are not.
     """
-    return any(row.loop == "counted" for row in differentiated(nesting))
+    return any(row.loop == "counted" or row.branches for row in differentiated(nesting))
 
 
 def copies_not_judged(case: Case) -> tuple[Fact, ...]:
@@ -84,7 +85,7 @@ def copies_not_judged(case: Case) -> tuple[Fact, ...]:
     if used is None:
         return ()
     kinds: dict[FactKind, tuple[Buffer, ...]] = {
-        "copies of a loop": copied_state(case, used) if saves_steps(observation.nesting) else (),
+        "copies of a loop": copied_state(case, used) if saves_residuals(observation.nesting) else (),
         **inserted(case, used),
     }
     return tuple(
@@ -123,15 +124,24 @@ def inserted(case: Case, used: Memory) -> dict[FactKind, tuple[Buffer, ...]]:
 def all_copies(case: Case, used: Memory) -> tuple[Buffer, ...]:
     """Outputs only count where the state is donated, so that they need not exist.
 
-    Where an output that the call computes took the buffer of a leaf, that output or the leaf must be new, whatever the call does.
+    Where an output that the call computes took the buffer of a leaf, that output or the leaf must be new, whatever the call does: so many leaves of its
+    type as there are such outputs.
     """
     observation = case.observation
     copies = state_copies(used, range(len(observation.parameters)))
     temporaries = tuple(copy for copy in copies if copy.kind == "temporary")
     if temporaries == copies or not observation.moves:
         return temporaries
-    new = displaced_leaves(observation) - case.written.returned
-    return tuple(c for c in copies if c.kind == "temporary" or observation.parameters[c.parameters[0]] not in new)
+    displaced, computed = displaced_leaves(observation), Counter(case.profile.computed)
+    types = {move.before.path: move.before.type for move in observation.moves}
+    counted = []
+    for copy in copies:
+        leaf = observation.parameters[copy.parameters[0]]
+        if copy.kind == "output" and leaf in displaced and computed[types[leaf]]:
+            computed[types[leaf]] -= 1
+        else:
+            counted.append(copy)
+    return tuple(counted)
 
 
 def widened(used: Memory, copies: tuple[Buffer, ...]) -> tuple[Buffer, ...]:

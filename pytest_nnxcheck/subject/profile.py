@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
+from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, nbytes
 from pytest_nnxcheck.core.evidence import Captured
-from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.core.observation import ArrayType, Path
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
 from pytest_nnxcheck.subject import jaxpr_flow
 from pytest_nnxcheck.subject.captured_constants import captured
@@ -42,7 +42,7 @@ class Profile:
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. ``in_one_array`` are those of `in_one_array`. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
-    that was there before, ``remade`` those of `jaxpr_flow.remade`, ``read_first`` those of `jaxpr_flow.read_first`, ``returned`` those that are outputs as they are. Its output is ``plain`` where jax alone gives it its structure,
+    that was there before, ``remade`` those of `jaxpr_flow.remade`, ``read_first`` those of `jaxpr_flow.read_first`, ``computed`` are the types of the outputs that are no leaf as it is. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -81,7 +81,7 @@ class Profile:
     overwritten: frozenset[Path] = frozenset()
     remade: frozenset[Path] = frozenset()
     read_first: frozenset[Path] = frozenset()
-    returned: frozenset[Path] = frozenset()
+    computed: tuple[ArrayType, ...] = ()
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
@@ -151,7 +151,9 @@ def profile(subject: Subject) -> Profile:
         - {key[0] for key, output in output_of.items() if not jaxpr_flow.remade(jaxpr, number_of[key], output)},
         read_first=changed
         - {key[0] for key, output in output_of.items() if not jaxpr_flow.read_first(jaxpr, number_of[key], output)},
-        returned=frozenset(path for (path, _), number in number_of.items() if number in of_outputs),
+        computed=tuple(
+            array_type(each) for each, source in zip(out, of_outputs, strict=True) if source not in number_of.values()
+        ),
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),

@@ -7,7 +7,7 @@ import builtins
 import copy
 import functools
 import itertools
-import sys
+import math
 import unittest
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -96,7 +96,7 @@ def _copied(candidate: Candidate, call: Call, empty: Draft) -> Draft:
     function = ast.FunctionDef(
         name=test.name,
         args=ast.arguments([], [ast.arg(name) for name in [WRAP, *arguments]], None, [], [], None, []),
-        body=[*_until(test, call.span, candidate.function.__globals__)],
+        body=[*_until(test, call.span, _names(candidate.function))],
         decorator_list=[],
         returns=None,
         type_comment=None,
@@ -153,7 +153,7 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if type(value) is dict:
         return all(_is_plain(item) for pair in value.items() for item in pair)
-    return value is None or type(value) in (str, int, bool, float)
+    return value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value))
 
 
 def _marks(test: ast.FunctionDef) -> Iterator[ast.expr]:
@@ -198,21 +198,33 @@ class _Wrapper(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == self.span:
-            if _is_builtin(node.func, self.names):
-                raise Gap(f"{ast.unparse(node.func)} calls it")
+            inside = [argument.func for argument in node.args if isinstance(argument, ast.Call)]
+            for function in (node.func, *inside):
+                if _is_builtin(function, self.names):
+                    raise Gap(f"{ast.unparse(function)} calls it")
             node.func = ast.Call(ast.Name(WRAP, ast.Load()), [node.func], [])
             self.done = True
         return node
 
 
 def _is_builtin(function: ast.expr, names: Mapping[str, Any]) -> bool:
-    """Whether the function of a call is written in C, as `list` or `functools.reduce`: it has no frame, and calls what it was handed."""
+    """Whether the function of a call is written in C, as `list`, `map` or `functools.reduce`: it has no frame, and calls what it was handed."""
     path = ast.unparse(function).split(".")
-    value = names.get(path[0], getattr(builtins, path[0], None))
+    value = names.get(path[0])
     for name in path[1:]:
         value = getattr(value, name, None) if isinstance(value, ModuleType) else None
-    is_type = isinstance(value, type) and value.__module__ in sys.builtin_module_names
-    return is_type or isinstance(value, BuiltinFunctionType)
+    return isinstance(value, BuiltinFunctionType) or (isinstance(value, type) and not value.__flags__ & _HEAP_TYPE)
+
+
+_HEAP_TYPE = 1 << 9
+"""Of ``type.__flags__``: a class that was made by a statement, or as if by one."""
+
+
+def _names(function: FunctionType) -> dict[str, Any]:
+    """What the names mean that a function reads from its file: those of its own variables hide them."""
+    code = function.__code__
+    own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    return {name: value for name, value in {**vars(builtins), **function.__globals__}.items() if name not in own}
 
 
 def _parametrized(decorators: Iterable[ast.expr]) -> Iterator[str]:

@@ -146,17 +146,33 @@ def returned(model, x):
     return model(x), model.kernel[...]
 
 
+def stopped(model, x):
+    return model(x), jax.lax.stop_gradient(model.kernel[...])
+
+
 @has_modes
 @pytest.mark.parametrize("mode", ["graph", "graph_no_updates", "tree"])
 @pytest.mark.parametrize(
-    "subject", [nnx.Linear.__call__, gradients, computed, returned], ids=lambda subject: subject.__name__
+    "subject", [nnx.Linear.__call__, gradients, computed, returned, stopped], ids=lambda subject: subject.__name__
 )
 def test_an_output_in_the_buffer_of_a_leaf_is_a_copy_where_it_is_that_leaf(subject, mode):
     """Without graph updates the state comes back after the output, which takes the donated kernel: one of the two is new either way."""
     model = nnx.Linear(128, 128, rngs=nnx.Rngs(0))
     report = check(subject, model, jnp.ones((128, 128)), modes=mode, transforms="jit", **FEW)
-    assert report.verdict == ("violated" if subject is returned else "held"), str(report)
-    assert [violation.invariant for violation in report.violations] == ["memory"] * (subject is returned)
+    is_copied = subject in (returned, stopped)
+    assert report.verdict == ("violated" if is_copied else "held"), str(report)
+    assert [violation.invariant for violation in report.violations] == ["memory"] * is_copied
+
+
+@has_modes
+@pytest.mark.parametrize("mode", ["graph", "graph_no_updates", "tree"])
+def test_leaves_that_are_returned_are_copies_whichever_leaf_loses_its_buffer_to_them(mode):
+    def call(models, x):
+        return models(x), *(layer.kernel[...] for layer in models.layers[:3])
+
+    models = nnx.Sequential(*(nnx.Linear(128, 128, use_bias=False, rngs=nnx.Rngs(seed)) for seed in range(4)))
+    report = check(call, models, jnp.ones((2, 128)), modes=mode, transforms="jit", **FEW)
+    assert report.verdict == "violated", str(report)
 
 
 @has_modes

@@ -120,6 +120,41 @@ def test_one_that_the_call_asks_for_counts(name, reread):
     assert broken(found) == ["memory"], text(found)
 
 
+class Whitening(nnx.Module):
+    """Keeps an average of the covariance, which it uses before or after it is renewed."""
+
+    def __init__(self, *, late):
+        self.scale, self.covariance, self.late = nnx.Param(jnp.ones(256)), nnx.BatchStat(jnp.eye(256)), late
+
+    def __call__(self, x):
+        old = self.covariance[...]
+        assign(self.covariance, 0.9 * old + 0.1 * (x.T @ x))
+        return (x * self.scale[...]) @ (old if self.late else self.covariance[...])
+
+
+class Normed(nnx.Module):
+    """Writes its kernel in place, as a weight norm does."""
+
+    def __init__(self):
+        self.kernel = nnx.Param(jnp.ones((256, 512)))
+
+    def __call__(self, x):
+        assign(self.kernel, self.kernel[...] / jnp.linalg.norm(self.kernel[...], axis=0))
+        return x @ self.kernel[...]
+
+
+@pytest.mark.parametrize(
+    "nesting", ["jit > grad", "jit > grad > remat", "jit > grad > remat > cond", "jit > grad > switch"]
+)
+@pytest.mark.parametrize(
+    "made", [Normed, lambda: Whitening(late=True), lambda: Whitening(late=False)], ids=["norm", "late", "early"]
+)
+def test_what_xla_copies_at_a_remat_of_a_leaf_that_is_made_anew_is_not_the_users(made, nesting):
+    """Undonated, the output is the second buffer; under a remat the copy has the name of its barrier."""
+    found = call(made(), jnp.ones((32, 256)), nesting=nesting)
+    assert found.outcome.verdict == "held", text(found)
+
+
 def test_what_is_returned_beside_the_module_that_has_it_is_a_copy():
     layer = nnx.Linear(256, 256, rngs=nnx.Rngs(0))
     found = call(lambda layer, x: (layer(x), nnx.state(layer)), layer, X[:256], nesting="jit")

@@ -131,8 +131,8 @@ def test_the_marks_of_class_and_file_come_along(watch, marked, pytester):
     of_class = "@pytest.mark.parametrize(('rows', 'more'), [(1, 2), (3, 4)])"
     tests = [test.splitlines()[1:-2] for test in written.split("\n\n\n")[1:]]
     assert tests[0] == ["@pytest.mark.nnx_invariants", of_class, *outer]
-    assert tests[1][:3] == ["@pytest.mark.nnx_invariants", *outer]
-    marked("test_marked.py").assert_outcomes(passed=3)
+    assert tests[2][:3] == ["@pytest.mark.nnx_invariants", *outer]
+    marked("test_marked.py").assert_outcomes(passed=4)
 
 
 @needs_monitoring
@@ -141,14 +141,15 @@ def test_what_stands_around_a_test_may_be_a_gap_and_what_cannot_be_marked_is_not
     written = (pytester.path / "test_marked.py").read_text()
     comments = [line.partition("; ")[2] for line in written.splitlines() if line.startswith("# ")]
     assert comments == [
-        "line 52 needs the instance of the test",
+        "line 56 needs the instance of the test",
         "its setup_method would not be run",
         "its setup_class would not be run",
         "its class or its file has the mark skipif",
+        "map calls it",
         "list calls it",
         "functools.reduce calls it",
     ]
-    result.stdout.fnmatch_lines(["5 tests call a module outside of any transform, to be marked with nnx_invariants:"])
+    result.stdout.fnmatch_lines(["6 tests call a module outside of any transform, to be marked with nnx_invariants:"])
     result.stdout.no_fnmatch_line("  test_suite.py::NetTest::test_case")
 
 
