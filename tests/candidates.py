@@ -104,6 +104,8 @@ def test_decorated():
 """
 
 MARKS = """
+import numpy as np
+
 BUILT = {}
 
 @pytest.fixture
@@ -123,13 +125,15 @@ def test_named_as_a_builtin(net, batch):
     map = net
     assert map(batch).ndim == 2
 
+def test_handed_what_a_builtin_makes(net):
+    assert net(np.zeros((2, WIDTH), np.float32)).shape == (2, WIDTH)
+
 @pytest.mark.parametrize(argnames=["rows"], argvalues=[[1]])
 def test_keywords(rows, *, batch):
     assert BUILT["net"](batch[:rows]).ndim == 2
 """
 """Marks of the class and of the file, which a marked test needs as well."""
 GAPS_OF_MARKS = """
-import functools
 import sys
 import unittest
 
@@ -160,8 +164,8 @@ def test_extended(net, batch):
 def test_mapped(net, batch):
     assert len(list(map(net, [batch, batch]))) == 2
 
-def test_reduced(net, batch):
-    functools.reduce(lambda total, y: total + y, map(net, [batch]))
+def test_sorted(net, batch):
+    assert len(sorted([batch], key=net)) == 1
 
 class NetTest(unittest.TestCase):
     def test_case(self):

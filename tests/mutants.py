@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant("subject/uncomputed.py", "_TOOL_IDS = (3, 4, 5, 2, 1)", "_TOOL_IDS = (0, 3, 4, 5, 2, 1)", "test_values.py"),
     Mutant("plugin/hooks.py", "    if has_ended(item, report):", "    if report.when == 'call':", "test_report_files.py"),
     Mutant("plugin/marker.py", "or [*map(id, marks)] != [*map(id, read)]", "", "test_plugin_collection.py"),
-    Mutant("watch/candidates.py", "if _is_builtin(function, self.names):", "if False:", "test_mark_candidates.py"),
+    Mutant("watch/candidates.py", "if _is_builtin(_meaning(node.func, self.names)):", "if False:", "test_mark_candidates.py"),
     Mutant("invariants/memory.py", "            computed[types[leaf]] -= 1\n", "", "test_modes_of_models.py"),
     Mutant("invariants/donation.py", "and displaced(before, after, old)", "and False", "test_modes_of_models.py"),
     Mutant("inspection/snapshot.py", "if _in_objects(array, saved) or", "if True or", "test_notes.py"),

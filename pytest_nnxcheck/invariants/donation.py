@@ -110,10 +110,9 @@ def notes(observation: Observation) -> tuple[Note, ...]:
     moves = [(move.before, move.after) for move in observation.moves if move.after and move.before.path not in lost]
     state = [(before, after) for before, after in moves if before.path == after.path]
     old = donated_pointers(observation)
-    new = displaced_leaves(observation)
     took_another = tuple(before.path for before, after in state if swapped(before, after, old))
     on_all = tuple(before.path for before, after in moves if spread(before, after))
-    in_a_new_one = tuple(before.path for before, _ in state if before.path in new)
+    in_a_new_one = tuple(before.path for before, after in state if displaced(before, after, old))
     facts = (
         Fact("in another buffer", took_another),
         Fact("on all devices", on_all),

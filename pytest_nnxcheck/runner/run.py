@@ -70,7 +70,7 @@ class Run:
         self.listeners: list[Listener] = [] if programs is None else [programs.listen]
         self.sweeping = False
         self.repeats = False
-        self._identity = (test_id, argument or test_id, options)
+        self._identity = (test_id, argument, options)
         self.remembers = remember
         self._memo: dict[Nesting, tuple[BaseException, TracebackType | None] | None] = {}
         self._raised: dict[int, Nesting] = {}

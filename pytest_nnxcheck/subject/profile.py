@@ -152,7 +152,9 @@ def profile(subject: Subject) -> Profile:
         read_first=changed
         - {key[0] for key, output in output_of.items() if not jaxpr_flow.read_first(jaxpr, number_of[key], output)},
         computed=tuple(
-            array_type(each) for each, source in zip(out, of_outputs, strict=True) if source not in number_of.values()
+            array_type(each)
+            for each, source in zip(out, of_outputs, strict=True)
+            if source is None or source >= len(number_of)
         ),
         remat_in_scan=jaxpr_flow.remat_in_scan(closed),
         captured=captures,

@@ -198,21 +198,28 @@ class _Wrapper(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == self.span:
-            inside = [argument.func for argument in node.args if isinstance(argument, ast.Call)]
-            for function in (node.func, *inside):
-                if _is_builtin(function, self.names):
-                    raise Gap(f"{ast.unparse(function)} calls it")
+            handed = [argument.func for argument in node.args if isinstance(argument, ast.Call)]
+            callers = [function for function in handed if hasattr(_meaning(function, self.names), "__next__")]
+            if _is_builtin(_meaning(node.func, self.names)):
+                callers.append(node.func)
+            for function in callers[:1]:
+                raise Gap(f"{ast.unparse(function)} calls it")
             node.func = ast.Call(ast.Name(WRAP, ast.Load()), [node.func], [])
             self.done = True
         return node
 
 
-def _is_builtin(function: ast.expr, names: Mapping[str, Any]) -> bool:
-    """Whether the function of a call is written in C, as `list`, `map` or `functools.reduce`: it has no frame, and calls what it was handed."""
+def _meaning(function: ast.expr, names: Mapping[str, Any]) -> Any:
+    """What a name is, or an attribute of a module; None for any other expression."""
     path = ast.unparse(function).split(".")
     value = names.get(path[0])
     for name in path[1:]:
         value = getattr(value, name, None) if isinstance(value, ModuleType) else None
+    return value
+
+
+def _is_builtin(value: Any) -> bool:
+    """Whether a function is written in C, as `list` or `functools.reduce`: it has no frame, and calls what it was handed, or what an iterator such as `map` was."""
     return isinstance(value, BuiltinFunctionType) or (isinstance(value, type) and not value.__flags__ & _HEAP_TYPE)
 
 
