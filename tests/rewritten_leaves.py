@@ -97,3 +97,56 @@ class KeyCache(nnx.Module):
         if not self.reads_before:
             return scores
         return jnp.einsum("bsd,bd->bs", before, jnp.einsum("bs,bsd->bd", jnp.tanh(scores), keys))
+
+
+class Moves(nnx.Linear):
+    """Moves its kernel, and returns how far."""
+
+    def __call__(self, x):
+        old = self.kernel[...]
+        assign(self.kernel, old + 0.1 * jnp.outer(x[0], x[0]))
+        return jnp.linalg.norm(self.kernel[...] - old)
+
+
+class Table(nnx.Module):
+    """Rows that each step of a scan gathers, and scatters back; ``late`` reads old rows where the new ones are there already."""
+
+    def __init__(self, late):
+        self.rows, self.late = nnx.Cache(jnp.ones((64, 512))), late
+
+    def __call__(self, x):
+        def body(table, places):
+            old = table.rows[...]
+            new = old.at[places].set(old[places] * 0.9 + x)
+            assign(table.rows, new)
+            return table, jnp.tanh(old[places + 1]).sum() + new.sum(0) if table.late else x
+
+        return nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(self, jnp.arange(12).reshape(4, 3))[1]
+
+
+BOOK = (jnp.ones(256),)
+KEYS = (jnp.ones((2, 1, 64)), jnp.int32(3))
+REWRITTEN = {
+    "norm of an update": (lambda: Moves(256, 256, rngs=nnx.Rngs(0)), (jnp.ones((2, 256)),)),
+    **{f"book, {name}": (lambda change=change: Codebook(change), BOOK) for name, change in CHANGES.items()},
+    **{
+        f"book, {name}, read again by {number}": (lambda change=change, reread=reread: Rereads(change, reread), BOOK)
+        for number, reread in enumerate(REREADS)
+        for name, change in {**CHANGES, **ALONE}.items()
+    },
+    **{
+        f"ring, {read}, {write}": (lambda read=read, write=write: Ring(read, write), (jnp.ones(64),))
+        for read in READS
+        for write in WRITES
+    },
+    **{
+        f"keys, {dtype.__name__}, {before}": (
+            lambda dtype=dtype, before=before: KeyCache(dtype, reads_before=before),
+            KEYS,
+        )
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+        for before in (False, True)
+    },
+    **{f"table, {late}": (lambda late=late: Table(late), (jnp.ones(512),)) for late in (False, True)},
+}
+"""Large leaves that a call gives another value, as a whole or in part, some of them needed old and new at once."""

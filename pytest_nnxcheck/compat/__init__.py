@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import copied, first, stacked
 from pytest_nnxcheck.compat.compilation import (
-    barriers_order,
     byte_bounds,
     captured_values,
     checks_values,
     compiler_options,
     fault_of_jax,
+    lowered_jaxpr,
     nnx_shard_map,
     open_jaxpr,
     quick_compiles,
@@ -25,6 +25,7 @@ from pytest_nnxcheck.compat.compilation import (
     staged,
     unfused_options,
     whole_stacks,
+    without_dead_code,
 )
 from pytest_nnxcheck.compat.compile_cache import cached_compiles, compile_folder, judged_compiles, no_compile_cache
 from pytest_nnxcheck.compat.compiles import (
@@ -95,7 +96,6 @@ __all__ = [
     "arguments_of",
     "asks_for_value",
     "attributes",
-    "barriers_order",
     "byte_bounds",
     "cached_compiles",
     "cached_partial",
@@ -129,6 +129,7 @@ __all__ = [
     "kind_of",
     "layers_that_keep_variables",
     "loops_that_compare",
+    "lowered_jaxpr",
     "mode_flags",
     "mode_words",
     "modes",
@@ -163,5 +164,6 @@ __all__ = [
     "variables",
     "warns_of_widened",
     "whole_stacks",
+    "without_dead_code",
     "zeros",
 ]

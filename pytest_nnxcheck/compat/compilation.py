@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,14 +64,14 @@ def staged(
     wrapper: Callable[..., Any],
     f: Callable[..., Any],
     compiled_of: Callable[[Any], Callable[..., Any]],
-    on_compiled: Callable[[Any, Any, Any], Any],
+    on_compiled: Callable[[Any, Any, Any, Any], Any],
     *,
     abstract: bool,
     **options: Any,
 ) -> Any:
     """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces, lowers and compiles once, shows the compiled program, and runs it.
 
-    ``compiled_of`` compiles a lowered program; ``on_compiled`` gets the compiled program, its arguments and the lowered one. An abstract
+    ``compiled_of`` compiles a lowered program; ``on_compiled`` gets the compiled program, its arguments, the lowered and the traced one. An abstract
     program is not run: its result is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its
     result hides the abstract outputs: the `jax.jit` inside it is staged instead. All versions.
     """
@@ -80,9 +79,10 @@ def staged(
 
     def stage(jitted: Any) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            lowered = jitted.trace(*args).lower()
+            traced = jitted.trace(*args)
+            lowered = traced.lower()
             compiled = compiled_of(lowered)
-            outputs = on_compiled(compiled, args, lowered)
+            outputs = on_compiled(compiled, args, lowered, traced)
             if abstract:
                 return outputs
             try:
@@ -100,6 +100,25 @@ def staged(
     jit = jax.jit
     with mock.patch.object(jax, "jit", lambda *args, **kwargs: stage(jit(*args, **kwargs))):
         return wrapper(f, **options)
+
+
+def without_dead_code(jaxpr: Any) -> Any:
+    """An open jaxpr without the equations that no output needs, inside loops too; its inputs stay.
+
+    No public way: `jax.jit` drops them where it lowers, and not inside of loops. All versions.
+    """
+    from jax.interpreters import partial_eval
+
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
+
+
+def lowered_jaxpr(closed: Any, arguments: list[Any], donated: tuple[int, ...]) -> Any:
+    """Lower a closed jaxpr for flat arguments, some of them donated. All versions."""
+    import jax
+    import jax.extend
+
+    function = jax.extend.core.jaxpr_as_fun(closed)
+    return jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments)
 
 
 @contextlib.contextmanager
@@ -164,25 +183,6 @@ def unfused_options() -> dict[str, Any] | None:
         "xla_disable_hlo_passes": "fusion",
         "xla_allow_excess_precision": False,
     }
-
-
-@functools.cache
-def barriers_order() -> bool:
-    """Whether XLA knows by a `jax.lax.optimization_barrier` that a read comes before a write in place, so that it copies nothing: a program is compiled to see.
-
-    On the CPU so with jax 0.12; with 0.4.33, 0.5.3, 0.6.2 and 0.10.2 it takes barriers out before it looks for copies.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    def write_second(value: Any) -> Any:
-        value, first = jax.lax.optimization_barrier((value, value[0]))
-        return value.at[1].set(2.0), first
-
-    value = jax.ShapeDtypeStruct((1024,), jnp.float32)
-    compiled = jax.jit(write_second, donate_argnums=0).lower(value).compile(compiler_options())
-    used = compiled.memory_analysis()
-    return used is not None and bool(used.temp_size_in_bytes < 4096)
 
 
 def byte_bounds(array: Any) -> tuple[int, int]:

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from pytest_nnxcheck.compat.compilation import open_jaxpr
 from pytest_nnxcheck.compat.compile_cache import DIRECTORY, EQUAL_FROM
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
-_DIFFERENTIATED = b"transpose("
-"""What the name of an operation says that a backward pass is made of: ``jit(f)/transpose(jvp(g))/dot_general``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +31,6 @@ class Executable:
     def name(self) -> str:
         """What jax calls the program: ``jit_step``. All versions."""
         return str(self.loaded.hlo_modules()[0].name)
-
-    def differentiates(self) -> bool:
-        """Whether a backward pass is in the program. jax writes it into the names of operations alone. All versions."""
-        return any(_DIFFERENTIATED in module.as_serialized_hlo_module_proto() for module in self.loaded.hlo_modules())
 
 
 @contextlib.contextmanager
@@ -100,14 +93,14 @@ def arguments_of(frame: FrameType | None) -> tuple[Any, ...]:
 
 
 def traced_program(frame: FrameType | None) -> tuple[Any, tuple[bool, ...]] | None:
-    """The jaxpr of the call for which a frame compiles, and which of its inputs are donated; None where it is compiled ahead of any call.
+    """The closed jaxpr of the call for which a frame compiles, and which of its inputs are donated; None where it is compiled ahead of any call.
 
     They are locals of the function that compiles what the cache of a call misses. All versions.
     """
     while frame is not None:
         names = frame.f_locals
         if frame.f_code.co_name == "_pjit_call_impl_python" and "jaxpr" in names:
-            return open_jaxpr(names["jaxpr"]), tuple(names["donated_invars"])
+            return names["jaxpr"], tuple(names["donated_invars"])
         frame = frame.f_back
     return None
 

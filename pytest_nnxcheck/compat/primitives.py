@@ -22,7 +22,9 @@ CALLS = REMATS | {
 }
 """What calls a jaxpr of its own with the operands as they are."""
 
-COPIES = frozenset({"copy", "copy_p", "optimization_barrier", "sharding_constraint", "name", "stop_gradient"})
+BARRIER = "optimization_barrier"
+
+COPIES = frozenset({"copy", "copy_p", BARRIER, "sharding_constraint", "name", "stop_gradient"})
 """What hands its operand on."""
 
 UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})

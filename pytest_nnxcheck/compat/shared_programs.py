@@ -87,3 +87,7 @@ class SharedPrograms:
             return Compiled(known.program, shared=True, lowered=lowered, read=known.read)
         self.known[key] = self.compiled(lowered, alone=True)
         return self.known[key]
+
+    def program(self, lowered: Any) -> Any:
+        """The program alone, to read it."""
+        return self.compiled(lowered).program

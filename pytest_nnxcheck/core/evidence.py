@@ -10,8 +10,17 @@ from dataclasses import dataclass, fields
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
 
+COPY_SHARE = 0.05
+"""Of the state's bytes. Healthy programs hold no copies at all, so that the least that is worth telling can be small: one stack of a few layers' parameters,
+beside the moments of Adam."""
+
 SHOWN = 10
 """Buffers, and leaves, that are kept of each nesting: the largest."""
+
+
+def least_copy(state: int) -> int:
+    """Bytes of copies that count, for a state of so many bytes a device."""
+    return max(round(COPY_SHARE * state), FLOOR)
 
 
 @dataclass(frozen=True, slots=True)

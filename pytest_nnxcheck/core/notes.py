@@ -72,8 +72,7 @@ Explanation = Leak | CapturedBy | MergedVariables | FedBack | Mapped | RaisedUnN
 
 FactKind = Literal[
     "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "other draws",
-    "decided by rounding", "decided by fusion", "number", "copies of a loop", "copies of XLA", "copies of what is overwritten",
-    "copies of what is made anew", "copies of what is read first",
+    "decided by rounding", "decided by fusion", "number",
     "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
 ]  # fmt: skip

@@ -62,7 +62,7 @@ class Buffer:
     ``kind`` is argument, output, temporary or constant; ``shape`` is written ``float32[50,200,200]``; ``stack`` are
     ``path:line`` of the user's frames, innermost first; where a generated layer made the buffer there are none, and ``layer`` names it.
     A buffer that XLA ``inserted`` for a loop has the lines, or the layer, of that loop; any other that it inserted has neither. A ``broadcast``
-    repeats far fewer elements, and computes nothing. It is ``updated`` where a loop copies what it carries, of which it writes a part in each step.
+    repeats far fewer elements, and computes nothing.
 
     ``parameters`` are the numbers of the program's parameters that the buffer is, or is made of by copies only, the operations in
     ``through``; ``whole`` says that it is a copy of all of them: of one, or of several behind one another. Parameter numbers are those
@@ -80,7 +80,6 @@ class Buffer:
     layer: str = ""
     inserted: bool = False
     broadcast: bool = False
-    updated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +131,19 @@ class InnerDonation:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """Bytes of copies of the state in a compiled program: what it holds since it hands values back unchanged, and outputs that are state."""
+
+    handed_back: int = 0
+    returned: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Those of both."""
+        return self.handed_back + self.returned
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """The facts of one run; ``state`` is the copy that ran.
 
@@ -155,6 +167,7 @@ class Observation:
     dropped: tuple[Leak, ...] = ()
     mutated: tuple[tuple[Layer, str], ...] = ()
     memory: Memory | None = None
+    copies: Copies = Copies()
     parameters: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
     reused: frozenset[int] = frozenset()

@@ -54,7 +54,6 @@ PeakCause = Literal[
     "captured constant",
     "constant of the call",
     "mapped branch",
-    "read, then written",
     "returned",
 ]
 """Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""

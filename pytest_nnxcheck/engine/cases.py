@@ -295,9 +295,6 @@ def written(call: Call, profile: Profile, observation: Observation) -> Written:
         dropped=tuple(map(name, profile.dropped)) if donates(call, observation) else (),
         inputs=frozenset(call.subject.input_names),
         promoted={name(path): line for path, line in profile.promoted},
-        overwritten=frozenset(map(name, profile.overwritten)),
-        remade=frozenset(map(name, profile.remade)),
-        read_first=frozenset(map(name, profile.read_first)),
     )
 
 

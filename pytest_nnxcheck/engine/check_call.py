@@ -24,7 +24,6 @@ from pytest_nnxcheck.engine.memo import Memo, signature
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.invariants import Case, Judgement
-from pytest_nnxcheck.invariants.memory import copies_not_judged
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
@@ -157,7 +156,10 @@ def run_once(call: Call, profile: Profile, *, alone: bool = False) -> Observatio
     """The facts of a nesting that is run, ``alone`` where its program must be its own."""
     programs, originals = call.memo.shared_programs, call.example.originals
     donate = call.settings.donate
-    return observe(call.subject, profile, call.nesting, donate, programs, alone=alone, originals=originals)
+    memory = "memory" in call.settings.invariants
+    return observe(
+        call.subject, profile, call.nesting, donate, programs, alone=alone, originals=originals, with_copies=memory
+    )
 
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:
@@ -199,7 +201,6 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
         budget=bound.budget if bound else None,
         facts=(
             *of_holding(call.subject, case.profile, observation),
-            *copies_not_judged(case),
             *notes_of(judgement),
         ),
         evidence=measured,

@@ -16,7 +16,7 @@ from pytest_nnxcheck.compat import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.arrays import as_array, describe
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.observation import InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
+from pytest_nnxcheck.core.observation import Copies, InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
 from pytest_nnxcheck.engine.abstract_run import Addresses, trace
 from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.origins import marked
@@ -24,6 +24,7 @@ from pytest_nnxcheck.inspection.pointers import inner_donation, read_leaf
 from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.inspection.walk import Walk, walk
 from pytest_nnxcheck.invariants.successors import successors
+from pytest_nnxcheck.jaxprs.copies import Staged, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -54,10 +55,11 @@ def observe(
     *,
     alone: bool = False,
     originals: Walk | None = None,
+    with_copies: bool = False,
 ) -> Observation:
     """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
 
-    ``originals`` is a walk of what the call was handed that found no tracers.
+    ``originals`` is a walk of what the call was handed that found no tracers. ``with_copies`` measures the copies of the state in the program.
     """
     subject = subject.for_run()
     state = subject.fresh()
@@ -66,7 +68,8 @@ def observe(
     roots = subject.roots(state)
     before = (originals and originals.extended(roots)) or walk(roots)
     guards = Guards(subject, before)
-    root = Root(subject, profile, nesting, donate, programs=programs or SharedPrograms(on=False), alone=alone)
+    shared = programs or SharedPrograms(on=False)
+    root = Root(subject, profile, nesting, donate, programs=shared, alone=alone, with_copies=with_copies)
     program = compose(subject, profile, nesting, guards, root.jit)
     state, inputs = root.handed(state, LENGTH)
     went_in = dict(compat.raw_leaves(state))
@@ -101,6 +104,7 @@ def observe(
         dropped=dropped,
         mutated=tuple(guards.mutated),
         memory=root.memories[0] if root.memories else None,
+        copies=root.copies[0] if root.copies else Copies(),
         parameters=root.parameters(),
         abstract=subject.abstract,
         shared=any(root.shared),
@@ -237,7 +241,9 @@ class Root:
     stops: Literal["", "lowered", "compiled"] = ""
     programs: SharedPrograms = field(default_factory=SharedPrograms)
     alone: bool = False
+    with_copies: bool = False
     memories: list[Memory] = field(default_factory=list)
+    copies: list[Copies] = field(default_factory=list)
     addresses: Addresses = field(default_factory=Addresses)
     shared: list[bool] = field(default_factory=list)
     compiled_programs: list[Any] = field(default_factory=list)
@@ -296,7 +302,7 @@ class Root:
             raise Measured
         return self.programs.compiled(lowered, alone=self.alone)
 
-    def on_compiled(self, compiled: Compiled, arguments: Any, lowered: Any) -> Any:
+    def on_compiled(self, compiled: Compiled, arguments: Any, lowered: Any, traced: Any) -> Any:
         names = (*self.parameters(), *self.subject.input_names)
         self.shared.append(compiled.shared)
         self.compiled_programs.append(compiled.program)
@@ -306,6 +312,9 @@ class Root:
         self.memories.append(replace(compiled.read[label], names=names))
         if self.stops == "compiled":
             raise Measured
+        if self.with_copies:
+            program, state = Staged.of(traced, lowered, arguments), self.profile.state_bytes
+            self.copies.append(copies_in(program, self.memories[-1], state, self.programs.program))
         return self.addresses.assign(compiled.program, arguments, lowered.out_info) if self.subject.abstract else None
 
     def leaf(self, path: str, array: Any) -> Leaf:

@@ -19,7 +19,8 @@ from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
 from pytest_nnxcheck.inspection.walk import Walk, holds_beside
-from pytest_nnxcheck.subject import jaxpr_flow, uncomputed
+from pytest_nnxcheck.jaxprs import flow
+from pytest_nnxcheck.subject import uncomputed
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values
@@ -177,7 +178,7 @@ def hand_out(trace: Trace, values: Values) -> list[Any]:
     """What the program hands through as it is, and stand-ins for the rest. Raises `uncomputed.NoStandIn`."""
     jaxpr = compat.open_jaxpr(trace.staged.jaxpr)
     results = []
-    for source, var in zip(jaxpr_flow.sources(jaxpr), jaxpr.outvars, strict=True):
+    for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):
         if source is None:
             result = uncomputed.stand_in(var.aval, trace.arguments)
             values.stand_ins[id(result)] = result

@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_module
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.evidence import Split
 from pytest_nnxcheck.core.observation import Buffer, Memory
 from pytest_nnxcheck.inspection import origins
 from pytest_nnxcheck.inspection.hlo import Instruction, Module, Position, Shape
@@ -25,9 +26,7 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
 
     Raises `CheckError` where the backend gives no totals.
     """
-    totals = compiled.memory_analysis()
-    if totals is None:
-        raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
+    totals = _totals(compiled)
     buffers = _buffers(*serialized_buffer_assignment(totals), serialized_hlo_module(compiled), subject)
     return Memory(
         arguments=totals.argument_size_in_bytes,
@@ -38,6 +37,25 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
         buffers=buffers or (),
         named=buffers is not None,
         names=names,
+    )
+
+
+def _totals(compiled: Any) -> Any:
+    totals = compiled.memory_analysis()
+    if totals is None:
+        raise CheckError("this backend gives no memory analysis: leave 'memory' out of the invariants or run on CPU")
+    return totals
+
+
+def split_of(compiled: Any) -> Split:
+    """The totals of a compiled program, without its constants. Raises `CheckError` where the backend gives none."""
+    totals = _totals(compiled)
+    return Split(
+        totals.argument_size_in_bytes,
+        totals.output_size_in_bytes,
+        totals.temp_size_in_bytes,
+        totals.alias_size_in_bytes,
+        0,
     )
 
 
@@ -212,17 +230,15 @@ class _Reader:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
         parameters = self._copied(value, origin_of)
         maker, inserted = origins.made(self.module, self.users, instruction)
-        carried = () if parameters or not inserted else self._carried(value, origin_of)
         return Buffer(
             bytes=size,
             shape=str(shape),
             kind=kind,
             operation=self.module.operation(instruction),
             stack=origins.stack(self.module, maker),
-            parameters=parameters or carried,
-            whole=bool(carried or parameters) and shape.elements == self._elements(parameters or carried),
-            through=origin_of[value].operations if parameters else ("while", "copy") if carried else (),
-            updated=bool(carried),
+            parameters=parameters,
+            whole=bool(parameters) and shape.elements == self._elements(parameters),
+            through=origin_of[value].operations if parameters else (),
             layer=origins.layer(self.module, maker),
             inserted=inserted,
         )
@@ -242,20 +258,6 @@ class _Reader:
         if any(value in other.through and not other.copied for other in origin_of.values()):
             return ()
         return parameters if all(self._shape(parameter).dtype == shape.dtype for parameter in parameters) else ()
-
-    def _carried(self, value: Position, origin_of: dict[Position, Origin]) -> tuple[int, ...]:
-        """The parameter that a loop carries, writes a part of in each step, and copies whole for that, unless the copy is what it writes into."""
-        opcode_of = {other: self.module.instructions[other[0]].opcode for other in origin_of}
-        if opcode_of[value] != "copy":
-            return ()
-        here = origins.origin(self.module, value, updated=True)
-        if not here.copied or len(here.parameters) != 1 or "while" not in here.operations:
-            return ()
-        written = (
-            other for other, opcode in opcode_of.items() if opcode != "copy" and value in origin_of[other].through
-        )
-        (parameter,) = here.parameters
-        return () if any(written) or self._shape(parameter).dtype != self.module.shape(value).dtype else (parameter,)
 
     def _shape(self, parameter: int) -> Shape:
         return self.module.shape((self.parameters[parameter].id, ()))

@@ -144,8 +144,8 @@ class Origin:
     operations: tuple[str, ...] = ()
 
 
-def origin(module: Module, position: Position, *, updated: bool = False) -> Origin:
-    """Follow a value back through copies to the entry parameters, also where parts are ``updated`` on the way. Loops end: no value is visited twice."""
+def origin(module: Module, position: Position) -> Origin:
+    """Follow a value back through copies to the entry parameters. Loops end: no value is visited twice."""
     parameters: dict[int, Position] = {}
     copied, after, ahead = True, {position: position}, deque([position])
     while ahead:
@@ -155,8 +155,6 @@ def origin(module: Module, position: Position, *, updated: bool = False) -> Orig
             parameters.setdefault(instruction.parameter, at)
             continue
         before = _copied_from(module, instruction, at[1])
-        if updated and instruction.opcode in UPDATES:
-            before = [(instruction.operands[0], at[1])]
         copied = copied and before is not None
         for source in before or ():
             if source not in after:
@@ -245,10 +243,6 @@ COPIED = {
     "concatenate": None,
 }
 """Of how many operands, the first, an instruction copies the elements, `None` being all; the others are indices."""
-
-
-UPDATES = frozenset({"dynamic-update-slice", "scatter"})
-"""What writes a part of its first operand, and leaves the rest of it as it is."""
 
 
 def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:

@@ -37,9 +37,7 @@ class Written:
 
     ``changed`` are the leaves of the state that it changes, ``dropped`` those of an optimizer whose update went to a copy; ``inputs`` are
     the call's own arrays, ``promoted`` the lines at which a leaf got another dtype, by its path. Of the un-nested call, where it donates
-    something inside: ``renewed`` are the leaves and inputs whose old arrays nobody needs after it. Of those that are
-    ``overwritten`` it writes a part, and reads nothing that was there before; those that are ``remade`` get another value as a whole.
-    Those that are ``read_first`` it writes in part, after it has read what it reads, though XLA does not know that.
+    something inside: ``renewed`` are the leaves and inputs whose old arrays nobody needs after it.
     """
 
     changed: frozenset[str] = frozenset()
@@ -47,9 +45,6 @@ class Written:
     inputs: frozenset[str] = frozenset()
     promoted: dict[str, str] = field(default_factory=dict)
     renewed: frozenset[str] = frozenset()
-    overwritten: frozenset[str] = frozenset()
-    remade: frozenset[str] = frozenset()
-    read_first: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,18 +143,6 @@ def swapped(before: Leaf, after: Leaf, old: set[int]) -> bool:
     return moved and bool(after.pointers) and set(after.pointers) <= old
 
 
-def displaced_leaves(observation: Observation) -> set[str]:
-    """The leaves that are in a new buffer though none was lost: an output of the call took a donated one of their type.
-
-    Flax returns the state after the output where it hands out no graph updates, and XLA gives buffers away in that order.
-    """
-    old, lost = donated_pointers(observation), {leaf.path for leaf in lost_leaves(observation)}
-    moves = ((move.before, move.after) for move in observation.moves if move.before.path not in lost)
-    return {
-        before.path for before, after in moves if after and before.path == after.path and displaced(before, after, old)
-    }
-
-
 def displaced(before: Leaf, after: Leaf, old: set[int]) -> bool:
     """Whether a leaf of one type is in a buffer that was not donated."""
     same = (before.type, before.sharding) == (after.type, after.sharding)

@@ -81,8 +81,6 @@ TABLE = {
     "scan writes back, remat": "inside the scan write nnx.remat(f, graph_updates=False): nnx.scan copies back all that nnx.remat hands out",
     "scan writes back": "scan with jax.lax.scan over the state of nnx.split, with nnx.merge in its body{checkpoint}: parameters go in and"
     " never come out",
-    "read, then written": "say that what is read comes first, or XLA copies what the call then writes a part of: value, read ="
-    " jax.lax.optimization_barrier((value, read)), and write into that value",
     "mapped branch": "call every branch and choose among what they return, jnp.stack([f(x) for f in branches])[index]: where vmap maps the index it runs all"
     " of them anyway, and repeats the weights that they use for each element",
     "returned": "leave the state out of what the call returns: its caller has it in the module, and an output is an array of its own",

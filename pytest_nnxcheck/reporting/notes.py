@@ -136,11 +136,6 @@ FACTS: dict[data.FactKind, str] = {
     "decided by rounding": "rounding decides {some}: inputs a few roundings away move the un-nested result as far",
     "decided by fusion": "rounding decides {some}: where XLA fuses no operations, the same program gives the values of the un-nested call",
     "number": "{some} is a Python {of} now, no array: jax.checkpoint outside of a jit hands a constant out as it is",
-    "copies of a loop": "{count:.1f} copies of the state not judged: a differentiated loop or branch saves it for the backward pass",
-    "copies of XLA": "{count:.1f} copies of the state not judged: XLA inserts them on this machine, which computes 16 bit floats in float32",
-    "copies of what is overwritten": "{count:.1f} copies of the state not judged: XLA inserts them for leaves of which the call writes a part, and reads nothing that was there before",
-    "copies of what is made anew": "{count:.1f} copies of the state not judged: XLA reads the old values of leaves while it writes the new ones, so that donation saves nothing of them",
-    "copies of what is read first": "{count:.1f} copies of the state not judged: XLA inserts them for leaves that the call reads before it writes a part of them, and this one cannot be told so",
     "in another buffer": "{some} took another leaf's buffer",
     "in memory of NumPy": "{some} lies in the memory of {of}, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both; write"
     " jnp.array(value), which copies, where it is made",

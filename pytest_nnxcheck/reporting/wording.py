@@ -124,7 +124,7 @@ def of_memory(finding: PeakOverBudget | StateCopied | ConstantsCaptured) -> str:
             peak, budget = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
             return f"peak {peak} is over the budget of {budget}"
         case StateCopied(bytes=size):
-            return f"the program holds {size / figures.state:.1f} more copies of its state at the peak"
+            return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
         case ConstantsCaptured(bytes=size):
             return f"the call captures {format_bytes(size)} of constants"
 

@@ -21,8 +21,8 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import COPIES
 from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.jaxprs.flow import constants, inner_jaxprs
 from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
-from pytest_nnxcheck.subject.jaxpr_flow import constants, inner_jaxprs
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -160,7 +160,7 @@ def peak_is_within(limit: int, state: int = 0, copied: int = 0, seen: int = 0) -
     print(*figures, sep="\n")  # noqa: T201 - the program tells its figures, whether they hold or not
     wrong = [f"peak {format_bytes(peak)} is over the budget of {format_bytes(limit)}"] if peak > limit else []
     if copied and peak > seen - copied / 2:
-        wrong.append(f"the program holds {copied / max(state, 1):.1f} more copies of its state at the peak")
+        wrong.append(f"the program holds {copied / max(state, 1):.2f} more copies of its state at the peak")
     report("memory", wrong and [*wrong, *figures])
 
 

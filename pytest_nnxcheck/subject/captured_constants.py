@@ -10,7 +10,7 @@ import numpy as np
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import COND, GATHER, SCAN, SLICES, WHILE
 from pytest_nnxcheck.core.evidence import Captured
-from pytest_nnxcheck.subject import jaxpr_flow
+from pytest_nnxcheck.jaxprs import flow
 
 SMALLEST = 2
 """Elements from which on XLA makes a constant of equal ones a broadcast."""
@@ -28,7 +28,7 @@ def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, 
             line_of(closed, const),
             name_of(const, kept),
         )
-        for const in jaxpr_flow.constants(closed)
+        for const in flow.constants(closed)
         if not is_filled(const)
     ]
     return tuple(sorted(constants, key=lambda constant: -constant.bytes))
@@ -51,7 +51,7 @@ def used_bytes(closed: Any, const: Any) -> int:
 
 def uses(closed: Any, const: Any) -> Iterator[tuple[Any, Any]]:
     """The jaxprs that hold a constant, each with its variable for it."""
-    for jaxpr in jaxpr_flow.all_jaxprs(closed):
+    for jaxpr in flow.all_jaxprs(closed):
         opened = compat.open_jaxpr(jaxpr)
         for var, value in zip(opened.constvars, compat.captured_values(jaxpr), strict=False):
             if value is const:
@@ -69,7 +69,7 @@ def lines(jaxpr: Any, var: Any) -> Iterator[str]:
         numbers = [number for number, operand in enumerate(eqn.invars) if operand is var]
         if not numbers:
             continue
-        inner = next(jaxpr_flow.inner_jaxprs(eqn), None)
+        inner = next(flow.inner_jaxprs(eqn), None)
         if inner is not None and len(inner.invars) == len(eqn.invars):
             yield from lines(inner, inner.invars[numbers[0]])
         yield compat.equation_line(eqn)
@@ -144,7 +144,7 @@ def handed_in(eqn: Any) -> list[tuple[Any, range]]:
         return [(compat.open_jaxpr(eqn.params[key]), numbers) for key, numbers in consts.items()]
     if name == COND:
         return [(compat.open_jaxpr(branch), everything[1:]) for branch in eqn.params["branches"]]
-    inner = jaxpr_flow.called(eqn)
+    inner = flow.called(eqn)
     return [] if inner is None else [(inner, everything)]
 
 

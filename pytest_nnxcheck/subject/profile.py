@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import NUMBERS, array_type, as_array, describe, nbytes
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.core.evidence import Captured
-from pytest_nnxcheck.core.observation import ArrayType, Path
+from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
-from pytest_nnxcheck.subject import jaxpr_flow
+from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject.captured_constants import captured
 from pytest_nnxcheck.subject.signatures import in_users_words
 from pytest_nnxcheck.subject.subject import Subject
@@ -34,22 +34,21 @@ class Profile:
     """Facts of the un-nested call; sizes in bytes, of one call, on one device.
 
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
-    ``rewritten`` says that leaves come back through an equation, though with their own value; ``retyped`` are the leaves that
+    ``writes_back`` says that a scan hands out its stacked inputs as they were; ``retyped`` are the leaves that
     come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
     ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in. ``in_one_array`` are those of `in_one_array`. ``overwritten`` are the leaves of which the call writes a part, and reads nothing
-    that was there before, ``remade`` those of `jaxpr_flow.remade`, ``read_first`` those of `jaxpr_flow.read_first`, ``computed`` are the types of the outputs that are no leaf as it is. Its output is ``plain`` where jax alone gives it its structure,
+    floating type that it computes in. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
     out: tuple[jax.ShapeDtypeStruct, ...]
     changed: frozenset[Path]
     added: tuple[Path, ...]
-    rewritten: bool
+    writes_back: bool
     remat_in_scan: bool
     captured: tuple[Captured, ...]
     constant_bytes: int
@@ -78,10 +77,6 @@ class Profile:
     widened: tuple[tuple[int, str], ...] = ()
     waste: Waste = NOTHING
     precision: float = 0.0
-    overwritten: frozenset[Path] = frozenset()
-    remade: frozenset[Path] = frozenset()
-    read_first: frozenset[Path] = frozenset()
-    computed: tuple[ArrayType, ...] = ()
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
@@ -123,9 +118,7 @@ def profile(subject: Subject) -> Profile:
         jax.clear_caches()
     plain, opened = subject.output_tree.plain, subject.output_tree.opened
     jaxpr = compat.open_jaxpr(closed)
-    every_source = jaxpr_flow.sources(jaxpr)
-    of_outputs, sources = every_source[: len(out)], every_source[len(out) :]
-    handed_back = zip(jaxpr.outvars[len(out) :], sources, strict=True)
+    sources = flow.sources(jaxpr)[len(out) :]
     number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
     shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
     moved = [
@@ -133,33 +126,20 @@ def profile(subject: Subject) -> Profile:
         for (key, leaf), source in zip(numbered(after), sources, strict=True)
         if key not in number_of or number_of[key] != source
     ]
-    rewritten = any(source is not None and var is not jaxpr.invars[source] for var, source in handed_back)
     paths = {path for path, _ in number_of}
     types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
-    outputs = enumerate(numbered(after), len(out))
-    output_of = {key: output for output, (key, _) in outputs if key[0] in changed and key in number_of}
     captures = captured(closed, walk(subject.roots(subject.state)).arrays)
     parameters = differentiable(subject, before)
     return Profile(
         out=out,
         changed=changed,
         added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
-        rewritten=rewritten,
-        overwritten=changed - {key[0] for key in output_of if not jaxpr_flow.overwritten(jaxpr, number_of[key])},
-        remade=changed
-        - {key[0] for key, output in output_of.items() if not jaxpr_flow.remade(jaxpr, number_of[key], output)},
-        read_first=changed
-        - {key[0] for key, output in output_of.items() if not jaxpr_flow.read_first(jaxpr, number_of[key], output)},
-        computed=tuple(
-            array_type(each)
-            for each, source in zip(out, of_outputs, strict=True)
-            if source is None or source >= len(number_of)
-        ),
-        remat_in_scan=jaxpr_flow.remat_in_scan(closed),
+        writes_back=flow.writes_back(closed),
+        remat_in_scan=flow.remat_in_scan(closed),
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),
-        inner_donations=jaxpr_flow.inner_donations(closed),
+        inner_donations=flow.inner_donations(closed),
         state_paths=tuple(path for path, _ in compat.flat_state(before)),
         state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),
         changed_bytes=sum(nbytes(leaf, sharding) for path, leaf, sharding in moved if path in paths),
@@ -185,10 +165,10 @@ def profile(subject: Subject) -> Profile:
         ),
         promoted=promoted(jaxpr, len(out), before, after),
         waste=waste(jaxpr),
-        precision=jaxpr_flow.lowest_precision(closed),
+        precision=flow.lowest_precision(closed),
         widened=tuple(widened(jaxpr, out, subject.inputs)),
-        calls_back=jaxpr_flow.calls_back(closed),
-        branches=jaxpr_flow.branches(closed),
+        calls_back=flow.calls_back(closed),
+        branches=flow.branches(closed),
         in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),
     )
@@ -259,7 +239,7 @@ def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int]
     first = len(jaxpr.invars) - inputs
     return tuple(
         frozenset(number for number in range(inputs) if bits >> (first + number) & 1)
-        for bits in jaxpr_flow.origins(jaxpr)[:outputs]
+        for bits in flow.origins(jaxpr)[:outputs]
     )
 
 
@@ -269,7 +249,7 @@ def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[P
     lines = []
     for number, (key, leaf) in enumerate(numbered(after), outputs):
         if key in dtypes and getattr(leaf, "dtype", dtypes[key]) != dtypes[key]:
-            eqn = jaxpr_flow.retyped_at(jaxpr, number, dtypes[key])
+            eqn = flow.retyped_at(jaxpr, number, dtypes[key])
             lines.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
     return tuple(lines)
 
@@ -278,7 +258,7 @@ def widened(jaxpr: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> It
     """Number of each output that has the shape of the input in its place and another dtype, and the line at which it gets it."""
     for number, (out, given) in enumerate(zip(outputs, inputs, strict=False)):
         if out.shape == given.shape and out.dtype != given.dtype:
-            eqn = jaxpr_flow.retyped_at(jaxpr, number, given.dtype)
+            eqn = flow.retyped_at(jaxpr, number, given.dtype)
             yield number, compat.equation_line(eqn) if eqn is not None else ""
 
 
@@ -294,7 +274,7 @@ def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozen
         step = next((paths.index(path) for path in own if path[len(owner) :] == ("step",)), None)
         if changed.intersection(own):
             return ()
-        if step is not None and jaxpr_flow.counted_in_vain(jaxpr, step):
+        if step is not None and flow.counted_in_vain(jaxpr, step):
             dropped += own
     return tuple(dict.fromkeys(dropped))
 

@@ -16,8 +16,8 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.primitives import LOOPS, SCAN, UPDATES
 from pytest_nnxcheck.core.evidence import Recast, Reordered, Restacked, Saved, Stack
-from pytest_nnxcheck.subject import jaxpr_flow
-from pytest_nnxcheck.subject.jaxpr_flow import handed_through
+from pytest_nnxcheck.jaxprs import flow
+from pytest_nnxcheck.jaxprs.flow import handed_through
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 """Equations that take one element of a stack where their result is no larger than one."""
@@ -50,7 +50,7 @@ class Level:
 
     def users(self, var: Any) -> list[Any]:
         """The equations that take a variable."""
-        return jaxpr_flow.uses(self.jaxpr).takers.get(id(var), [])
+        return flow.uses(self.jaxpr).takers.get(id(var), [])
 
 
 def waste(jaxpr: Any) -> Waste:
@@ -74,7 +74,7 @@ def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
                 numbers[id(var)] = numbers[id(eqn.invars[operand])]
     yield Level(jaxpr, numbers)
     for eqn in jaxpr.eqns:
-        if (inner := jaxpr_flow.called(eqn)) is not None:
+        if (inner := flow.called(eqn)) is not None:
             handed = zip(inner.invars, eqn.invars, strict=True)
             yield from levels(inner, {id(var): numbers[id(own)] for var, own in handed if id(own) in numbers})
 
@@ -147,14 +147,14 @@ def reordered(level: Level) -> Iterator[Reordered]:
                 if move is not None:
                     backwards = move.primitive.name == "rev"
                     yield Reordered(leaf, compat.equation_line(move), describe(var.aval), size_of(var.aval), backwards)
-        elif name in MOVES | {"reshape"} and id(eqn.invars[0]) in moved_by and jaxpr_flow.keeps_size(eqn):
+        elif name in MOVES | {"reshape"} and id(eqn.invars[0]) in moved_by and flow.keeps_size(eqn):
             leaf, move = moved_by[id(eqn.invars[0])]
             moved_by[id(eqn.outvars[0])] = leaf, eqn if name in MOVES else move
 
 
 def inputs_of(jaxpr: Any, variables: Sequence[Any]) -> list[tuple[int | None, bool]]:
     """For each variable the number of the input that it is, but for what was written into a part of it, and whether something was."""
-    made_by = jaxpr_flow.uses(jaxpr).maker
+    made_by = flow.uses(jaxpr).maker
     inputs = {id(var): number for number, var in enumerate(jaxpr.invars)}
 
     def follow(var: Any) -> tuple[int | None, bool]:
@@ -174,7 +174,7 @@ def operand_of(eqn: Any, output: int) -> tuple[int | None, bool]:
     """The number of the operand that an output is, in the same way: here, or in a jit inside."""
     if eqn.primitive.name in UPDATES:
         return 0, True
-    inner = jaxpr_flow.called(eqn)
+    inner = flow.called(eqn)
     return inputs_of(inner, [inner.outvars[output]])[0] if inner is not None else (handed_through(eqn)[output], False)
 
 

@@ -75,10 +75,12 @@ def told(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Un
         yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new)
 
 
-def widened(jaxpr: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
+def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
     """The types of the donated inputs for which a program has no output but one of as many elements in a wider dtype, each with that."""
+    from pytest_nnxcheck import compat
     from pytest_nnxcheck.compat.arrays import describe
 
+    jaxpr = compat.open_jaxpr(closed)
     outputs = [var.aval for var in jaxpr.outvars if hasattr(var.aval, "dtype")]
     left = []
     for var, is_donated in zip(jaxpr.invars, donated, strict=True):

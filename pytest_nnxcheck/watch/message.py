@@ -166,7 +166,7 @@ def _copying_rows(programs: tuple[Program, ...]) -> Iterator[Row]:
             "copied",
             (
                 f"{some(program.leaves)}: temporaries of {program.name} hold {format_bytes(program.copied)} of it once more,"
-                f" {program.copied / program.state:.1f} copies of the state"
+                f" {program.copied / program.state:.2f} copies of the state"
             ),
         )
         yield "", _compiled(program)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.subject import jaxpr_flow
+from pytest_nnxcheck.jaxprs import flow
 
 W = jnp.ones((3, 3))
 
 
 def sources(f, *args):
-    return jaxpr_flow.sources(compat.open_jaxpr(jax.make_jaxpr(f)(*args)))
+    return flow.sources(compat.open_jaxpr(jax.make_jaxpr(f)(*args)))
 
 
 def in_scan(body):
@@ -66,113 +66,29 @@ def test_equal_values_are_computed_all_the_same():
 def test_captured_constants_are_counted_once_and_inside_jits():
     table = np.ones((50, 2), np.float32)
     closed = jax.make_jaxpr(jax.jit(lambda x: x + table.sum() + jnp.asarray(table)[0, 0]))(W)
-    assert [const.shape for const in jaxpr_flow.constants(closed)] == [(50, 2)]
+    assert [const.shape for const in flow.constants(closed)] == [(50, 2)]
 
 
 def test_inner_donations_are_counted():
     step = jax.jit(lambda a, b: (a + 1, b), donate_argnums=0)
-    assert jaxpr_flow.inner_donations(jax.make_jaxpr(step)(W, W)) == 1
-    assert jaxpr_flow.inner_donations(jax.make_jaxpr(lambda a, b: jax.jit(lambda a: a + b)(a))(W, W)) == 0
+    assert flow.inner_donations(jax.make_jaxpr(step)(W, W)) == 1
+    assert flow.inner_donations(jax.make_jaxpr(lambda a, b: jax.jit(lambda a: a + b)(a))(W, W)) == 0
 
 
 def test_a_remat_in_a_scan_is_seen():
     block = jax.checkpoint(jnp.tanh)
     scanned = jax.make_jaxpr(lambda x: jax.lax.scan(lambda x, _: (block(x), None), x, None, length=2)[0])
-    assert jaxpr_flow.remat_in_scan(scanned(W))
-    assert not jaxpr_flow.remat_in_scan(jax.make_jaxpr(block)(W))
+    assert flow.remat_in_scan(scanned(W))
+    assert not flow.remat_in_scan(jax.make_jaxpr(block)(W))
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_which_inputs_go_into_an_output(wrapper):
-    found = jaxpr_flow.origins(compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W)))
+    found = flow.origins(compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W)))
     # A loop or a branch mixes all it is given, which is the safe side.
     assert found == ((0b01, 0b11) if wrapper in ("plain", "jit", "remat") else (0b11, 0b11))
 
 
 def test_an_output_that_no_input_goes_into_or_that_is_one():
     jaxpr = compat.open_jaxpr(jax.make_jaxpr(lambda w, x: (jnp.zeros(3), 1.0, x, jax.jit(lambda a, b: a)(x, w)))(W, W))
-    assert jaxpr_flow.origins(jaxpr) == (0, 0, 0b10, 0b10)
-
-
-def written(w, x):
-    return jax.lax.dynamic_update_slice(w, x[:1], (1, 0)), x
-
-
-@pytest.mark.parametrize("wrapper", sorted({*WRAPPERS} - {"cond"}))
-@pytest.mark.parametrize(
-    "body, expected",
-    [
-        (written, True),
-        (lambda w, x: (w.at[0].set(x[0]), x), True),
-        (lambda w, x: (w.at[0].set(x[0]), x @ w), False),
-        (lambda w, x: (w.at[0].set(w[1]), x), False),
-        (lambda w, x: (jax.lax.dynamic_update_slice(x, w, (0, 0)), x), False),
-        (lambda w, x: (w, x), False),
-        (lambda w, x: (w + 1, x), False),
-    ],
-)
-def test_an_input_is_overwritten_where_a_part_is_written_and_nothing_read(wrapper, body, expected):
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
-    assert jaxpr_flow.overwritten(jaxpr, 0) is expected
-
-
-@pytest.mark.parametrize("wrapper", sorted({*WRAPPERS} - {"cond"}))
-@pytest.mark.parametrize(
-    "body, expected",
-    [
-        (written, True),
-        (lambda w, x: (w.at[0].set(w[1]), x @ w), True),
-        (lambda w, x: (jax.lax.dynamic_update_slice(x, w, (0, 0)), x), False),
-        (lambda w, x: (jnp.where(x > 0, w, x), x), False),
-        (lambda w, x: (w, x), False),
-    ],
-)
-def test_an_input_is_written_in_part_whoever_reads_it(wrapper, body, expected):
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
-    assert jaxpr_flow.written_in_part(jaxpr, 0) is expected
-
-
-@pytest.mark.parametrize("wrapper", ["plain", "jit", "remat"])
-@pytest.mark.parametrize(
-    "body, expected",
-    [
-        (lambda w, x: (jnp.tanh(w), x @ w), True),
-        (lambda w, x: (jnp.where(x > 0, x, w), w.sum()), True),
-        (lambda w, x: (jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, w), x @ w), True),
-        (lambda w, x: ((v := jnp.tanh(w)), v @ v), True),
-        (lambda w, x: ((v := jnp.tanh(w)), v - w), False),
-        (lambda w, x: ((v := jnp.tanh(w)), w @ jnp.sin(v @ x)), False),
-        (lambda w, x: (jax.lax.optimization_barrier(v := jnp.tanh(w)), jax.jit(jnp.add)(v, w)), False),
-        (lambda w, x: (jax.lax.fori_loop(0, 2, lambda _, w: jnp.tanh(w), w), x), False),
-        (lambda w, x: (w.at[0].set(x[0]), x), False),
-    ],
-)
-def test_an_input_is_remade_where_nobody_needs_it_beside_its_new_value(wrapper, body, expected):
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
-    assert jaxpr_flow.remade(jaxpr, 0, 0) is expected
-
-
-@pytest.mark.parametrize("wrapper", ["plain", "jit", "remat"])
-@pytest.mark.parametrize(
-    "body, expected",
-    [
-        (lambda w, x: (w.at[0].set(x[0]), w[1]), True),
-        (lambda w, x: (jax.lax.dynamic_update_slice(w, x[:1], (1, 0)), x @ w), True),
-        (lambda w, x: ((v := w.at[0].set(x[0])), w[1] + v[2]), True),
-        (lambda w, x: ((v := w.at[0].set(x[0])), w @ jnp.sin(v @ x)), False),
-        (lambda w, x: (w.at[0].set(x[0]), x), False),
-        (lambda w, x: (jnp.tanh(w), x @ w), False),
-        (lambda w, x: (jax.lax.fori_loop(0, 2, lambda k, w: w.at[k].add(w[2]), w), x), False),
-    ],
-)
-def test_an_input_is_read_first_where_all_that_read_it_can_do_so_before_a_part_is_written(wrapper, body, expected):
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](body))(W, W))
-    assert jaxpr_flow.read_first(jaxpr, 0, 0) is expected
-
-
-def test_the_condition_of_a_loop_reads_what_it_looks_at():
-    def loop(stop):
-        return lambda w, x: jax.lax.while_loop(stop, lambda c: written(*c), (w, x))
-
-    for stop, expected in ((lambda c: c[1][0, 0] > 0, True), (lambda c: c[0][0, 0] > 0, False)):
-        assert jaxpr_flow.overwritten(compat.open_jaxpr(jax.make_jaxpr(loop(stop))(W, W)), 0) is expected
+    assert flow.origins(jaxpr) == (0, 0, 0b10, 0b10)

@@ -150,7 +150,7 @@ def test_the_peak_is_that_of_the_plugin(capsys):
     assert capsys.readouterr().out.startswith("peak ")
     with pytest.raises(AssertionError, match="is over the budget"):
         peak_is_within(found.peak - 1)
-    with pytest.raises(AssertionError, match=r"holds 0.5 more copies of its state at the peak"):
+    with pytest.raises(AssertionError, match=r"holds 0.50 more copies of its state at the peak"):
         peak_is_within(1 << 20, state=512, copied=256, seen=found.peak)
     peak_is_within(1 << 20, state=512, copied=256, seen=found.peak + 256)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +11,10 @@ from checking import broken, call, text
 from flax import nnx
 from healthy import numbers, rngs
 from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
-from rewritten_leaves import KeyCache
 
-from pytest_nnxcheck.core.observation import Buffer, Memory
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.inspection import buffers
-from pytest_nnxcheck.invariants import memory
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]
@@ -141,17 +137,6 @@ def test_only_what_repeats_far_fewer_elements_is_a_broadcast():
     assert shapes == {"float32[2,8,8,1280]"}
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_a_cache_that_xla_widens_on_the_cpu_is_not_copied_by_the_user(dtype):
-    step = KeyCache(dtype)
-    found = call(step, jnp.ones((2, 1, 64)), jnp.int32(3), nesting="jit")
-    assert found.outcome.verdict == "held", text(found)
-    compiled = found.outcome.evidence
-    assert compiled is not None
-    copied = any(buffer.kind == "temporary" and "copy" in buffer.operation for buffer in compiled.buffers)
-    assert sum("copies of the state not judged: XLA inserts" in note for note in found.outcome.notes) == copied
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_copy_of_parameters_in_16_bit_floats_is_still_told(dtype):
     """google/flax#4871 in 16 bits: XLA of older jaxlib copies the stack in float32, slice by slice, and back."""
@@ -169,21 +154,3 @@ def test_parameters_that_are_computed_with_in_float32_are_no_copy():
     found = call(model, jnp.ones((4, 256)), nesting="jit")
     assert found.outcome.verdict == "held", text(found)
     assert any(buffer.shape == "float32[256,256]" for buffer in found.outcome.evidence.buffers)
-
-
-@pytest.mark.parametrize("through, counts", [(("copy",), False), (("convert", "while", "dynamic-update-slice"), True)])
-def test_what_a_loop_copies_slice_by_slice_is_not_left_to_xla(through, counts):
-    """As jax 0.4 writes it: every buffer of the loop is inserted."""
-    wide = Buffer(512, "float32[8,16]", "temporary", "convert", inserted=True)
-    copy = Buffer(
-        256, "bfloat16[8,16]", "temporary", "convert", parameters=(0,), whole=True, through=through, inserted=True
-    )
-    left_out = memory.widened(Memory(256, 0, 768, 0, 0, buffers=(wide, copy)), (copy,))
-    assert (copy not in left_out) == counts
-    asked_for = replace(copy, inserted=False)
-    assert memory.widened(Memory(256, 0, 768, 0, 0, buffers=(wide, asked_for)), (asked_for,)) == ()
-
-
-def test_what_is_read_after_the_write_is_a_copy():
-    found = call(KeyCache(jnp.float32, reads_before=True), jnp.ones((2, 1, 64)), jnp.int32(3), nesting="jit")
-    assert "the program holds 1.0 more copies of its state" in text(found)

@@ -13,9 +13,8 @@ import wild_training
 from checking import some
 from flax import nnx
 from healthy import FLAX, HEALTHY, assign, node_list, numbers, rngs
-from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, KeyCache, Rereads, Ring
+from rewritten_leaves import CHANGES, REREADS, Codebook, KeyCache, Rereads
 
-from pytest_nnxcheck import compat
 from pytest_nnxcheck.watch import programs as watched
 from pytest_nnxcheck.watch.programs import Programs
 
@@ -147,7 +146,7 @@ def test_its_cures_have_none(how):
     assert heard(lambda: nnx.jit(reports.call_twice)(model, x)) == ()
 
 
-@pytest.mark.parametrize("how", ["remat", *reports.cures()])
+@pytest.mark.parametrize("how", reports.cures())
 def test_what_a_backward_pass_saves_is_not_told(how):
     model = reports.ScanOverRemat(rngs(), how)
     (x,) = reports.inputs_scan_over_remat()
@@ -157,31 +156,29 @@ def test_what_a_backward_pass_saves_is_not_told(how):
 WIDE = (256, 256)
 
 
-def copied(rows):
-    """Holds what it is called with a second time, on every version."""
-
-    def step(total, row):
-        return total + row.sum(), jax.lax.optimization_barrier(row)
-
-    total, again = jax.lax.scan(step, 0.0, rows)
-    return total + (again @ again).sum()
+def handed_back(rows):
+    """Holds what it is called with a second time: a scan stacks its rows anew, and both stacks are used."""
+    body = jax.checkpoint(lambda row: (row, row.sum()))
+    total, (again, _) = jax.lax.scan(lambda total, row: (total + jnp.tanh(row).sum(), body(row)), 0.0, rows)
+    return total + (again @ rows).sum() + jnp.tanh(again).sum()
 
 
 @pytest.mark.slow
 def test_a_kernel_that_is_copied_is_told_and_a_batch_is_not():
     model = nnx.Linear(*WIDE, rngs=rngs())
     graphdef, state = nnx.split(model)
-    total = jax.jit(lambda state, x: copied(nnx.merge(graphdef, state).kernel[...]) + x.sum())
+    total = jax.jit(lambda state, x: handed_back(nnx.merge(graphdef, state).kernel[...]) + x.sum())
     (program,) = heard(lambda: total(state, numbers((8, 256))))
-    assert (program.leaves[0].strip("'][").endswith("kernel"), program.copied) == (True, 256 * KIB)
-    assert heard(lambda: jax.jit(copied)(numbers(WIDE))) == ()
+    assert program.leaves[0].strip("'][").endswith("kernel")
+    assert program.copied == pytest.approx(256 * KIB, rel=0.01)
+    assert heard(lambda: jax.jit(handed_back)(numbers(WIDE))) == ()
 
 
 @pytest.mark.slow
-def test_where_a_batch_looks_like_a_kernel_neither_is_told():
+def test_a_batch_of_the_type_of_a_kernel_is_not_told():
     model = nnx.Linear(*WIDE, rngs=rngs())
     graphdef, state = nnx.split(model)
-    total = jax.jit(lambda state, x: copied(x) + nnx.merge(graphdef, state)(x).sum())
+    total = jax.jit(lambda state, x: handed_back(x) + nnx.merge(graphdef, state)(x).sum())
     assert heard(lambda: total(state, numbers(WIDE))) == ()
 
 
@@ -272,23 +269,14 @@ def test_a_copy_that_donation_alone_asks_for_is_not_told(name):
     assert heard(lambda: donated_step(Codebook(CHANGES[name]))) == ()
 
 
-@pytest.mark.parametrize("name", ["shift", "moved"])
 @pytest.mark.parametrize("reread", REREADS)
-def test_one_that_the_call_asks_for_is_told(name, reread):
-    model = Rereads({**CHANGES, **ALONE}[name], reread)
-    (program,) = heard(lambda: donated_step(model))
-    assert program.leaves == ("model.book",)
+def test_an_old_value_that_the_call_needs_beside_the_new_one_is_not_told(reread):
+    assert heard(lambda: donated_step(Rereads(CHANGES["shift"], reread))) == ()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_cache_that_is_decoded_into_is_not_told(dtype):
     assert heard(lambda: donated_step(KeyCache(dtype), jnp.ones((2, 1, 64)), jnp.int32(3))) == ()
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_what_is_read_first_is_told_where_an_order_can_be_said(ordered):
-    told = heard(lambda: donated_step(Ring("row", "row", ordered=ordered), jnp.ones(64)))
-    assert [program.leaves for program in told] == ([] if ordered or not compat.barriers_order() else [("model.rows",)])
 
 
 class Books(nnx.Module):

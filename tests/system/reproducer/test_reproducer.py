@@ -150,7 +150,7 @@ def test_every_kind_of_finding_is_shown(shown):
         "test_shared": "pair.a shares its buffer with another array: XLA refuses to donate it twice",
         "test_viewed": "pair.a   float32[1000]   not reused by XLA",
         "test_dropped_update": "optimizer.step   its update is dropped",
-        "test_copies": "the program holds 2.0 more copies of its state at the peak",
+        "test_copies": "the program holds 2.00 more copies of its state at the peak",
         "test_budget": "is over the budget of 18.0 KiB",
         "test_captured": "the call captures 156.2 KiB of constants",
         "test_drops": "model.mean   its update is dropped",

@@ -123,7 +123,7 @@ def test_a_peak_over_its_budget_with_all_that_broke_the_bound():
     violation = said("memory", over, copied, captured)
     assert violation.summary == "peak 13.0 KiB is over the budget of 12.0 KiB"
     assert violation.details == (
-        ("", "the program holds 1.5 more copies of its state at the peak"),
+        ("", "the program holds 1.50 more copies of its state at the peak"),
         ("", "the call captures 64.0 KiB of constants"),
         (
             "peak",
@@ -133,7 +133,7 @@ def test_a_peak_over_its_budget_with_all_that_broke_the_bound():
         ("expected", "6.0 KiB   state 4.0 KiB"),
     )
     assert violation.hint == hints.hint("scan writes back", checkpoint=" under jax.checkpoint")
-    assert said("memory", copied).summary == "the program holds 1.5 more copies of its state at the peak"
+    assert said("memory", copied).summary == "the program holds 1.50 more copies of its state at the peak"
     several = said("memory", PeakOverBudget(figures=replace(FIGURES, devices=8, cause="")))
     assert several.details[-1] == ("devices", "8, the bytes are those of one")
     assert several.hint == ""

@@ -9,68 +9,69 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, UPDATES, WHILE
+from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 
 Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
 
 
-def sources(jaxpr: Any) -> Sources:
-    """Follow every output of a jaxpr back to an input. An unknown equation computes, which is the safe side."""
+def sources(jaxpr: Any, copies: AbstractSet[str] = COPIES) -> Sources:
+    """Follow every output of a jaxpr back to an input, through the primitives that hand on their operand. An unknown equation computes: the safe side."""
     input_of: dict[int, int] = {id(var): number for number, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
-        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
+        for var, operand in zip(eqn.outvars, handed_through(eqn, copies), strict=True):
             origin = None if operand is None else input_of.get(id(eqn.invars[operand]))
             if origin is not None:
                 input_of[id(var)] = origin
     return tuple(input_of.get(id(var)) for var in jaxpr.outvars)
 
 
-def handed_through(eqn: Any) -> Sources:
+def handed_through(eqn: Any, copies: AbstractSet[str] = COPIES) -> Sources:
     """For each output of an equation, the number of the operand it is."""
     name = eqn.primitive.name
     nothing: Sources = (None,) * len(eqn.outvars)
-    if name in COPIES:
+    if name in copies:
         return tuple(range(len(eqn.outvars)))
     rule = RULES.get(name, of_call if name in CALLS else None)
-    operands = rule(eqn) if rule else nothing
+    operands = rule(eqn, copies) if rule else nothing
     return operands if len(operands) == len(nothing) else nothing
 
 
-def of_call(eqn: Any) -> Sources:
+def of_call(eqn: Any, copies: AbstractSet[str]) -> Sources:
     inner = called(eqn)
-    return sources(inner) if inner is not None else ()
+    return sources(inner, copies) if inner is not None else ()
 
 
-def of_scan(eqn: Any) -> Sources:
+def of_scan(eqn: Any, copies: AbstractSet[str]) -> Sources:
     """A carry that its body hands on is the operand; a stacked output that is the slice of a scanned input is that input."""
-    body = sources(compat.open_jaxpr(eqn.params["jaxpr"]))
+    body = sources(compat.open_jaxpr(eqn.params["jaxpr"]), copies)
     consts, carry = compat.scan_layout(eqn)
     kept = tuple(consts + k if body[k] == consts + k else None for k in range(carry))
     stacked = tuple(source if source is not None and source >= consts + carry else None for source in body[carry:])
     return kept + stacked
 
 
-def of_while(eqn: Any) -> Sources:
-    body = sources(compat.open_jaxpr(eqn.params["body_jaxpr"]))
+def of_while(eqn: Any, copies: AbstractSet[str]) -> Sources:
+    body = sources(compat.open_jaxpr(eqn.params["body_jaxpr"]), copies)
     consts, before = eqn.params["body_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
     return tuple(before + k if source == consts + k else None for k, source in enumerate(body))
 
 
-def of_cond(eqn: Any) -> Sources:
-    branches = [sources(compat.open_jaxpr(branch)) for branch in eqn.params["branches"]]
+def of_cond(eqn: Any, copies: AbstractSet[str]) -> Sources:
+    branches = [sources(compat.open_jaxpr(branch), copies) for branch in eqn.params["branches"]]
     return tuple(
         origins[0] + 1 if origins[0] is not None and len(set(origins)) == 1 else None
         for origins in zip(*branches, strict=True)
     )
 
 
-RULES: dict[str, Callable[[Any], Sources]] = {SCAN: of_scan, WHILE: of_while, COND: of_cond}
+RULES: dict[str, Callable[[Any, AbstractSet[str]], Sources]] = {SCAN: of_scan, WHILE: of_while, COND: of_cond}
 
 
 def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
@@ -156,60 +157,15 @@ def adds_to(jaxpr: Any, number: int) -> bool:
 
 
 class Uses:
-    """The equations of a jaxpr by the variables that they take or make, with what each hands through: a step of a large model has thousands, and hundreds of leaves."""
+    """The equations of a jaxpr by the variables that they take or make: a step of a large model has thousands, and hundreds of leaves."""
 
     def __init__(self, jaxpr: Any) -> None:
         self.takers: defaultdict[int, list[Any]] = defaultdict(list)
         self.maker: dict[int, tuple[Any, int]] = {}
-        self._through: dict[int, Sources] = {}
         for eqn in jaxpr.eqns:
             for key in dict.fromkeys(map(id, eqn.invars)):
                 self.takers[key].append(eqn)
             self.maker.update((id(var), (eqn, number)) for number, var in enumerate(eqn.outvars))
-
-    def through(self, eqn: Any) -> Sources:
-        """What `handed_through` says of an equation."""
-        if id(eqn) not in self._through:
-            self._through[id(eqn)] = handed_through(eqn)
-        return self._through[id(eqn)]
-
-    def same(self, var: Any) -> list[int]:
-        """The ids of a variable and of those that are handed through from it."""
-        ids = [id(var)]
-        for key in ids:
-            for eqn in self.takers.get(key, ()):
-                passed = zip(eqn.outvars, self.through(eqn), strict=True)
-                ids += [id(out) for out, operand in passed if operand is not None and id(eqn.invars[operand]) == key]
-        return ids
-
-    def taken(self, ids: Iterable[int]) -> list[tuple[Any, list[int]]]:
-        """The equations that take any of these variables, each with the numbers of the operands."""
-        ids = frozenset(ids)
-        eqns = {id(eqn): eqn for key in ids for eqn in self.takers.get(key, ())}
-        return [(eqn, [k for k, var in enumerate(eqn.invars) if id(var) in ids]) for eqn in eqns.values()]
-
-    def handed_on(self, var: Any) -> set[int]:
-        """The ids of a variable and of those that it is handed through from."""
-        ids = {id(var)}
-        while id(var) in self.maker:
-            eqn, number = self.maker[id(var)]
-            operand = self.through(eqn)[number]
-            if operand is None:
-                break
-            var = eqn.invars[operand]
-            ids.add(id(var))
-        return ids
-
-    def made_of(self, ids: set[int]) -> set[int]:
-        """The ids of all that is made of these variables, or beside them by one equation; themselves too."""
-        ahead = [key for key in ids if key in self.maker]
-        made = {*ids, *(id(out) for key in ahead for out in self.maker[key][0].outvars)}
-        ahead = list(made)
-        for key in ahead:
-            new = {id(out) for eqn in self.takers.get(key, ()) for out in eqn.outvars} - made
-            made |= new
-            ahead += new
-        return made
 
 
 _uses: WeakKeyDictionary[Any, Uses] = WeakKeyDictionary()
@@ -220,73 +176,6 @@ def uses(jaxpr: Any) -> Uses:
     if jaxpr not in _uses:
         _uses[jaxpr] = Uses(jaxpr)
     return _uses[jaxpr]
-
-
-def overwritten(jaxpr: Any, number: int) -> bool:
-    """Whether nothing is done with an input but to write a part of it, as of a cache: nobody reads what was there. An unknown equation reads."""
-    old = uses(jaxpr).same(jaxpr.invars[number])
-    if any(reads(eqn, k) for eqn, numbers in uses(jaxpr).taken(old) for k in numbers):
-        return False
-    return not {*old} & {*map(id, jaxpr.outvars)}
-
-
-def written_in_part(jaxpr: Any, number: int) -> bool:
-    """Whether a part of an input is written, here or where it is carried through a loop."""
-    return any(
-        (eqn.primitive.name in UPDATES and 0 in numbers)
-        or any(written_in_part(inner, own) for k in numbers for inner, own in carried_in(eqn, k))
-        for eqn, numbers in uses(jaxpr).taken(uses(jaxpr).same(jaxpr.invars[number]))
-    )
-
-
-def remade(jaxpr: Any, number: int, output: int) -> bool:
-    """Whether an output is another value of an input as a whole, and whoever reads the old value can do so before the new one is there."""
-    return not written_in_part(jaxpr, number) and not read_beside(jaxpr, number, output)
-
-
-def read_first(jaxpr: Any, number: int, output: int) -> bool:
-    """Whether a part of an input is written, and whoever reads the old values can do so before. XLA copies such an input where no data say which comes first."""
-    read = written_in_part(jaxpr, number) and not overwritten(jaxpr, number)
-    return read and not read_beside(jaxpr, number, output)
-
-
-def read_beside(jaxpr: Any, number: int, output: int) -> bool:
-    """Whether an equation takes an input beside what is made of an output: both are needed at once then. A loop that makes the output may."""
-    index = uses(jaxpr)
-    new = index.handed_on(jaxpr.outvars[output])
-    made = index.made_of(new)
-    for eqn, numbers in index.taken(index.same(jaxpr.invars[number])):
-        outputs = [k for k, var in enumerate(eqn.outvars) if id(var) in new]
-        if any(id(var) in made for var in eqn.invars) or (outputs and eqn.primitive.name in (SCAN, WHILE)):
-            return True
-        inner = called(eqn)
-        if inner is not None and any(read_beside(inner, k, out) for k in numbers for out in outputs):
-            return True
-    return False
-
-
-def reads(eqn: Any, number: int) -> bool:
-    """Whether an equation does more with an operand than to hand it on, or to write a part of it."""
-    name = eqn.primitive.name
-    if name in UPDATES:
-        return number != 0
-    inside = carried_in(eqn, number)
-    return name not in COPIES and not (inside and all(overwritten(inner, k) for inner, k in inside))
-
-
-def carried_in(eqn: Any, number: int) -> list[tuple[Any, int]]:
-    """The jaxprs that an equation hands an operand to as it is, or carries it through, each with the number of its input."""
-    if eqn.primitive.name == SCAN:
-        consts, carry = compat.scan_layout(eqn)
-        return [(compat.open_jaxpr(eqn.params["jaxpr"]), number)] if consts <= number < consts + carry else []
-    if eqn.primitive.name == WHILE:
-        consts, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        if number < consts + body:
-            return []
-        inside = {"body_jaxpr": number - consts, "cond_jaxpr": number - body}
-        return [(compat.open_jaxpr(eqn.params[key]), inner) for key, inner in inside.items()]
-    inner = called(eqn)
-    return [] if inner is None else [(inner, number)]
 
 
 def keeps_size(eqn: Any) -> bool:
@@ -341,6 +230,16 @@ def calls_back(closed: Any) -> bool:
 def branches(closed: Any) -> bool:
     """Whether the program chooses between branches: `jax.lax.cond`, `nnx.switch`."""
     return any(eqn.primitive.name == COND for jaxpr in all_jaxprs(closed) for eqn in compat.open_jaxpr(jaxpr).eqns)
+
+
+def writes_back(closed: Any) -> bool:
+    """Whether a scan stacks its stacked inputs anew, as they are: `nnx.scan` does that with what its body hands out."""
+    return any(
+        any(number is not None for number in of_scan(eqn, COPIES)[compat.scan_layout(eqn)[1] :])
+        for jaxpr in all_jaxprs(closed)
+        for eqn in compat.open_jaxpr(jaxpr).eqns
+        if eqn.primitive.name == SCAN
+    )
 
 
 def remat_in_scan(closed: Any) -> bool:

@@ -1,0 +1,77 @@
+"""What a program holds because it hands values back unchanged.
+
+`nnx.scan` over `nnx.remat` returns every parameter that it was given, and XLA allocates the whole stack once more (google/flax#4871).
+A forwarded program takes each such value from where it came from. What the compiled program no longer holds then was a copy of the state.
+XLA inserts what it needs for reasons of its own into both programs, so that nothing has to be excused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import nbytes
+from pytest_nnxcheck.compat.primitives import BARRIER, COPIES
+from pytest_nnxcheck.jaxprs.flow import all_jaxprs, handed_through, sources
+
+FORWARDED = COPIES - {BARRIER}
+"""What hands its operand on and may be left out: the order that a barrier makes is its meaning."""
+
+
+def forwarded(jaxpr: Any) -> Any:
+    """The jaxpr in which a value that an equation hands through is the equation's operand, inside loops and calls too; as open or closed as it is."""
+    open_jaxpr = compat.open_jaxpr(jaxpr)
+    if open_jaxpr is not jaxpr:
+        return jaxpr.replace(jaxpr=forwarded(open_jaxpr))
+    origin: dict[int, Any] = {}
+    equations = []
+    for eqn in jaxpr.eqns:
+        operands = [origin.get(id(var), var) for var in eqn.invars]
+        params = {name: _forwarded_inside(value) for name, value in eqn.params.items()}
+        equations.append(eqn.replace(invars=operands, params=params))
+        origin |= {id(out): operands[number] for out, number in _handed(equations[-1])}
+    outputs = [origin.get(id(var), var) for var in jaxpr.outvars]
+    return compat.without_dead_code(jaxpr.replace(eqns=equations, outvars=outputs))
+
+
+def _forwarded_inside(value: Any) -> Any:
+    """A parameter of an equation with its jaxprs forwarded. A named tuple holds none, and cannot be made of a list."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_forwarded_inside, value))
+    return forwarded(value) if hasattr(compat.open_jaxpr(value), "eqns") else value
+
+
+def _handed(eqn: Any) -> list[tuple[Any, int]]:
+    """The outputs of an equation that are one of its operands, type and all, each with the number of that."""
+    pairs = zip(eqn.outvars, handed_through(eqn, FORWARDED) if eqn.primitive.name != BARRIER else (), strict=False)
+    return [(out, number) for out, number in pairs if number is not None and out.aval == eqn.invars[number].aval]
+
+
+def handed_bytes(jaxpr: Any) -> int:
+    """Bytes of all values that equations hand through: no program can hold more copies."""
+    every = (eqn for inner in all_jaxprs(jaxpr) for eqn in compat.open_jaxpr(inner).eqns)
+    return sum(nbytes(out.aval) for eqn in every for out, _ in _handed(eqn))
+
+
+def handed_inputs(jaxpr: Any) -> frozenset[int]:
+    """The numbers of the inputs of an open jaxpr that its equations hand through."""
+    number_of = {id(var): number for number, var in enumerate(jaxpr.invars)}
+    handed: set[int] = set()
+    for eqn in jaxpr.eqns:
+        for out, number in _handed(eqn):
+            source = number_of.get(id(eqn.invars[number]))
+            if source is not None:
+                handed.add(source)
+                number_of[id(out)] = source
+    return frozenset(handed)
+
+
+def returned_twice(jaxpr: Any, numbers: frozenset[int]) -> list[int]:
+    """Those of the inputs that come out as they are more than once, each as often as there is one too many."""
+    seen: set[int] = set()
+    again = []
+    for source in sources(compat.open_jaxpr(jaxpr)):
+        if source in numbers:
+            again += [source] if source in seen else []
+            seen.add(source)
+    return again

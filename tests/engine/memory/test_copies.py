@@ -1,0 +1,131 @@
+"""Copies of the state: what a program no longer holds when nothing is handed back unchanged."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import optax
+import pytest
+import reports
+from checking import broken, call, text
+from flax import nnx
+from healthy import FLAX, numbers
+from rewritten_leaves import REWRITTEN
+
+from pytest_nnxcheck.engine import observe
+from pytest_nnxcheck.reporting import hints
+
+
+def copies(found):
+    """How many copies of the state a message tells of; none where the nesting holds."""
+    told = [finding for violation in found.outcome.violations for finding in violation.findings]
+    return sum(finding.bytes / finding.figures.state for finding in told)
+
+
+@pytest.mark.parametrize(
+    "nesting, once, twice",
+    [
+        ("jit", 1, 2),
+        ("jit[functional]", 0, 1),
+        *(
+            pytest.param(f"jit > {transform}", 1, 2, marks=pytest.mark.slow)
+            for transform in ("remat", "scan", "vmap", "while_loop")
+        ),
+    ],
+)
+def test_scan_over_remat_copies_its_stack_for_every_further_call(nesting, once, twice):
+    (x,) = reports.inputs_scan_over_remat()
+    one = call(reports.ScanOverRemat(nnx.Rngs(0)), x, nesting=nesting)
+    assert copies(one) == pytest.approx(once, abs=0.01)
+    two = call(reports.call_twice, reports.ScanOverRemat(nnx.Rngs(0)), x, nesting=nesting)
+    assert copies(two) == pytest.approx(twice, abs=0.01)
+    assert f"the program holds {twice}.00 more copies of its state" in text(two)
+
+
+def training_step(model, optimizer, x):
+    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+@pytest.mark.skipif(FLAX < (0, 12), reason="XLA of older jax keeps one stack in a training step")
+@pytest.mark.parametrize("nesting", ["jit", "jit > grad"])
+def test_a_training_step_with_adam_copies_a_third_of_its_state(nesting):
+    """The parameters; the moments are the other two thirds."""
+
+    def step(how):
+        model = reports.ScanOverRemat(nnx.Rngs(0), how)
+        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        return call(training_step, model, optimizer, *reports.inputs_scan_over_remat(), nesting=nesting)
+
+    found = step("remat")
+    assert copies(found) == pytest.approx(1 / 3, abs=0.01)
+    assert "the program holds 0.33 more copies of its state" in text(found)
+    assert "graph_updates=False" in found.outcome.violations[0].hint
+    assert step("no_graph_updates").outcome.verdict == "held"
+
+
+@pytest.mark.parametrize("how", reports.cures())
+def test_its_cures_copy_nothing_where_the_loop_is_differentiated(how):
+    found = call(
+        reports.call_twice,
+        reports.ScanOverRemat(nnx.Rngs(0), how),
+        *reports.inputs_scan_over_remat(),
+        nesting="jit > grad",
+    )
+    assert found.outcome.verdict == "held", text(found)
+
+
+# What the call computes anew is no copy, whatever XLA needs for it
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+@pytest.mark.parametrize(
+    "nesting",
+    [
+        "jit",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("jit[functional]", "jit > scan", "jit > grad > remat")),
+    ],
+)
+def test_a_leaf_that_is_rewritten_is_not_copied(name, nesting):
+    make, args = REWRITTEN[name]
+    found = call(make(), *args, nesting=nesting)
+    assert found.outcome.verdict in ("held", "rejected"), text(found)
+    assert not any("copies" in note for note in found.outcome.notes)
+
+
+# Outputs that are state
+
+
+def test_state_that_is_returned_beside_its_module_is_a_copy():
+    layer, x = nnx.Linear(256, 256, rngs=nnx.Rngs(0)), numbers((2, 256))
+    found = call(lambda layer, x: (layer(x), nnx.state(layer)), layer, x, nesting="jit")
+    assert broken(found) == ["memory"], text(found)
+    assert copies(found) == pytest.approx(1)
+    assert found.outcome.violations[0].hint == hints.hint("returned")
+    assert call(lambda layer, x: layer(x), layer, x, nesting="jit").outcome.verdict == "held"
+
+
+def test_state_that_is_not_donated_has_to_be_an_output_of_its_own():
+    layer, x = nnx.Linear(256, 256, rngs=nnx.Rngs(0)), numbers((2, 256))
+    found = call(lambda layer, x: (layer(x), nnx.state(layer)), layer, x, nesting="jit", donate="none")
+    assert found.outcome.verdict == "held", text(found)
+
+
+# What it costs
+
+
+def compiled_again(monkeypatch, subject, *args, nesting="jit"):
+    """How many programs are compiled to look for copies under one nesting."""
+    lowered = []
+    real = observe.compat.lowered_jaxpr
+    monkeypatch.setattr(observe.compat, "lowered_jaxpr", lambda *given: lowered.append(given) or real(*given))
+    call(subject, *args, nesting=nesting)
+    return len(lowered)
+
+
+def test_a_program_is_compiled_again_only_where_there_is_room_for_copies(monkeypatch):
+    large = numbers((512, 256))
+    layer = lambda: nnx.Linear(256, 256, rngs=nnx.Rngs(0))  # noqa: E731
+    assert compiled_again(monkeypatch, layer(), large) == 0  # hands nothing back
+    assert compiled_again(monkeypatch, layer(), numbers((1, 256)), nesting="jit > while_loop") == 0  # no temporaries
+    assert compiled_again(monkeypatch, reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat()) == 1

@@ -1,0 +1,115 @@
+"""A program in which nothing is handed back unchanged computes what the plain one computes, and hands nothing through."""
+
+from __future__ import annotations
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.jaxprs import forwarding
+
+LEAVES = 3
+
+
+def in_scan(body):
+    def wrapped(*leaves):
+        return jax.lax.scan(lambda carry, _: (body(*carry), None), leaves, None, length=2)[0]
+
+    return wrapped
+
+
+def over_slices(body):
+    """The leaves are taken slice by slice, and stacked anew."""
+
+    def wrapped(*leaves):
+        return jax.lax.scan(lambda total, rows: (total + rows[0].sum(), body(*rows)), jnp.int32(0), leaves)[1]
+
+    return wrapped
+
+
+def in_while(body):
+    def wrapped(*leaves):
+        return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, *body(*c[1:])), (0, *leaves))[1:]
+
+    return wrapped
+
+
+def in_cond(body):
+    def wrapped(*leaves):
+        return jax.lax.cond(leaves[0].sum() > 0, body, lambda *leaves: leaves, *leaves)
+
+    return wrapped
+
+
+def behind_barrier(body):
+    return lambda *leaves: jax.lax.optimization_barrier(tuple(body(*leaves)))
+
+
+WRAPPERS = (in_scan, over_slices, in_while, in_cond, jax.jit, jax.checkpoint, behind_barrier)
+
+
+def applied(steps):
+    """A function of all leaves, made of steps: each changes one leaf, exchanges two, or runs inner steps under a transform."""
+
+    def program(*leaves):
+        leaves = list(leaves)
+        for kind, *rest in steps:
+            if kind == "change":
+                leaves[rest[0]] = leaves[rest[0]] * 3 + leaves[rest[1]]
+            elif kind == "exchange":
+                leaves[rest[0]], leaves[rest[1]] = leaves[rest[1]], leaves[rest[0]]
+            else:
+                leaves = list(rest[0](applied(rest[1]))(*leaves))
+        return tuple(leaves)
+
+    return program
+
+
+number = st.integers(0, LEAVES - 1)
+step = st.tuples(st.sampled_from(["change", "exchange"]), number, number)
+programs = st.recursive(
+    st.lists(step, max_size=2),
+    lambda inner: st.lists(st.one_of(step, st.tuples(st.just("nest"), st.sampled_from(WRAPPERS), inner)), max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs)
+def test_the_forwarded_program_computes_the_same(steps):
+    leaves = [jnp.arange(8, dtype=jnp.int32).reshape(4, 2) + 10 * number for number in range(LEAVES)]
+    closed = jax.make_jaxpr(applied(steps))(*leaves)
+    plain = forwarding.forwarded(closed)
+    want, have = (jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr))(*leaves) for jaxpr in (closed, plain))
+    for one, other in zip(want, have, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("wrapper", [in_scan, over_slices, in_while, in_cond, jax.jit, jax.checkpoint])
+def test_a_leaf_that_is_handed_through_comes_from_where_it_came_from(wrapper):
+    leaves = [jnp.ones((4, 2), jnp.int32)] * LEAVES
+    # jax itself leaves out what a body hands on as it is, and not what a remat in it does.
+    closed = jax.make_jaxpr(wrapper(jax.checkpoint(applied([("change", 1, 0)]))))(*leaves)
+    jaxpr = compat.open_jaxpr(forwarding.forwarded(closed))
+    assert [var is jaxpr.invars[number] for number, var in enumerate(jaxpr.outvars)] == [True, False, True]
+    assert forwarding.handed_inputs(compat.open_jaxpr(closed)) == {0, 2}
+    assert forwarding.handed_bytes(closed) >= 2 * 4 * 2 * 4
+
+
+def test_the_order_of_a_barrier_stays():
+    leaves = [jnp.ones((4, 2), jnp.int32)] * LEAVES
+    jaxpr = compat.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(behind_barrier(applied([])))(*leaves)))
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["optimization_barrier"]
+    inside = compat.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(jax.jit(behind_barrier(applied([]))))(*leaves)))
+    assert [var in jaxpr.invars for var in inside.outvars] == [False] * LEAVES
+
+
+def test_inputs_that_come_out_more_than_once_are_counted():
+    closed = jax.make_jaxpr(lambda w, x: (w, x + 1, w, w))(jnp.ones(2), jnp.ones(2))
+    assert forwarding.returned_twice(closed, frozenset({0, 1})) == [0, 0]
+    assert forwarding.returned_twice(closed, frozenset({1})) == []
