@@ -236,14 +236,6 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
         " for nothing, and for programs over the memory budget or with copies of the state: fail it, or report it only",
         "watch.md",
     ),
-    "mark_candidates": _run(
-        None,
-        kinds.optional(kinds.PATH),
-        "file of Python to write: a marked test for each test that calls a module outside of any transform, from its own source; a run that"
-        " is watched",
-        "watch.md#tests-to-mark",
-        of="watch",
-    )._replace(places=EVERYWHERE[1:2]),
     "no_cache": _run(
         "off",
         kinds.FLAG,

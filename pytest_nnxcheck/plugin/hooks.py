@@ -122,7 +122,7 @@ def _start_baseline(config: pytest.Config) -> BaselineHooks | None:
 
 def _register_watch(config: pytest.Config) -> None:
     """Watch every test, where the run is asked to. Raises `SettingError` that names its source."""
-    if any(options.given(config, name) is not None for name in ("watch", "mark_candidates")):
+    if options.given(config, "watch") is not None:
         from pytest_nnxcheck.plugin import watch
 
         watch.register(config)

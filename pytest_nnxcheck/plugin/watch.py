@@ -8,28 +8,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import re
-import sys
-from collections.abc import Generator, Iterable, Mapping
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import pytest
 
-from pytest_nnxcheck import atomic_file
-from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import Budget
-from pytest_nnxcheck.core.settings import MARKER, flag
+from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import is_test_case
-from pytest_nnxcheck.plugin.options import Given
-from pytest_nnxcheck.watch import candidates, donation, leftovers, message, roots
-from pytest_nnxcheck.watch.calls import Call
-from pytest_nnxcheck.watch.candidates import Candidate, Draft
+from pytest_nnxcheck.watch import donation, leftovers, message, roots
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
-from pytest_nnxcheck.watch.message import Finding
+from pytest_nnxcheck.watch.message import Finding, Unmarked
 from pytest_nnxcheck.watch.programs import Programs
 from pytest_nnxcheck.watch.returns import Returns
 from pytest_nnxcheck.watch.roots import Root
@@ -43,13 +34,9 @@ _result = pytest.StashKey[dict[str, Any]]()
 def register(config: pytest.Config) -> None:
     """Watch the tests of a run that asks for it. Raises `SettingError` that names the source."""
     mode = options.value(config, "watch")
-    given = options.given(config, "mark_candidates")
-    if given is not None and mode == "off":
-        raise SettingError(f"{given.origin}: no test is watched, add {flag('watch')}")
     if mode != "off" and not config.option.collectonly:
         budget = options.value(config, "memory_budget")
-        new_tests = NewTests(config, given) if given is not None else None
-        config.pluginmanager.register(WatchHooks(budget, new_tests, fails=mode == "fail"), NAME)
+        config.pluginmanager.register(WatchHooks(budget, fails=mode == "fail"), NAME)
 
 
 def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
@@ -60,16 +47,14 @@ def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
 class WatchHooks:
     """The fixtures that are alive, what was reported so far, and the results of the tests."""
 
-    def __init__(self, budget: Budget | None, new_tests: NewTests | None, *, fails: bool) -> None:
+    def __init__(self, budget: Budget | None, *, fails: bool) -> None:
         self.fails = fails
-        self.new_tests = new_tests
         self.budget = budget
         self.programs = Programs(budget.bytes if budget is not None else None)
         self.reported = Reported()
         self.returns = Returns()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
         self.results: dict[str, Mapping[str, Any]] = {}
-        self.candidates: dict[str, Mapping[str, Any]] = {}
 
     @pytest.hookimpl
     def pytest_sessionstart(self) -> None:
@@ -153,19 +138,25 @@ class WatchHooks:
         return roots.of_test(item.function, item.instance, fixtures)
 
     def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
-        first = self.returns.calls.first
         item.stash[_result] = {
             "kinds": list(finding.kinds),
             "headline": message.headline(finding),
             "complete": complete,
-            "calls": first is not None,
-            "can_be_marked": not inspect.iscoroutinefunction(roots.bodies(item.function)[-1])
-            and not is_test_case(item.cls),
-            "draft": self.new_tests is not None
-            and first is not None
-            and self.new_tests.draft(item, first, self.fixtures),
+            "to_mark": self._to_mark(item),
             "unread": self.programs.unread and f"programs were not judged ({self.programs.unread})",
         }
+
+    def _to_mark(self, item: pytest.Function) -> dict[str, str] | None:
+        """The call that a test could be marked for."""
+        call = self.returns.calls.first
+        if call is None or is_test_case(item.cls):
+            return None
+        function = roots.bodies(item.function)[-1]
+        if inspect.iscoroutinefunction(function):
+            return None
+        test = f"{item.parent.nodeid if item.parent else ''}::{item.originalname}"
+        place = f"{os.path.relpath(call.file, item.config.rootpath)}:{call.line}"
+        return Unmarked(test, message.definition(function), call.type, place)._asdict()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -182,9 +173,7 @@ class WatchHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather the results, wherever the tests ran."""
         if (wire := getattr(report, _WIRE, None)) is not None:
-            self.results[report.nodeid] = wire
-            if report.passed and wire["calls"]:
-                self.candidates[report.nodeid] = wire["draft"]
+            self.results[report.nodeid] = wire if report.passed else {**wire, "to_mark": None}
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -204,12 +193,13 @@ class WatchHooks:
         if lines and not worker_data.is_worker(terminalreporter.config):
             _summarize_step(count, lines)
         verbose = terminalreporter.config.get_verbosity() > 0
-        to_mark = [nodeid for nodeid in sorted(self.candidates) if self.results[nodeid]["can_be_marked"]]
-        for line in message.candidates(to_mark, all_=verbose):
+        for line in message.to_mark(self._unmarked(), all_=verbose):
             terminalreporter.write_line(line)
-        if self.new_tests is not None and not worker_data.is_worker(terminalreporter.config):
-            drafts = [self.candidates[nodeid] for nodeid in sorted(self.candidates)]
-            terminalreporter.write_line(self.new_tests.write(drafts, self.returns.missing))
+
+    def _unmarked(self) -> list[Unmarked]:
+        """Each function once: of its parameters the first that called a module, in whatever order they ran."""
+        found = [result["to_mark"] for _, result in sorted(self.results.items(), reverse=True) if result["to_mark"]]
+        return sorted({test["test"]: Unmarked(**test) for test in found}.values())
 
     def _no_bytes(self) -> str:
         if self.budget is None or self.budget.bytes is not None:
@@ -225,111 +215,3 @@ def _summarize_step(count: str, lines: list[str]) -> None:
     if summary is not None:
         with contextlib.suppress(OSError):  # the terminal has it
             markdown.append_watch(summary, count, lines)
-
-
-class NewTests:
-    """The file of marked tests that the run writes."""
-
-    def __init__(self, config: pytest.Config, given: Given) -> None:
-        self.config = config
-        self.path = given.folder / given.value
-        if self.path.suffix != ".py":
-            raise SettingError(f"{given.origin}: {given.value!r} is no file of Python, write 'tests/test_marked.py'")
-        if self.path.exists():
-            raise SettingError(
-                f"{given.origin}: {given.value} is there, and stays as it is: move it, or name another file"
-            )
-        if reason := atomic_file.unwritable(self.path):
-            raise SettingError(f"{given.origin}: {given.value} cannot be written ({reason})")
-
-    def draft(
-        self, item: pytest.Function, call: Call, fixtures: Mapping[pytest.FixtureDef[Any], object]
-    ) -> dict[str, Any]:
-        """What can be said of a marked test for one that calls a module, in plain types."""
-        module, no_module = self._module(item)
-        used = [fixture for fixture in fixtures if fixture.argname in item.fixturenames]
-        callspec = getattr(item, "callspec", None)
-        places = {
-            fixture.argname: self._place(item, fixture)
-            for fixture in used
-            if fixture.argname not in (callspec.params if callspec else ()) or not _is_of_pytest(fixture)
-        }
-        own = frozenset(name for name, place in places.items() if place == "own")
-        missing = [name for name, place in places.items() if place == "missing"]
-        obstacle = _not_there(missing[0]) if missing else no_module if own else ""
-        marks = [
-            (mark.name, mark.args, mark.kwargs) for node, mark in item.iter_markers_with_node() if node is not item
-        ]
-        function = roots.bodies(item.function)[-1]
-        candidate = Candidate(
-            item.nodeid,
-            function,
-            module,
-            no_module,
-            own,
-            frozenset({"request", *(name for name, place in places.items() if place == "given")}),
-            tuple(marks),
-            obstacle,
-        )
-        return asdict(candidates.draft(candidate, call))
-
-    def _module(self, item: pytest.Function) -> tuple[str, str]:
-        """The name that the new file can import the file of a test by, or why there is none."""
-        name, file = item.module.__name__, Path(item.module.__file__ or "")
-        if self.config.getoption("importmode") == "importlib":
-            return "", "with --import-mode=importlib the files of tests are no modules"
-        if sys.modules.get(name) is not item.module or _base(file) != _base(self.path.absolute()):
-            return "", f"write the new file into the folder of {file.name}"
-        return name, ""
-
-    def _place(self, item: pytest.Function, fixture: pytest.FixtureDef[Any]) -> str:
-        """Where the new file has a fixture from: it is ``given``, it is to be imported as the test's ``own``, or it is ``missing``."""
-        home, function = fixture.baseid, fixture.func
-        if "::" in home:
-            is_missing = fixture.argname in item.fixturenames and not _is_of_pytest(fixture)
-            return "missing" if is_missing or _set_up(fixture.argname) else ""
-        if home.endswith(".py"):
-            named = item.module.__dict__.get(fixture.argname)
-            return "own" if function.__name__ == fixture.argname and named is not None else "missing"
-        if not home and not function.__module__.endswith("conftest"):
-            return "given"
-        folder = self.config.rootpath / home
-        return "given" if folder in self.path.absolute().parents else "missing"
-
-    def write(self, drafts: Iterable[Mapping[str, Any]], missing: str) -> str:
-        """Write the file, of which is said what the result is."""
-        tests = [Draft(**draft) for draft in drafts]
-        if not tests:
-            reason = missing or "no test that passed calls a module outside of any transform"
-            return f"{self.path.name} was not written: {reason}"
-        if self.path.exists():
-            return f"{self.path.name} was not written: it is there by now, and stays as it is"
-        try:
-            atomic_file.write(self.path, candidates.file_text(tests))
-        except OSError as error:
-            return f"{self.path.name} was not written: {atomic_file.reason(error)}"
-        return f"{self.path.name} was written: read it before you keep it"
-
-
-def _is_of_pytest(fixture: pytest.FixtureDef[Any]) -> bool:
-    """Whether pytest made it: for the values of a parameter, or of a ``setup`` function."""
-    return str(fixture.func.__module__).partition(".")[0] == "_pytest"
-
-
-def _set_up(name: str) -> str:
-    """The ``setup`` function that pytest has made a fixture of, by its name: the same on pytest 8.0 and 9.2."""
-    of_setup = re.match(r"_?xunit_(setup_[a-z]+)_fixture_", name)
-    return of_setup[1] if of_setup else ""
-
-
-def _not_there(name: str) -> str:
-    function = _set_up(name)
-    return f"its {function} would not be run" if function else f"its fixture {name} would not be there"
-
-
-def _base(file: Path) -> Path:
-    """The folder that pytest puts on the path of modules for a file."""
-    folder = file.parent
-    while (folder / "__init__.py").is_file():
-        folder = folder.parent
-    return folder

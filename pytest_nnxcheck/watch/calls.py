@@ -1,4 +1,4 @@
-"""The first call of an nnx module outside of any transform, by `sys.monitoring`: a test that makes one could be marked.
+"""The first call of an nnx module that a test makes outside of any transform, by `sys.monitoring`: the test could be marked.
 
 Every function tells of its start once; only those that are named ``__call__`` tell of each.
 """
@@ -6,29 +6,25 @@ Every function tells of its start once; only those that are named ``__call__`` t
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from pytest_nnxcheck.inspection.raw_access import class_dict, class_name, mro
+from pytest_nnxcheck.inspection.raw_access import class_name, mro
 from pytest_nnxcheck.watch import frames
 
 _TRANSFORMS = ("jax", "flax", "equinox")
 
-Span = tuple[int | None, int | None, int | None, int | None]
-"""First and last line, first and last column, of an expression in the source: what `CodeType.co_positions` gives."""
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A module that was called: its class, the code that called it, and where in that."""
+    """A module that was called: its class, and the line of the test that led to the call."""
 
     type: str
-    code: CodeType
-    span: Span
+    file: str
+    line: int
 
 
 class Calls:
@@ -36,27 +32,28 @@ class Calls:
 
     def __init__(self) -> None:
         self.first: Call | None = None
-        self._listening = False
+        self._test: CodeType | None = None
 
     @contextlib.contextmanager
-    def of_test(self) -> Iterator[None]:
-        """Listen, from nothing."""
-        self.first, self._listening = None, True
+    def of_test(self, code: CodeType | None) -> Iterator[None]:
+        """Listen, from nothing, for calls that the code of a test's function leads to."""
+        self.first, self._test = None, code
         try:
             yield
         finally:
-            self._listening = False
+            self._test = None
 
     def started(self, code: CodeType, _offset: int) -> object:
         """The callback of ``PY_START``: what cannot be a module is asked no more."""
         if code.co_name != "__call__" or not code.co_argcount:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]  # there is no callback before Python 3.12
-        if self._listening and self.first is None:
+        if self._test is not None and self.first is None:
             frame = sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
             called = frame.f_locals.get(code.co_varnames[0])
             if _is_module(called) and not inside_a_transform(frame):
-                caller = _outermost(frame, type(called)).f_back
-                self.first = Call(class_name(type(called)), caller.f_code, _span(caller)) if caller else None
+                test = frames.of_test(frame, self._test)
+                if test is not None:
+                    self.first = Call(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
         return None
 
 
@@ -64,19 +61,6 @@ def _is_module(value: Any) -> bool:
     # While it is being imported, flax.nnx is a module without its names.
     module = getattr(sys.modules.get("flax.nnx"), "Module", None)
     return module is not None and any(base is module for base in mro(type(value)))
-
-
-def _outermost(frame: FrameType, cls: type) -> FrameType:
-    """The frame of what the class has as its ``__call__``: that of a decorator, around the function that was written."""
-    attribute = next((class_dict(base)["__call__"] for base in mro(cls) if "__call__" in class_dict(base)), None)
-    code = getattr(attribute, "__code__", None)
-    outer = itertools.dropwhile(lambda at: at.f_code is not code, [frame, *frames.callers(frame)])
-    # more than one where the same decorator is there twice
-    return [frame, *itertools.takewhile(lambda at: at.f_code is code, outer)][-1]
-
-
-def _span(frame: FrameType) -> Span:
-    return list(frame.f_code.co_positions())[frame.f_lasti // 2]
 
 
 def inside_a_transform(frame: FrameType) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 
 from pytest_nnxcheck.inspection.raw_access import is_library
 from pytest_nnxcheck.watch.roots import Root
@@ -18,6 +19,12 @@ def callers(frame: FrameType) -> Iterator[FrameType]:
     while outer is not None:
         yield outer
         outer = outer.f_back
+
+
+def of_test(frame: FrameType, code: CodeType) -> FrameType | None:
+    """The frame of a test's function, by its code, that led to a frame; none where a fixture is in between, which the test asked for by name."""
+    inner = itertools.takewhile(lambda outer: outer.f_code.co_name not in _CALLERS, callers(frame))
+    return next((outer for outer in inner if outer.f_code is code), None)
 
 
 def of_user(frame: FrameType | None) -> Iterator[FrameType]:

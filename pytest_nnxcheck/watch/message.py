@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FunctionType
+from typing import NamedTuple
 
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.core.text import Row, format_bytes, some
+from pytest_nnxcheck.core.text import Row, counted, format_bytes, some
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
 from pytest_nnxcheck.watch.programs import Program
 
 SHOWN = 6
+FEW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +207,34 @@ def summary(looked: int, partly: int, kinds: Iterable[str], missing: Iterable[st
     return "; ".join([text, *filter(None, missing)])
 
 
-def candidates(nodeids: list[str], *, all_: bool) -> list[str]:
-    """The tests that call a module outside of any transform, with ``all_`` a line each."""
-    if not nodeids:
-        return []
-    one = len(nodeids) == 1
-    head = f"{len(nodeids)} test{'' if one else 's'} call{'s' if one else ''} a module outside of any transform, to be marked with {MARKER}:"
-    return [head, *(f"  {nodeid}" for nodeid in nodeids)] if all_ else [f"{head} {some(nodeids)}"]
+class Unmarked(NamedTuple):
+    """A test that calls a module outside of any transform: its id without parameters, the line that begins it once it is marked, what it calls, and where."""
+
+    test: str
+    definition: str
+    type: str
+    place: str
+
+
+def definition(function: FunctionType) -> str:
+    """The line that begins a test once it takes the fixture: ``def test_block(nnx_wrap, ...):``."""
+    code = function.__code__
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    instance = [name for name in arguments[:1] if name == "self"]
+    others = ["..."] if len(arguments) > len(instance) else []
+    return f"def {function.__name__}({', '.join([*instance, 'nnx_wrap', *others])}):"
+
+
+def to_mark(tests: Sequence[Unmarked], *, all_: bool) -> Iterator[str]:
+    """The first of the tests that could be marked, or ``all_``, and the lines that mark the first."""
+    if not tests:
+        return
+    call = "calls" if len(tests) == 1 else "call"
+    yield f"{counted(len(tests), 'test')} {call} a module outside of any transform, and could be checked under nestings:"
+    shown = tests if all_ else tests[:FEW]
+    yield from (f"  {test.test}  calls {test.type} at {test.place}" for test in shown)
+    if len(tests) > len(shown):
+        yield f"  and {len(tests) - len(shown)} more, see -v"
+    first = tests[0]
+    yield f"To mark {first.test}, add these lines, with the module of line {first.place.rpartition(':')[2]} as model:"
+    yield from (f"    @pytest.mark.{MARKER}", f"    {first.definition}", "        model = nnx_wrap(model)")

@@ -70,7 +70,7 @@ class Returns:
         self._looks = dict.fromkeys(codes, look)
         self._listen(codes, on=True)
         try:
-            with self.calls.of_test():
+            with self.calls.of_test(codes[0] if codes else None):
                 yield
         except BaseException as error:
             for frame, _line in traceback.walk_tb(error.__traceback__):

@@ -360,8 +360,7 @@ def test_where_a_setting_may_be_given():
     assert {*table.names("check")} - {*table.names(place="marker")} == {"nesting"}
     assert {*table.names("run")} & {*table.names(place="marker")} == set()
     assert {*table.names("run")} - {*table.names(place="ini file")} == {
-        "mark_candidates",  # it writes a file once
-        *(name for name in table.names("run") if not TABLE[name].kind.metavar),
+        name for name in table.names("run") if not TABLE[name].kind.metavar
     }
 
 
@@ -388,8 +387,8 @@ def test_a_row_of_the_documents():
         "| [`baseline_update`](baseline.md) | `off` | `--nnx-baseline-update` | - | ",
     )
     assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []
-    assert lines[-4].endswith("(for a pull request); may be repeated |")
-    assert lines[-3].startswith("| [`watch`](watch.md) | `off` | `--nnx-watch[=report]` | `nnx_watch` | ")
+    assert lines[-3].endswith("(for a pull request); may be repeated |")
+    assert lines[-2].startswith("| [`watch`](watch.md) | `off` | `--nnx-watch[=report]` | `nnx_watch` | ")
 
 
 def test_the_marker_line_has_every_setting_but_the_replay():
