@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from healthy import FLAX, HEALTHY
 
-from pytest_nnxcheck.core.catalogue import FURTHER, ROWS, STYLES, TRANSFORMS, styles_of
+from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
@@ -25,7 +25,6 @@ SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in
 
 NO_SHARD_MAP = () if hasattr(nnx, "shard_map") else ("argument", "closure")
 """The styles of shard_map that the installed flax has no `nnx.shard_map` for."""
-ITERATING = tuple(row.name for row in ROWS if row.iterates)
 LACKING = [str(Layer("shard_map", style)) for style in NO_SHARD_MAP]
 FURTHER_SINGLES = [
     text

@@ -13,7 +13,7 @@ from itertools import pairwise, product
 from checking import LACKING
 from healthy import FLAX, HEALTHY
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, CATALOGUE, FURTHER, TRANSFORMS, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, TRANSFORMS, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 
 NAMES = (*TRANSFORMS, CALL_FIRST, *FURTHER)
@@ -31,12 +31,6 @@ NEED_UPDATES = {"grad", "custom_vjp"}
 DEPTH = 4
 """Layers inside the jit."""
 
-ITERATING = {name for name in NAMES if CATALOGUE[name].iterates}
-FED_BACK = set(
-    "attention attention_decoding batch_norm_eval batch_norm_train dict_container dropout group_norm layer_norm"
-    " list_container remat_inside rms_norm scan_over_layers sequential shared_weights".split()
-)
-"""The models that can take what they return."""
 LONG = {"attention", "attention_decoding", "gru_rnn", "scan_over_layers"}
 """The models that take long to compile: they come last, when the pairs of transforms are covered."""
 
@@ -46,8 +40,7 @@ REFUSED = {("shared_weights", "graph_no_updates"), ("shared_weights", "tree")}
 
 def unfit(model: str) -> dict[str, str]:
     """The transforms that cannot take a call of the model, with the words that say why."""
-    no_parameters = {"grad": "the state holds no floating point nnx.Param"} if model == "dropout" else {}
-    return no_parameters | (dict.fromkeys(ITERATING, "feeds the output back") if model not in FED_BACK else {})
+    return {"grad": "the state holds no floating point nnx.Param"} if model == "dropout" else {}
 
 
 def modes_of(model: str) -> list[str]:
@@ -103,7 +96,7 @@ def walk(
     """The transforms, and inside them one after another: each of those that cover most of what is left."""
     while len(names) <= DEPTH:
         gains = {
-            name: gain((names[-1], name), uncovered - pairs_of(names)) + 2 * (name in missing.difference(names))
+            name: ((names[-1], name) in uncovered - pairs_of(names)) + 2 * (name in missing.difference(names))
             for name in NAMES
             if name not in unfit(model) and possible((*names, name))
         }
@@ -112,11 +105,6 @@ def walk(
             break
         names = (*names, draw.choice([name for name in gains if gains[name] == most]))
     return names
-
-
-def gain(pair: tuple[str, str], uncovered: set[tuple[str, str]]) -> int:
-    """What a pair is worth: more where few nestings can hold it, for there is one loop that iterates in each."""
-    return (pair in uncovered) * (3 if pair[1] in ITERATING else 1)
 
 
 def styled(names: Iterable[str], mode: str, used: dict[Layer, int]) -> Nesting:

@@ -187,9 +187,8 @@ def loops_that_compare() -> frozenset[str]:
 
     Tried on all versions.
     """
-    always = frozenset(("while_loop", "fori_loop", "iterate_while_loop", "iterate_fori_loop", "cond", "switch"))
-    scans = frozenset(("scan", "iterate_scan"))
-    return always if _flax() >= (0, 12) else always | scans
+    always = frozenset(("while_loop", "fori_loop", "cond", "switch"))
+    return always if _flax() >= (0, 12) else always | {"scan"}
 
 
 def layers_that_keep_variables() -> frozenset[str]:
@@ -197,9 +196,8 @@ def layers_that_keep_variables() -> frozenset[str]:
 
     Tried on all versions, and on flax 0.11.2.
     """
-    always = frozenset(("while_loop", "iterate_while_loop", "cond", "switch"))
-    counted = frozenset(("fori_loop", "iterate_fori_loop"))
-    return always if _flax() >= (0, 12) else always | counted
+    always = frozenset(("while_loop", "cond", "switch"))
+    return always if _flax() >= (0, 12) else always | {"fori_loop"}
 
 
 def _flax() -> tuple[int, ...]:

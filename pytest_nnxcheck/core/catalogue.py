@@ -18,7 +18,7 @@ MODES = ("current", "graph", "graph_no_updates", "tree")
 Axis = Literal["", "steps", "elements", "calls"]
 Loop = Literal["", "counted", "uncounted"]
 Pair = Literal["", "first call", "gradients"]
-Meaning = Literal["", "carry", "map", "repeat", "iterate", "call first"]
+Meaning = Literal["", "carry", "map", "repeat", "call first"]
 
 
 class Transform(NamedTuple):
@@ -27,9 +27,8 @@ class Transform(NamedTuple):
     ``default``: it is in nestings where ``transforms`` does not name it. ``means``: the eager calls that it stands for.
     ``axis``: what the leading axis counts that it takes off its inputs and gives its outputs.
     ``loop``: it carries the state from step to step; jax differentiates a loop whose steps are counted beforehand.
-    ``iterates``: a step takes the output of the one before it for its first inputs, ``h = block(h)``, and the outputs of all are kept.
     ``branches``: it does the call or skips it, and hands the state on as it is then.
-    ``pair``: what it returns beside the output of the call. ``starts_empty``: from zeros of that output.
+    ``pair``: what it returns beside the output of the call.
     ``adds_state``: as an argument layer it takes a call that adds state; no loop and no branch does.
     ``excludes_itself``: why it is not put inside itself.
     ``compiles``: outermost, its program is judged for memory and donation. ``runs_nothing``: it only traces.
@@ -43,10 +42,8 @@ class Transform(NamedTuple):
     means: Meaning = ""
     axis: Axis = ""
     loop: Loop = ""
-    iterates: bool = False
     branches: bool = False
     pair: Pair = ""
-    starts_empty: bool = False
     adds_state: bool = True
     excludes_itself: str = ""
     compiles: bool = False
@@ -58,11 +55,6 @@ class Transform(NamedTuple):
     def fixes_state(self) -> bool:
         """Whether, as an argument layer, it cannot take a call that adds state."""
         return bool(self.loop) or self.branches or not self.adds_state
-
-    @property
-    def stacks(self) -> bool:
-        """Whether its outputs have a leading axis that those of what is inside it lack."""
-        return bool(self.axis) or self.iterates
 
     @property
     def grows(self) -> bool:
@@ -77,16 +69,13 @@ ROWS = (
     Transform(REMAT, default=True, idle=True),
     Transform("scan", default=True, means="carry", axis="steps", loop="counted"),
     Transform("vmap", default=True, means="map", axis="elements", adds_state=False),
-    Transform("while_loop", default=True, means="repeat", loop="uncounted", starts_empty=True),
+    Transform("while_loop", default=True, means="repeat", loop="uncounted"),
     Transform("eval_shape", default=True, runs_nothing=True, idle=True),
     # It calls the subject once before the inner program, in the same trace; how it gets the module is no question.
     Transform(CALL_FIRST, styles=STYLES[:1], means="call first", axis="calls", pair="first call"),
-    Transform("fori_loop", means="repeat", loop="counted", starts_empty=True),
-    Transform("iterate_scan", means="iterate", loop="counted", iterates=True),
-    Transform("iterate_while_loop", means="iterate", loop="uncounted", iterates=True, starts_empty=True),
-    Transform("iterate_fori_loop", means="iterate", loop="counted", iterates=True, starts_empty=True),
-    Transform("cond", branches=True, starts_empty=True),
-    Transform("switch", branches=True, starts_empty=True),
+    Transform("fori_loop", means="repeat", loop="counted"),
+    Transform("cond", branches=True),
+    Transform("switch", branches=True),
     Transform(
         GRAD,
         pair="gradients",

@@ -111,9 +111,8 @@ class Nesting:
 
 
 MisfitKind = Literal[
-    "backwards", "inside itself", "returns more",
+    "backwards", "inside itself",
     "retyped", "added", "removed", "replaced", "attributes set", "sharded leaf",
-    "no output", "more outputs", "output of another type", "output sharded otherwise",
     "no float input", "no parameter", "no float output", "no derivative",
     "no graph updates", "hidden arrays", "own jit", "no nnx.shard_map", "no rule", "branch in a loop",
 ]  # fmt: skip
@@ -123,8 +122,8 @@ MisfitKind = Literal[
 class Misfit:
     """Why a nesting cannot take a call, or none at all, and the ``layer`` of it that cannot; none where that is the nesting as a whole.
 
-    ``of`` is what it is about: a leaf, an output, an object, a transform or what its row says, a version; ``other`` is what that does not go with,
-    or what is raised, in one line; ``types`` are those of the two, or before and after. ``branches``: the layer need not call, others carry the state.
+    ``of`` is what it is about: a leaf, an object, what the row of a transform says, a version; ``other`` is what is raised, in one line; ``types`` are
+    those before and after. ``branches``: the layer need not call, others carry the state.
     """
 
     kind: MisfitKind
@@ -143,8 +142,5 @@ def impossible(nesting: Nesting) -> Misfit | None:
             return Misfit("backwards")
         if row.excludes_itself and row in outer:
             return Misfit("inside itself", row.excludes_itself)
-        iterating = min((outer_row.name for outer_row in outer if outer_row.iterates), default="")
-        if iterating and (row.pair or row.iterates):
-            return Misfit("returns more", iterating, row.name)
         outer.append(row)
     return None

@@ -33,18 +33,6 @@ class MergedVariables:
 
 
 @dataclass(frozen=True, slots=True)
-class FedBack:
-    """An output of another dtype than the input whose place it takes: the names and types of both, and the line that makes it so."""
-
-    layer: Layer
-    name: str
-    type: ArrayType
-    output: str
-    new: ArrayType
-    line: str
-
-
-@dataclass(frozen=True, slots=True)
 class Mapped:
     """What a layer gives an axis; it broadcasts the rest."""
 
@@ -64,7 +52,7 @@ class ValueAsked:
     """Python asked for a value that is traced: by an ``if``, a ``range``, an index."""
 
 
-Explanation = Leak | CapturedBy | MergedVariables | FedBack | Mapped | RaisedUnNested | ValueAsked | str
+Explanation = Leak | CapturedBy | MergedVariables | Mapped | RaisedUnNested | ValueAsked | str
 """What has to do with a failure; text is told as it is: the exception that a call raised as well."""
 
 

@@ -55,6 +55,9 @@ _LINK = r"\s*\(https?://[^\s()]+\)"
 """What flax puts at the end of its messages, longer than they are."""
 
 
+_HEADING = r"\A(.*:)\n\s*\n\s*"
+"""A first line that tells nothing alone: jax says below it, after an empty line, which types differ."""
+
 _LONGEST_LINE = 160
 
 
@@ -69,11 +72,13 @@ def closed_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """``ValueError: the first line of its text``, short enough for a table."""
-    text = re.sub(_LINK, "", closed_line(str(error).strip()))
+    """``ValueError: the first line of its text``, short enough for a table; with the one below it where it is a heading."""
+    whole = str(error).strip()
+    told = re.sub(_HEADING, r"\1 ", whole)
+    text = re.sub(_LINK, "", closed_line(told))
     name = type(error).__name__
-    if len(text) > _LONGEST_LINE:
-        start = text[:_LONGEST_LINE]
+    if len(text) > (longest := _LONGEST_LINE * (1 + (told != whole))):
+        start = text[:longest]
         text = f"{start.rpartition(' ')[0] or start} ..."
     return f"{name}: {text}" if text else name
 

@@ -55,17 +55,6 @@ def repeated(f: Program, subject: Program, axes: int) -> Program:
     return layer
 
 
-def iterated(f: Program, subject: Program, axes: int) -> Program:
-    def layer(state: Any, *inputs: Any) -> Any:
-        outs = []
-        for _ in range(LENGTH):
-            outs.append(f(state, *inputs))
-            inputs = (*outs[-1], *inputs[len(outs[-1]) :])
-        return stacked(outs)
-
-    return layer
-
-
 def called_first(f: Program, subject: Program, axes: int) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         before = subject(state, *(leaf[(0, *(0,) * axes)] for leaf in inputs))
@@ -78,7 +67,6 @@ EAGER: dict[str, Callable[[Program, Program, int], Program]] = {
     "carry": carried,
     "map": mapped,
     "repeat": repeated,
-    "iterate": iterated,
     "call first": called_first,
 }
 """The eager calls that a transform stands for, by `Transform.means`."""
@@ -144,17 +132,12 @@ AS_IT_IS = Start()
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What was found out of one call: its trajectories, by where they start, and what its calls do where one gets what another returned."""
+    """What was found out of one call: its trajectories, by where they start."""
 
     trajectories: dict[Start, Trajectory] = field(default_factory=dict)
-    fed_back: dict[tuple[Meaning, Start], Effect] = field(default_factory=dict)
 
     def effect(self, subject: Subject, meaning: Meaning, start: Start = AS_IT_IS) -> Effect:
         """What the calls of a meaning do, made on a copy; whatever else they touch is put back."""
-        if any(row_of(name).iterates for name in meaning):
-            if (meaning, start) not in self.fed_back:
-                self.fed_back[meaning, start] = fed_back(subject, meaning, start)
-            return self.fed_back[meaning, start]
         calls = calls_of(meaning)
         if start not in self.trajectories or not self.trajectories[start].covers(calls):
             self.trajectories[start] = follow(subject, start, calls)
@@ -184,30 +167,15 @@ class TransparentReference(Reference):
             return self.evaluated.effect(subject, self.meaning, start)
 
 
-def fed_back(subject: Subject, meaning: Meaning, start: Start) -> Effect:
-    """The calls of a meaning in which one gets what another returned, each made where it stands."""
-    subject = subject.for_run()
-    state, inputs = start.of(subject)
-    program = composed(subject.program, meaning)
-
-    def whole(state: Any, *inputs: Any) -> Any:
-        for name in meaning:
-            if bool(row_of(name).axis):
-                inputs = tuple(jnp.stack([leaf] * LENGTH) for leaf in inputs)
-        return program(state, *inputs)
-
-    return effect(subject, whole, state, inputs, meaning)
-
-
-def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ...], meaning: Meaning = ()) -> Effect:
+def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ...]) -> Effect:
     """What a program of the subject returns and leaves in the state; all else that it touches is put back."""
     before, places = read(subject, state), walk(subject.roots(state)).places
     returned, error = run(program, state, inputs)
     try:
         if error is not None:
             return Effect(error=error)
-        last = Step.of(subject, returned, un_nested(meaning, returned), changed(before, read(subject, state)))
-        return assembled(meaning, returned, before, last)
+        last = Step.of(subject, returned, returned, changed(before, read(subject, state)))
+        return assembled((), returned, before, last)
     finally:
         places.restore()
 
@@ -234,7 +202,7 @@ def un_nested(meaning: Meaning, out: Any) -> Any:
     for name in meaning:
         if name == CALL_FIRST:
             out = out[1]
-        elif row_of(name).stacks:
+        elif row_of(name).axis:
             out = jax.tree.map(lambda leaf: leaf[0], out)
     return out
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.notes import Explanation, Fact, FedBack, Mapped, Note
+from pytest_nnxcheck.core.notes import Explanation, Fact, Mapped, Note
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.invariants import donation
 from pytest_nnxcheck.subject.profile import Profile
@@ -27,7 +26,7 @@ def of_holding(subject: Subject, facts: Profile, observation: Observation) -> tu
 
 def of_failure(subject: Subject, facts: Profile, observation: Observation) -> tuple[Explanation, ...]:
     """What explains that a nesting raised."""
-    return (*mapped(subject, facts, observation), *fed_back(subject, facts, observation))
+    return mapped(subject, facts, observation)
 
 
 def mapped(subject: Subject, facts: Profile, observation: Observation) -> tuple[Mapped, ...]:
@@ -36,13 +35,3 @@ def mapped(subject: Subject, facts: Profile, observation: Observation) -> tuple[
         return ()
     names = (*map(subject.path, sorted(facts.changed | facts.restored, key=str)), *subject.input_names)
     return (Mapped(MAPPING, names),)
-
-
-def fed_back(subject: Subject, facts: Profile, observation: Observation) -> tuple[FedBack, ...]:
-    """What an iterate that raised could not feed back: an output of another dtype than the input whose place it takes."""
-    layers = [layer for layer in observation.nesting.layers if layer.row.iterates]
-    if not layers or not facts.widened:
-        return ()
-    number, line = facts.widened[0]
-    given, out = array_type(subject.inputs[number]), array_type(facts.out[number])
-    return (FedBack(layers[0], subject.input_names[number], given, facts.out_names[number], out, line),)

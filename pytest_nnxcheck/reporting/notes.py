@@ -16,17 +16,12 @@ from pytest_nnxcheck.reporting import hints
 MISFITS: dict[MisfitKind, str] = {
     "backwards": "grad cannot go backwards through a while_loop: its number of steps is not known beforehand",
     "inside itself": "{of}",
-    "returns more": "{of} feeds back what the call returns, and {other} inside it returns more",
     "retyped": "{keeps}: the call makes {of}, which is {types[0]}, a {types[1]}",
     "added": "{carries}, and the call adds {of} to it",
     "removed": "{carries}, and the call takes {of} out of it",
     "replaced": "{carries}, and the call puts a new Variable in place of {of}, where it could assign to its value",
     "attributes set": "compares the modules before and after a step, and the call sets attributes that are no arrays",
     "sharded leaf": "puts the state whole on each device, and {of} is sharded over several",
-    "no output": "feeds the output back, and the call returns no array",
-    "more outputs": "feeds the output back, and the call returns {of} arrays, and takes {other}",
-    "output of another type": "feeds the output back, and output{of} is {types[0]}, where {other} is {types[1]}",
-    "output sharded otherwise": "feeds the output back, and output{of} is sharded as {types[0]} in its type, where {other} is {types[1]}",
     "no float input": "the call takes no floating point array, and with the module captured grad differentiates by nothing else",
     "no parameter": "the state holds no floating point nnx.Param to differentiate by",
     "no float output": "the call returns no floating point array to differentiate",
@@ -97,13 +92,6 @@ def explanation(cause: data.Explanation) -> tuple[str, ...]:
         case data.MergedVariables():
             whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
             return (f"{whose}; {hints.hint('merged')}",)
-        case data.FedBack():
-            types = f"{cause.name} is {cause.type}, output{cause.output} is {cause.new}"
-            line = f" ({cause.line})" if cause.line else ""
-            return (
-                f"{cause.layer} feeds the output back: {types}",
-                hints.other_dtype(cause.type.dtype, cause.new.dtype, line),
-            )
         case data.Mapped():
             return (f"{cause.layer} maps {some(cause.names, 5)}, and broadcasts the rest",)
         case data.RaisedUnNested():

@@ -92,9 +92,8 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
 
 def plan_values(subject: Subject, profile: Profile, nesting: Nesting) -> Iterator[Mapping[str, str]]:
     """What the plan of each layer says, as text, but for its ``jit``."""
-    for number, (layer, axes) in enumerate(zip(nesting.layers, inside(nesting), strict=True)):
-        holds = layer.row.starts_empty
-        shapes = output_shapes(nesting.layers[number + 1 :], profile, subject.inputs) if holds else ()
+    for number, axes in enumerate(inside(nesting)):
+        shapes = output_shapes(nesting.layers[number + 1 :], profile, subject.inputs)
         yield {
             "changed": among(profile.changed),
             "written": among(profile.changed | profile.restored),
@@ -181,7 +180,7 @@ def un_nested(nesting: Nesting, text: str, *, abstract: bool) -> str:
             text += "[1]"
         elif layer.row.pair == "gradients":
             text += "[0]"
-        elif layer.row.stacks:
+        elif layer.row.axis:
             text = f"jax.eval_shape(first, {text})" if abstract else f"first({text})"
     return text
 

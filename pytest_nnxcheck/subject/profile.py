@@ -6,7 +6,7 @@ Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class Profile:
     ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
-    asked for where a ``vmap`` failed. ``widened`` are the outputs of `widened`, which cannot be fed back,
+    asked for where a ``vmap`` failed.
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
     floating type that it computes in. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
@@ -74,7 +74,6 @@ class Profile:
     branches: bool = False
     restored: frozenset[Path] = frozenset()
     restored_bytes: int = 0
-    widened: tuple[tuple[int, str], ...] = ()
     waste: Waste = NOTHING
     precision: float = 0.0
     in_one_array: tuple[tuple[Path, Path], ...] = ()
@@ -166,7 +165,6 @@ def profile(subject: Subject) -> Profile:
         promoted=promoted(jaxpr, len(out), before, after),
         waste=waste(jaxpr),
         precision=flow.lowest_precision(closed),
-        widened=tuple(widened(jaxpr, out, subject.inputs)),
         calls_back=flow.calls_back(closed),
         branches=flow.branches(closed),
         in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
@@ -252,14 +250,6 @@ def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[P
             eqn = flow.retyped_at(jaxpr, number, dtypes[key])
             lines.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
     return tuple(lines)
-
-
-def widened(jaxpr: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> Iterator[tuple[int, str]]:
-    """Number of each output that has the shape of the input in its place and another dtype, and the line at which it gets it."""
-    for number, (out, given) in enumerate(zip(outputs, inputs, strict=False)):
-        if out.shape == given.shape and out.dtype != given.dtype:
-            eqn = flow.retyped_at(jaxpr, number, given.dtype)
-            yield number, compat.equation_line(eqn) if eqn is not None else ""
 
 
 def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozenset[Path]) -> tuple[Path, ...]:

@@ -24,13 +24,13 @@ from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.inspection.walk import Walk
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.transforms import branches, gradients, iteration, loops, mapping, wrappers
+from pytest_nnxcheck.transforms import branches, gradients, loops, mapping, wrappers
 from pytest_nnxcheck.transforms.custom import made_by
 from pytest_nnxcheck.transforms.layer import LENGTH, Plan, Program
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-ROOMS = (wrappers, loops, iteration, mapping, branches, gradients)
+ROOMS = (wrappers, loops, mapping, branches, gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +132,9 @@ def compose(
 def donated_inputs(subject: Subject, nesting: Nesting, donate: str) -> tuple[int, ...]:
     """The numbers of the inputs that the jit at the root donates.
 
-    None with ``call_first``, which takes two calls' inputs out of one array and returns their outputs apart, and none with an iterate,
-    which returns the outputs of all steps: no buffer of an input can be kept.
+    None with ``call_first``, which takes two calls' inputs out of one array and returns their outputs apart: no buffer of an input can be kept.
     """
-    apart = any(layer.row.pair == "first call" or layer.row.iterates for layer in nesting.layers)
+    apart = any(layer.row.pair == "first call" for layer in nesting.layers)
     return () if apart else subject.donated(donate)
 
 
@@ -199,7 +198,7 @@ def make_plan(
 def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any, ...], length: int = LENGTH) -> Any:
     """The abstract output of a program.
 
-    Every scan, vmap and iterate adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
+    Every scan and vmap adds a leading axis, ``call_first`` and ``grad`` make a pair: of two calls, of the output and the gradients.
     """
     shapes: Any = profile.out
     axes: tuple[int, ...] = ()
@@ -208,7 +207,7 @@ def output_shapes(layers: tuple[Layer, ...], profile: Profile, inputs: tuple[Any
             shapes = (profile.out, shapes)
         elif layer.row.pair == "gradients":
             shapes = (shapes, gradient_types(layer, profile, [stacked(leaf, *axes) for leaf in inputs]))
-        elif layer.row.stacks:
+        elif layer.row.axis:
             shapes = jax.tree.map(lambda leaf: stacked(leaf, length), shapes)
         if layer.row.axis:
             axes = (length_of(layer, length), *axes)
@@ -271,7 +270,7 @@ def un_nest(nesting: Nesting, out: Any, element: Callable[[Any], Any] | None = N
             out = out[1]
         elif layer.row.pair == "gradients":
             out = out[0]
-        elif layer.row.stacks:
+        elif layer.row.axis:
             out = jax.tree.map(element or first, out)
     return out
 
@@ -291,12 +290,10 @@ def factor(nesting: Nesting) -> int:
 def kept(nesting: Nesting) -> int:
     """How many calls keep their temporaries at once: one for each element of the axes, and for each step of a differentiated loop.
 
-    A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway. An iterate keeps the
-    outputs of all its steps beside what it carries.
+    A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway.
     """
-    saved = [row for row in differentiated(nesting) if row.loop == "counted" and not (row.axis or row.iterates)]
-    iterates = [layer for layer in nesting.layers if layer.row.iterates]
-    return int(factor(nesting) * LENGTH ** (len(saved) + len(iterates)))
+    saved = [row for row in differentiated(nesting) if row.loop == "counted" and not row.axis]
+    return int(factor(nesting) * LENGTH ** len(saved))
 
 
 def differentiated(nesting: Nesting) -> list[Transform]:

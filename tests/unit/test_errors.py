@@ -47,6 +47,14 @@ def test_an_exception_in_one_line():
     assert first_line(AssertionError("\nNot equal to tolerance")) == "AssertionError: Not equal to tolerance"
 
 
+def test_a_heading_goes_on_with_what_is_below_it():
+    differs = f"{'carry input and carry output must have equal types, ' * 3}but they differ:"
+    assert first_line(TypeError(f"{differs}\n\n  x has type int8.\n\nRevise it.")) == (
+        f"TypeError: {differs} x has type int8."
+    )
+    assert first_line(ValueError("Traceback:\n  File x")) == "ValueError: Traceback:"
+
+
 def test_a_line_that_opens_a_bracket_goes_on_until_it_is_closed():
     """Messages of flax show modules, whose repr has a line for each attribute."""
     shown = "cannot take Linear( # Param: 6 (24 B)\n  bias=None,\n  kernel=Param((2, 3))\n) here\nbut there"

@@ -38,12 +38,11 @@ def test_every_row_has_a_function_a_style(row):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_what_a_row_says_goes_together(row):
     assert row.styles == STYLES[: len(row.styles)]
-    assert bool(row.loop) == (row.means in {"carry", "repeat", "iterate"})
-    assert row.iterates == (row.means == "iterate")
+    assert bool(row.loop) == (row.means in {"carry", "repeat"})
     assert (row.axis == "calls") == (row.pair == "first call")
     twice = Nesting((Layer(row.name), Layer(row.name)))
     clash = impossible(twice)
-    assert (clash.of if clash else "") == row.excludes_itself or row.iterates
+    assert (clash.of if clash else "") == row.excludes_itself
 
 
 def test_the_document_shows_every_file_of_every_folder():

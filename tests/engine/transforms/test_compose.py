@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import FURTHER_SINGLES, ITERATING, SINGLES, call, text
+from checking import FURTHER_SINGLES, SINGLES, call, text
 from flax import nnx
 from healthy import assign, numbers
 from hypothesis import given
@@ -25,10 +25,7 @@ from pytest_nnxcheck.transforms.compose import factor, output_shapes, primal, st
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
-MORE = [
-    text for text in FURTHER_SINGLES if not (Layer.parse(text).captures or Layer.parse(text).transform in ITERATING)
-]
-"""A loop that feeds its output back takes a call of another kind: test_feedback.py."""
+MORE = [text for text in FURTHER_SINGLES if not Layer.parse(text).captures]
 
 
 class Counter(nnx.Variable):

@@ -317,7 +317,7 @@ class Twin(nnx.Module):
 @pytest.mark.parametrize(
     "nesting",
     [
-        pytest.param(f"jit > {layer}", marks=[pytest.mark.full] if "[" in layer or "iterate" in layer else [])
+        pytest.param(f"jit > {layer}", marks=[pytest.mark.full] if "[" in layer else [])
         for layer in FURTHER_SINGLES
         if not Layer.parse(layer).captures
     ]

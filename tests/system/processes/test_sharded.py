@@ -245,7 +245,7 @@ def explicit_mesh():
 
 @on_eight_devices
 @explicit_by_default
-@pytest.mark.parametrize("transforms", [None, "jit,cond,switch,fori_loop,iterate_scan,grad"])
+@pytest.mark.parametrize("transforms", [None, "jit,cond,switch,fori_loop,grad"])
 def test_a_sharding_that_is_part_of_the_type_is_carried_through_every_loop(explicit_mesh, transforms):
     model, settings = ExplicitLinear(explicit_mesh), {} if transforms is None else {"transforms": transforms}
     report = check(model, jnp.ones((8, 16)), invariants="tracers,memory,donation,parity", effort="quick", **settings)

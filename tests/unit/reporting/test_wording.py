@@ -7,7 +7,7 @@ import pytest
 
 from pytest_nnxcheck.core.evidence import Bound, LargeLine, Recast, Saved, Split, Stack
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
-from pytest_nnxcheck.core.notes import CapturedBy, FactKind, FedBack
+from pytest_nnxcheck.core.notes import CapturedBy, FactKind
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
@@ -299,13 +299,6 @@ def test_what_explains_a_failure_becomes_rows_of_a_violation_and_notes_of_an_exc
     assert said("tracers", touched, explained=("TypeError: no",)).details[-1] == ("raises", "TypeError: no")
     failed = worded(Outcome(Nesting(), "failed", notes=("first",), facts=(LEAK, captured)))
     assert failed.notes == ("first", "tracer left in model.last: float32[3], created at m.py:7", text)
-
-
-def test_an_output_that_cannot_be_fed_back():
-    assert notes.explanation(FedBack(Layer("fori_loop"), "x", FLOAT, "[0]", HALF, "m.py:3")) == (
-        "fori_loop feeds the output back: x is float32[4,64], output[0] is bfloat16[4,64]",
-        "cast the new value back to float32 before it is stored or returned (m.py:3)",
-    )
 
 
 def test_a_violation_that_found_nothing_keeps_the_text_that_it_was_made_with():
