@@ -8,8 +8,6 @@ from __future__ import annotations
 import dis
 from types import FrameType
 
-from pytest_nnxcheck.compat.variables import is_library_file
-
 LAX = ("scan", "while_loop", "fori_loop", "cond", "switch")
 """The transforms of `jax.lax`, which `nnx` has too."""
 
@@ -46,43 +44,7 @@ _CALLED = {
 MAP = "map"
 """`jax.lax.map`, which nnx has not; `jax.tree.map` is another."""
 
-NNX_TWINS = {
-    "jax.checkpoint": "remat",
-    "jax.vmap": "vmap",
-    **{f"jax.{name}": name for name in GRADIENTS},
-    **{f"jax.lax.{name}": name for name in LAX},
-}
-"""What nnx has in place of a transform of jax."""
-
-BRANCHES = ("jax.lax.cond", "jax.lax.switch")
-"""The transforms of jax that call the user's function as it is under `jax.disable_jit`."""
-
-TRANSFORM_FRAMES = {
-    **{name: name for name in LAX},
-    **{f"{name}_wrapper": name for name in ("scan", "vmap", "jit", "grad")},
-    "_cond": "cond",
-    "vmap_f": "vmap",
-    "grad_f": "grad",
-    "value_and_grad_f": "value_and_grad",
-    "fun_remat": "checkpoint",
-}
-"""The functions of jax and flax that carry a transform out; those that only ask for shapes are not among them."""
-
-_JITS = ("JitWrapped.__call__", "SimpleJitWrapped.__call__")
 _LIBRARIES = ("jax", "jaxlib", "flax")
-_LAYERS = "flax.nnx.nn"
-"""The layers of flax: code of a library, but a body like the user's."""
-
-
-def transform_of(frame: FrameType) -> str:
-    """The transform that a function of jax or flax carries out, as one writes it: ``nnx.scan``; empty for every other function."""
-    code, library = frame.f_code, _package(frame)
-    name = TRANSFORM_FRAMES.get(code.co_name) or ("jit" if code.co_qualname in _JITS else "")
-    if not name or library not in _LIBRARIES:
-        return ""
-    return f"nnx.{name}" if library == "flax" else f"jax.lax.{name}" if name in LAX else f"jax.{name}"
-
-
 _JIT_THEMSELVES = ("make_jaxpr_f", "custom_root")
 
 
@@ -98,22 +60,6 @@ def called(frame: FrameType) -> str:
         return MAP if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
     return name if name and _package(frame) in ("jax", "flax") else ""
-
-
-def is_machinery(frame: FrameType) -> bool:
-    """Whether the code is that of jax, flax, or the standard library, and no layer."""
-    if str(frame.f_globals.get("__name__", "")).startswith(_LAYERS):
-        return False
-    file = frame.f_code.co_filename
-    return _package(frame) in _LIBRARIES or (is_library_file(file) and not file.startswith("<"))
-
-
-def caller_line(frame: FrameType) -> str:
-    """The user's line, ``path:line``, that a function of a library was called from."""
-    above = frame.f_back
-    while above is not None and is_machinery(above):
-        above = above.f_back
-    return f"{above.f_code.co_filename}:{above.f_lineno}" if above else "an unknown line"
 
 
 def raised_by_library(error: BaseException) -> bool:

@@ -57,6 +57,11 @@ class Transform(NamedTuple):
         return bool(self.loop) or self.branches or not self.adds_state
 
     @property
+    def keeps_types(self) -> bool:
+        """Whether the call must leave the state in the types that it found: in a carry, beside a branch that skips it, for a second call."""
+        return bool(self.loop) or self.branches or self.pair == "first call"
+
+    @property
     def grows(self) -> bool:
         """Whether it can be made longer: it has steps, or elements."""
         return bool(self.loop) or self.axis == "elements"

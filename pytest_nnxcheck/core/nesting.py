@@ -112,7 +112,7 @@ class Nesting:
 
 MisfitKind = Literal[
     "backwards", "inside itself",
-    "retyped", "added", "removed", "replaced", "attributes set", "sharded leaf",
+    "retyped", "retyped, twice", "added", "removed", "replaced", "attributes set", "sharded leaf",
     "no float input", "no parameter", "no float output", "no derivative",
     "no graph updates", "hidden arrays", "own jit", "no nnx.shard_map", "no rule", "branch in a loop",
 ]  # fmt: skip

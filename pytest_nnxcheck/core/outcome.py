@@ -156,26 +156,12 @@ DropCause = Literal["attribute", "broadcast", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DroppedInside(Finding):
-    """A value, ``of`` a type of Variable or an attribute, whose update a transform inside the call drops, called at ``where``.
-
-    ``cure`` is what advice needs to know: the type of an attribute, how one writes the type of a Variable, or the transform of nnx to use.
-    """
-
-    of: str
-    where: str
-    cause: DropCause
-    cure: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueDiffers(Finding):
     """A leaf, an attribute or an output that is not as it should be; ``rounding`` says that only floats differ, by a finite amount.
 
     ``of`` is the type of the Variable, ``type`` that of the array, or of the Python value of an attribute. ``want`` and ``have`` are the
     two values, types or counts: of ``elements``, of which so many are ``wrong``, those that lie furthest apart. ``size`` is that distance,
-    1 for what is no float, and ``allowed`` what it may be. ``cause`` is what dropped an update, ``inside`` where a transform of the call's own
-    makes an output another one; ``variable`` is how one writes its type.
+    1 for what is no float, and ``allowed`` what it may be. ``cause`` is what dropped an update; ``variable`` is how one writes its type.
     """
 
     label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs"]
@@ -188,7 +174,7 @@ class ValueDiffers(Finding):
     size: float = 1.0
     allowed: float | None = None
     rounding: bool = False
-    cause: DropCause | Literal["", "inside"] = ""
+    cause: DropCause | Literal[""] = ""
     variable: str = ""
 
 

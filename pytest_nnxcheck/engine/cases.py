@@ -17,13 +17,12 @@ from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observati
 from pytest_nnxcheck.core.outcome import CallFacts, Listener, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine import causes
-from pytest_nnxcheck.engine.dropped_updates import TransparentCall, transparent
 from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
 from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
-from pytest_nnxcheck.engine.parity import agrees, agrees_inside, effects
-from pytest_nnxcheck.engine.reference import Reference, meaning_of
+from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, agrees, effects, keeps_updates
+from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
 from pytest_nnxcheck.invariants import Case
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.invariants.bound import bound
@@ -99,6 +98,8 @@ class Call:
         notes = [Fact("abstract", running)] if running else []
         if profile is not None and profile.untrained:
             notes.append(Fact("untrained", tuple(map(self.subject.path, profile.untrained)), self.subject.name))
+        if self.compares_values and profile is not None and profile.equations > MOST_EQUATIONS:
+            notes.append(Fact("many equations", of=self.subject.name, count=profile.equations))
         donates = "donation" in self.settings.invariants and self.settings.donate != "none"
         if profile is not None and profile.in_one_array and donates:
             first = tuple(map(self.subject.path, profile.in_one_array[0]))
@@ -190,9 +191,10 @@ class Call:
         """What is wrong with the modules that the call itself merged; the same under every nesting."""
         return recall(self.memo.merged, self.key, lambda: causes.merged_inside(self.subject))
 
-    def transparent_call(self) -> TransparentCall | None:
-        """The call with its jits off; none where nothing is compared, or it cannot run."""
-        return transparent(self.subject) if self.compares_values and not self.subject.abstract else None
+    def without_jit(self, profile: Profile) -> Reference | None:
+        """The call with its jits off; none where nothing is compared, it cannot run, or would take minutes."""
+        compares = self.compares_values and not self.subject.abstract and profile.equations <= MOST_EQUATIONS
+        return ReferenceWithoutJit.of(self.subject) if compares else None
 
     def reference(self) -> Reference | None:
         """What the same calls do without the nesting, made in the same order; none where they cannot run."""
@@ -231,10 +233,8 @@ def case_of(call: Call, profile: Profile, observation: Observation, reference: R
     )
 
 
-def case_of_un_nested(
-    call: Call, profile: Profile, observation: Observation, transparent_call: TransparentCall | None
-) -> Case:
-    """The case of the call as the user made it: nothing of it is compiled or donated. It is held against the ``transparent_call``."""
+def case_of_un_nested(call: Call, profile: Profile, observation: Observation, without_jit: Reference | None) -> Case:
+    """The case of the call as the user made it: nothing of it is compiled or donated. Its updates are compared with those ``without_jit``."""
     donates = bool(observation.inside.consumed)
     outside = held_outside(call.subject, call.example.originals) if donates and call.example.originals else ()
     return Case(
@@ -242,9 +242,7 @@ def case_of_un_nested(
         settings=call.settings,
         originals=replace(call.originals, shared=call.originals.shared + outside),
         written=Written(renewed=renewed(call.subject, profile, observation)) if donates else Written(),
-        compare=(lambda: agrees_inside(call.subject, profile, observation, transparent_call))
-        if transparent_call
-        else None,
+        compare=(lambda: keeps_updates(call.subject, profile, observation, without_jit)) if without_jit else None,
         nested_call=lambda: nested_call(call.subject, observation),
     )
 

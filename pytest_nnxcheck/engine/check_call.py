@@ -327,15 +327,15 @@ def un_nested(call: Call) -> Checked:
     tells = tells and traced.tells(call.subject, profile, call.nesting, call.settings)
     observation = traced_in(call, profile) if tells else None
     call.announce(profile)
-    transparent_call = None
+    without_jit = None
     if observation is None:
         values.require(call.subject)
         # Before the run, as in `prepare`: both meet the same number that a plain object counts.
-        transparent_call = call.transparent_call()
+        without_jit = call.without_jit(profile)
         observation = run(call, UNKNOWN)
     if observation.error is not None:
         return fails_un_nested(call, observation, observation.error)
-    judgement = invariants.judge(case_of_un_nested(call, profile, observation, transparent_call))
+    judgement = invariants.judge(case_of_un_nested(call, profile, observation, without_jit))
     if judgement.error is not None and not judgement.violations:
         return not_judged(call, judgement.error)
     if not judgement.violations:

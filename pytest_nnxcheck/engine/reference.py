@@ -92,7 +92,7 @@ def meaning_of(nesting: Nesting) -> Meaning:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the calls start: from the state and the inputs as they are, or ``nudged``, a few roundings away.
+    """Where the calls start: from the state and the inputs as they are, or ``nudged``, a few roundings of the lowest precision away.
 
     ``precision`` is the distance between one and the next number of the lowest precision that the program computes in;
     ``direction`` tells nudged starts of one distance apart, an odd one is opposite to the one before; ``again`` tells a second run from the first.
@@ -158,26 +158,20 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class TransparentReference(Reference):
-    """What a call does with its jits off, which may be more than it does with them: from another start too."""
+class ReferenceWithoutJit(Reference):
+    """What a call does with its jits off, from any start."""
 
     def from_start(self, subject: Subject, start: Start) -> Effect:
-        """What the call does from another start, its jits off."""
+        """What the call does from another start."""
         with jax.disable_jit():
-            return self.evaluated.effect(subject, self.meaning, start)
+            return super(ReferenceWithoutJit, self).from_start(subject, start)  # slots make another class of this one
 
-
-def effect(subject: Subject, program: Program, state: Any, inputs: tuple[Any, ...]) -> Effect:
-    """What a program of the subject returns and leaves in the state; all else that it touches is put back."""
-    before, places = read(subject, state), walk(subject.roots(state)).places
-    returned, error = run(program, state, inputs)
-    try:
-        if error is not None:
-            return Effect(error=error)
-        last = Step.of(subject, returned, returned, changed(before, read(subject, state)))
-        return assembled((), returned, before, last)
-    finally:
-        places.restore()
+    @classmethod
+    def of(cls, subject: Subject) -> ReferenceWithoutJit:
+        """The reference of one call."""
+        evaluated = Evaluated()
+        with jax.disable_jit():
+            return cls((), evaluated.effect(subject, ()), evaluated)
 
 
 def assembled(meaning: Meaning, returned: Any, before: Facts, last: Step) -> Effect:

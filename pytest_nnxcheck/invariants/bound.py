@@ -24,23 +24,21 @@ def expected_peak(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
     Under ``grad`` the un-nested program is that of the gradient, o counts the gradients, and the steps of a differentiated loop
     multiply the second s: each leaves behind what the backward pass needs of it.
     """
-    return peak_of(profile, baseline, nesting, factor(nesting), kept(nesting))
-
-
-def on_top(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
-    """What the nesting's own axes and steps must hold on top of one call: nothing for ``jit``, ``remat`` and ``while_loop``."""
-    return expected_peak(profile, baseline, nesting) - peak_of(profile, baseline, nesting, 1, 1)
-
-
-def peak_of(profile: Profile, baseline: Memory, nesting: Nesting, elements: int, calls: int) -> int:
-    """The expected peak for so many elements of the axes, and so many calls that keep their temporaries."""
+    elements = factor(nesting)
     resident = baseline.arguments + baseline.outputs - baseline.aliased + baseline.constants
     output = profile.output_bytes + gradient_bytes(nesting, profile)
     if profile.devices > 1:
         output = max(baseline.outputs - profile.changed_bytes, 0)
     call = profile.input_bytes + output
     written = profile.changed_bytes + profile.restored_bytes * maps_written(nesting)
-    return resident + (elements - 1) * call + calls * (baseline.temporaries + call + written)
+    return resident + (elements - 1) * call + kept(nesting) * (baseline.temporaries + call + written)
+
+
+def on_top(profile: Profile, baseline: Memory, nesting: Nesting) -> int:
+    """What the nesting's axes and steps add to the measured un-nested peak; nothing for ``jit``, ``remat`` and ``while_loop``, which have none."""
+    if kept(nesting) == 1:
+        return 0
+    return expected_peak(profile, baseline, nesting) - baseline.peak
 
 
 def gradient_bytes(nesting: Nesting, profile: Profile) -> int:

@@ -268,6 +268,14 @@ def lowest_precision(closed: Any) -> float:
     return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)  # type: ignore[no-untyped-call]
 
 
+def equations(closed: Any) -> int:
+    """How many equations a program makes; each step of a scan is counted, and one of a while loop."""
+    return sum(
+        1 + (eqn.params["length"] if eqn.primitive.name == SCAN else 1) * sum(map(equations, inner_jaxprs(eqn)))
+        for eqn in compat.open_jaxpr(closed).eqns
+    )
+
+
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
     constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in compat.captured_values(jaxpr)}

@@ -11,7 +11,6 @@ from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
-    DroppedInside,
     Finding,
     LostBuffer,
     Orphaned,
@@ -105,10 +104,8 @@ TABLE = {
     "weak type": "make it an array of its type where it is made first, jnp.asarray(value, jnp.{dtype}): {path} was made of a Python number",
     "value": "a trace has no values: for an if on one write jnp.where or nnx.cond, for a loop that ends on one nnx.while_loop, for a slice"
     " jax.lax.dynamic_slice, for a mask as index jnp.where, and jnp where np is; what depends on shapes alone is computed with math or np",
-    "jax transform": "use nnx.{transform}, which hands the updates of a module back",
-    "jax transform, jit": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)",
-    "jax transform, vmap": "write nnx.vmap: what f writes has an axis of its own there, nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...) for"
-    " the rest",
+    "jax transform": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x), and nnx.cond or"
+    " nnx.switch instead of that of jax.lax",
 }
 """Cause to advice; what stands in braces is filled in."""
 
@@ -246,7 +243,7 @@ def value(finding: ValueDiffers) -> str:
         case "broadcast":
             return f"a layer that broadcasts the state (None) drops its updates, {hint('broadcast', kind=finding.variable)}"
         case "copy":
-            return hint("jax transform, jit")
+            return hint("jax transform")
     return ""
 
 
@@ -266,15 +263,3 @@ def other_dtype(old: str, new: str, line: str = "") -> str:
     if whole and new.startswith(("float", "bfloat", "complex")):
         return hint("other kind", dtype=new, old=old)
     return hint("dtype", dtype=old, line=line)
-
-
-def dropped_inside(finding: DroppedInside) -> str:
-    """Advice for an update that a transform inside the call drops."""
-    match finding.cause:
-        case "attribute":
-            return attribute(finding.cure, finding.path)
-        case "broadcast":
-            return hint("broadcast", kind=finding.cure)
-    if f"jax transform, {finding.cure}" in TABLE:
-        return hint(f"jax transform, {finding.cure}")
-    return hint("jax transform", transform=finding.cure) if finding.cure else ""

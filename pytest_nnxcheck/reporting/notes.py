@@ -17,6 +17,7 @@ MISFITS: dict[MisfitKind, str] = {
     "backwards": "grad cannot go backwards through a while_loop: its number of steps is not known beforehand",
     "inside itself": "{of}",
     "retyped": "{keeps}: the call makes {of}, which is {types[0]}, a {types[1]}",
+    "retyped, twice": "makes the call twice, and the first makes {of}, which is {types[0]}, a {types[1]}",
     "added": "{carries}, and the call adds {of} to it",
     "removed": "{carries}, and the call takes {of} out of it",
     "replaced": "{carries}, and the call puts a new Variable in place of {of}, where it could assign to its value",
@@ -122,7 +123,7 @@ FACTS: dict[data.FactKind, str] = {
     "added, functional": "parity of {some} not asserted: the call adds it, and a functional layer hands out the state that was there before",
     "other draws": "parity of outputs not asserted under vmap: {some} is {of}, whose draws are others in a batch",
     "decided by rounding": "rounding decides {some}: inputs a few roundings away move the un-nested result as far",
-    "decided by fusion": "rounding decides {some}: where XLA fuses no operations, the same program gives the values of the un-nested call",
+    "many equations": "parity inside {of} not asserted: it makes {count:.0f} operations, which takes minutes without jit",
     "number": "{some} is a Python {of} now, no array: jax.checkpoint outside of a jit hands a constant out as it is",
     "in another buffer": "{some} took another leaf's buffer",
     "in memory of NumPy": "{some} lies in the memory of {of}, an array of NumPy: XLA cannot reuse it, so that the first donated step keeps both; write"

@@ -22,7 +22,6 @@ from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
-    DroppedInside,
     Figures,
     Finding,
     LostBuffer,
@@ -233,24 +232,10 @@ def loss(finding: LostBuffer) -> str:
 
 
 def parity(findings: Findings) -> Text:
-    """Updates that a transform inside the call drops, or values that differ; the first is the summary."""
+    """Values that differ; the first is the summary."""
     first = findings[0]
-    if isinstance(first, DroppedInside):
-        shown = findings[:SHOWN]
-        rows = [("dropped", f"{finding.path}   {finding.of} in the body of {finding.where}") for finding in shown]
-        how = HOW[first.cause]
-        summary = f"{first.path} is updated in the body of {first.where}, {how}: the update is dropped"
-        return summary, [*rows, *rest(findings)], hints.dropped_inside(first)
     rows = [(finding.label, f"{finding.path}   {difference(finding)}") for finding in findings[:SHOWN]]
     return differs(first), [*rows, *rest(findings)], hints.value(first)
-
-
-HOW = {
-    "attribute": "which carries no Python attribute out",
-    "broadcast": "which broadcasts it (in_axes None)",
-    "copy": "which hands its body a copy",
-}
-"""By what a transform drops an update."""
 
 
 def differs(first: ValueDiffers) -> str:
@@ -258,10 +243,10 @@ def differs(first: ValueDiffers) -> str:
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
             return f"{first.path}: {difference(first)}"
+        case "dropped" if first.cause == "copy":
+            return f"{first.path} kept its old value: a transform inside the call updated a copy of it"
         case "dropped":
             return f"{first.path} kept its old value: the update was dropped"
-        case "differs" if first.cause == "inside":
-            return f"{first.path} differs from what the same call returns without its jits"
         case "differs" if first.cause == "copy":
             return f"{first.path} differs from what the same call leaves without its jits: an update was dropped"
         case "deleted":

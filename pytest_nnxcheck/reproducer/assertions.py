@@ -10,7 +10,6 @@ from pytest_nnxcheck.core.evidence import FLOOR
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
-    DroppedInside,
     Finding,
     LostBuffer,
     MadeInEndedTrace,
@@ -153,9 +152,7 @@ def must_change(made: Assertions, invariant: str, dropped: list[Any], facts: Fac
 
 
 def of_parity(made: Assertions, kinds: Kinds, nesting: Nesting, facts: Facts) -> None:
-    """Updates that a transform inside the call drops, and values that are others than those of the same calls without the nesting."""
-    if dropped := kinds.get(DroppedInside):
-        must_change(made, "parity", dropped, facts)
+    """Values that are others than those of the same calls without the nesting, or without the call's own jits."""
     if differ := kinds.get(ValueDiffers, [])[:SHOWN]:
         made.eager = True
         text = dict_text({each.path: facts.value(each.path) or "output" for each in differ}).replace(

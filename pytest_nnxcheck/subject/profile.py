@@ -41,7 +41,7 @@ class Profile:
     ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed.
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
+    floating type that it computes in, ``equations`` how many it makes, each step of a scan counted. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -76,6 +76,7 @@ class Profile:
     restored_bytes: int = 0
     waste: Waste = NOTHING
     precision: float = 0.0
+    equations: int = 0
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
@@ -165,6 +166,7 @@ def profile(subject: Subject) -> Profile:
         promoted=promoted(jaxpr, len(out), before, after),
         waste=waste(jaxpr),
         precision=flow.lowest_precision(closed),
+        equations=flow.equations(closed),
         calls_back=flow.calls_back(closed),
         branches=flow.branches(closed),
         in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),

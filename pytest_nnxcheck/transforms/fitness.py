@@ -25,8 +25,9 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
     def of_leaf(kind: MisfitKind, path: Path, *types: str) -> Misfit:
         return Misfit(kind, subject.path(path), types=types, branches=layer.row.branches)
 
-    if (layer.row.loop or layer.row.branches) and not layer.captures and profile.retyped:
-        return of_leaf("retyped", *profile.retyped[0])
+    if layer.row.keeps_types and not layer.captures and profile.retyped:
+        kind: MisfitKind = "retyped, twice" if layer.row.pair == "first call" else "retyped"
+        return of_leaf(kind, *profile.retyped[0])
     if layer.style == "argument" and layer.row.fixes_state and profile.added:
         return of_leaf("added", profile.added[0])
     if layer.style == "argument" and layer.row.loop and profile.removed:

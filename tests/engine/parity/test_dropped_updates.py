@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from checking import broken, call, text
+from checking import broken, text
 from flax import nnx
-from healthy import HEALTHY, assign, node_dict, numbers, rngs
+from healthy import HEALTHY, assign
 from parity_calls import TREE, XS, X, norm, parity
 
 from pytest_nnxcheck import ParityLost, assert_invariants, check
@@ -16,11 +16,6 @@ from pytest_nnxcheck.reporting import hints
 
 def broadcasts(model, xs):
     return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)
-
-
-@nnx.jit
-def jitted_broadcasts(model, xs):
-    return broadcasts(model, xs)
 
 
 def carries(model, xs):
@@ -33,52 +28,11 @@ def carries_all(model, xs):
     return nnx.scan(lambda model, x: (model, model(x)), in_axes=axes, out_axes=axes)(model, xs)[1]
 
 
-def differentiates(model, xs):
-    return nnx.grad(lambda model, xs: broadcasts(model, xs).sum())(model, xs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", [broadcasts, jitted_broadcasts, differentiates])
-def test_a_broadcast_scan_inside_the_call_drops_updates(run):
-    run(norm(), XS)  # traced before: a body that is not traced again must still be seen
-    found = parity(run, norm(), XS)
-    line = broadcasts.__code__.co_firstlineno + 1
-    assert broken(found) == ["parity"]
-    head = f"model.mean is updated in the body of nnx.scan at {__file__}:{line}, which broadcasts it (in_axes None)"
-    assert f"{head}: the update is dropped" in text(found)
-    assert "in_axes=(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None}), 0)" in text(found)
-    assert f"dropped model.var   BatchStat in the body of nnx.scan at {__file__}:{line}" in text(found)
-
-
 @pytest.mark.parametrize("run", [carries, carries_all])
 def test_with_what_the_hint_says_the_call_holds(run):
     found = parity(run, norm(), XS)
     assert found.outcome.verdict == "held", text(found)
     assert found.outcome.notes == ()
-
-
-def test_the_path_of_a_drop_is_that_of_the_whole_model():
-    class Model(nnx.Module):
-        def __init__(self):
-            self.blocks = node_dict({"bn": norm()})
-
-        def __call__(self, xs):
-            return broadcasts(self.blocks["bn"], xs)
-
-    assert ".mean is updated in the body" in text(found := parity(Model(), XS))
-    assert "dropped model.blocks" in text(found)
-
-
-def test_a_drop_is_named_among_modules_of_one_type():
-    class Model(nnx.Module):
-        def __init__(self):
-            self.one, self.two = norm(), norm()
-
-        def __call__(self, xs):
-            return broadcasts(self.two, xs)
-
-    assert "model.two.mean is updated in the body of nnx.scan" in text(found := parity(Model(), XS))
-    assert "model.one" not in text(found)
 
 
 @pytest.mark.slow
@@ -107,31 +61,46 @@ def test_state_that_the_call_hands_back_by_itself_is_no_drop():
     assert found.outcome.verdict == "held", text(found)
 
 
-@pytest.mark.slow
+JITTED = jax.jit(lambda m, x: m(x))
+
+
 @pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 @pytest.mark.parametrize(
-    "transform, place, hint",
+    "transform",
     [
-        (jax.jit(lambda m, x: m(x)), "", "write nnx.jit(f)(model, x) instead of jax.jit"),
-        (lambda m, x: jax.lax.scan(lambda m, x: (m, m(x)), m, x[None])[1], "jax.lax.scan", "use nnx.scan"),
-        pytest.param(
-            lambda m, x: jax.lax.cond(True, lambda m, x: m(x), lambda m, x: x, m, x),
-            "jax.lax.cond",
-            "use nnx.cond",
-            marks=pytest.mark.full,
-        ),
-        (lambda m, x: jax.lax.switch(0, [lambda m, x: m(x), lambda m, x: x], m, x), "jax.lax.switch", "use nnx.switch"),
-        (lambda m, x: jax.grad(lambda m: m(x).sum())(m), "jax.grad", "use nnx.grad"),
-        (lambda m, x: jax.vmap(lambda m, x: m(x), in_axes=(None, 0))(m, x[None]), "jax.vmap", "write nnx.vmap: what"),
+        JITTED,
+        lambda m, x: jax.lax.cond(True, lambda m, x: m(x), lambda m, x: x, m, x),
+        pytest.param(lambda m, x: jax.lax.switch(0, [lambda m, x: m(x), lambda m, x: x], m, x), marks=pytest.mark.slow),
     ],
+    ids=["jit", "cond", "switch"],
 )
-def test_a_transform_of_jax_updates_a_copy(transform, place, hint):
+def test_a_transform_of_jax_that_updates_a_copy_is_found(transform):
     found = parity(transform, norm(), X)
     assert broken(found) == ["parity"]
-    told = f"m.mean is updated in the body of {place} at {__file__}:" if place else "m.mean kept its old value"
-    assert told in text(found)
-    assert hint in text(found)
+    assert "m.mean kept its old value: a transform inside the call updated a copy of it" in text(found)
+    assert "write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x)" in text(found)
     assert parity(transform, HEALTHY["batch_norm_eval"]().subject, X).outcome.verdict == "held"
+
+
+def test_with_what_the_hint_says_the_update_comes_back():
+    assert parity(nnx.jit(lambda m, x: m(x)), norm(), X).outcome.verdict == "held"
+    in_cond = lambda m, x: nnx.cond(True, lambda m, x: m(x), lambda m, x: x, m, x)  # noqa: E731
+    assert parity(in_cond, norm(), X).outcome.verdict == "held"
+
+
+@pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda m, x: jax.vmap(lambda m, x: m(x), in_axes=(None, 0))(m, x[None]),
+        lambda m, x: jax.grad(lambda m: m(x).sum())(m),
+        lambda m, x: broadcasts(m, x[None]),
+    ],
+    ids=["vmap", "grad", "nnx.scan"],
+)
+def test_one_that_copies_without_jit_as_well_is_not_seen(transform):
+    """What docs/parity.md says of the rule: both runs drop the update."""
+    assert parity(transform, norm(), X).outcome.verdict == "held"
 
 
 @pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
@@ -145,39 +114,8 @@ def test_an_update_that_a_jit_drops_in_part_is_no_rounding():
     found = parity(evaluate(jax.jit), norm(), X)
     assert broken(found) == ["parity"]
     assert "model.mean differs from what the same call leaves without its jits: an update was dropped" in text(found)
-    assert hints.hint("jax transform, jit") in text(found)
+    assert hints.hint("jax transform") in text(found)
     assert parity(evaluate(nnx.jit), norm(), X).outcome.verdict == "held"
-
-
-def noisy(f):
-    """A call of dropout and its statistics, for each of a batch."""
-
-    def run(model, xs):
-        return f(lambda model, x: model.norm(model.dropout(x)))(model, xs)
-
-    return run
-
-
-class Noisy(nnx.Module):
-    def __init__(self, size):
-        self.dropout = nnx.Dropout(0.5, rngs=rngs())
-        self.norm = nnx.vmap(lambda _: norm())(jnp.arange(size)) if size else norm()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
-def test_with_an_axis_of_its_own_what_a_vmap_writes_comes_back():
-    dropped = parity(noisy(lambda f: jax.vmap(f, in_axes=(None, 0))), Noisy(0), XS)
-    assert broken(dropped) == ["parity"]
-    assert hints.hint("jax transform, vmap") in text(dropped)
-    axes = nnx.StateAxes({nnx.Any(nnx.RngState, nnx.PathContains("norm")): 0, ...: None})
-    splits = len(XS)
-
-    def mapped(f):
-        return nnx.split_rngs(splits=splits)(nnx.vmap(f, in_axes=(axes, 0)))
-
-    healed = parity(noisy(mapped), Noisy(splits), XS)
-    assert healed.outcome.verdict == "held", text(healed)
 
 
 @pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
@@ -205,55 +143,49 @@ def test_a_call_that_cannot_run_without_jit_says_so():
     assert "parity inside the call not asserted: with jax.disable_jit it raises RuntimeError: needs jit" in text(found)
 
 
-def test_a_loop_of_too_many_steps_says_so(monkeypatch):
-    monkeypatch.setattr("pytest_nnxcheck.engine.dropped_updates.MOST_EVENTS", 500)
-    found = parity(lambda model, xs: jax.lax.map(lambda x: x * 2.0, xs), norm(), numbers((200, 8)))
+def test_a_loop_of_too_many_steps_is_not_made_without_jit():
+    found = parity(lambda model, xs: jax.lax.map(lambda x: jnp.sin(x) * 2.0, xs), norm(), jnp.ones((100_000, 1)))
     assert found.outcome.verdict == "held"
-    assert "parity inside the call not asserted: with jax.disable_jit it raises TooLong: more than 500" in text(found)
+    (note,) = found.facts.notes
+    assert (note.kind, note.count > 200_000) == ("many equations", True)
 
 
 # --- what the user sees
 
 
+@pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 def test_parity_is_asserted_only_where_it_is_named():
-    assert (
-        "parity"
-        not in check(broadcasts, norm(), XS, sweep="probes", max_examples=0, styles="argument").settings.invariants
-    )
-    assert call(broadcasts, norm(), XS).outcome.verdict == "held"
-
-
-def test_a_report_names_the_un_nested_call():
-    report = check(broadcasts, norm(), XS, invariants="parity", sweep="probes", max_examples=0, styles="argument")
+    few = {"sweep": "probes", "max_examples": 0, "styles": "argument"}
+    assert check(JITTED, norm(), X, **few).ok
+    report = check(JITTED, norm(), X, invariants="parity", **few)
     assert str(report).startswith("nnx invariant broken: parity")
-    with pytest.raises(ParityLost, match="is updated in the body of nnx.scan"):
-        assert_invariants(
-            broadcasts, norm(), XS, invariants="parity", sweep="probes", max_examples=0, styles="argument"
-        )
+    with pytest.raises(ParityLost, match="updated a copy of it"):
+        assert_invariants(JITTED, norm(), X, invariants="parity", **few)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 def test_parity_may_be_an_expected_failure():
     known = {"parity": "the statistics are frozen on purpose"}
     few = {"invariants": "parity", "styles": "argument", "transforms": "jit", "sweep": "singles", "max_examples": 0}
-    assert not check(broadcasts, norm(), XS, **few).ok
-    assert check(broadcasts, norm(), XS, expected_failures=known, **few).ok
+    assert not check(JITTED, norm(), X, **few).ok
+    assert check(JITTED, norm(), X, expected_failures=known, **few).ok
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not TREE, reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
 def test_on_the_command_line(pytester, inner_args):
     pytester.makepyfile(
         """
+        import jax
         import jax.numpy as jnp
         import pytest
         from flax import nnx
 
         @pytest.mark.nnx_invariants(sweep="probes", max_examples=0, styles="argument")
-        def test_broadcast(nnx_wrap):
-            def run(model, xs):
-                return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)
-
-            nnx_wrap(run)(nnx.BatchNorm(4, use_running_average=False, rngs=nnx.Rngs(0)), jnp.ones((2, 3, 4)))
+        def test_jitted(nnx_wrap):
+            run = jax.jit(lambda model, x: model(x))
+            nnx_wrap(run)(nnx.BatchNorm(4, use_running_average=False, rngs=nnx.Rngs(0)), jnp.ones((3, 4)))
         """
     )
     pytester.runpytest_inprocess(*inner_args).assert_outcomes(passed=1)
@@ -263,8 +195,7 @@ def test_on_the_command_line(pytester, inner_args):
         [
             "E * nnx invariant broken: parity*",
             "E * nesting * un-nested *",
-            "E * parity * model.mean is updated in the body of nnx.scan at *test_on_the_command_line.py:*",
-            "E * dropped * model.mean   BatchStat in the body of nnx.scan at *",
-            "E * hint * carry it: in_axes=(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None}), 0)*",
+            "E * parity * model.mean kept its old value: a transform inside the call updated a copy of it",
+            "E * hint * a transform of jax updates a copy of a module: write nnx.jit(f)(model, x)*",
         ]
     )

@@ -210,21 +210,6 @@ def test_a_count_of_a_plain_object_is_the_same_for_both_of_what_is_compared(plai
 
 
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
-@pytest.mark.parametrize("switch", [{"graph": False}, {"graph_updates": False}])
-def test_tree_mode_drops_a_python_attribute(switch):
-    def run(model, x):
-        return nnx.jit(lambda model, x: model(x), **switch)(model, x)
-
-    found = parity(run, Counts(plain=True), X)
-    assert broken(found) == ["parity"]
-    assert f"model.calls is updated in the body of nnx.jit at {__file__}:" in text(found)
-    assert "which carries no Python attribute out: the update is dropped" in text(found)
-    assert "keep the value in an nnx.Variable" in text(found)
-    assert parity(run, Counts(plain=False), X).outcome.verdict == "held"
-    assert parity(nnx.jit(lambda m, x: m(x)), Counts(plain=True), X).outcome.verdict == "held"
-
-
-@pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
 def test_a_layer_in_tree_mode_drops_a_python_attribute(monkeypatch):
     monkeypatch.setattr(wrappers, "jit_argument", lambda f, plan: nnx.jit(f, graph=False))
     assert "model.calls: 1 expected, 0 after" in text(parity(Counts(plain=True), X, nesting="jit"))

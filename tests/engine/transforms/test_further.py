@@ -14,7 +14,6 @@ from pytest_nnxcheck import CheckError, check
 from pytest_nnxcheck.core.catalogue import FURTHER
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.observe import observe
-from pytest_nnxcheck.invariants.memory import saves_residuals
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile as profile_of
 from pytest_nnxcheck.transforms import compose
@@ -343,29 +342,6 @@ def test_a_model_above_the_floor_stays_below_1_4_of_its_expected_peak(nesting, e
 def test_what_a_differentiated_loop_saves_is_no_copy_of_the_models_own(nesting, example):
     found = call(Twin(), numbers((16, 256)), nesting=nesting, example=example)
     assert found.outcome.verdict == "held", text(found)
-    told = [
-        note
-        for note in found.outcome.notes
-        if "not judged: a differentiated loop or branch saves it for the backward pass" in note
-    ]
-    assert len(told) == (jax.__version_info__ >= (0, 5)), "jax 0.4 saves less"
-
-
-@pytest.mark.parametrize(
-    "nesting, saves",
-    [
-        ("jit > grad", False),
-        ("jit > scan > grad", False),
-        ("jit > grad > vmap", False),
-        ("jit > cond > grad", False),
-        ("jit > grad > switch", True),
-        ("jit > scan > remat", False),
-        ("jit > grad > cond > scan[functional]", True),
-        ("grad[closure] > fori_loop > remat", True),
-    ],
-)
-def test_which_nestings_differentiate_a_loop_or_a_branch(nesting, saves):
-    assert saves_residuals(Nesting.parse(nesting)) is saves
 
 
 @pytest.mark.slow
