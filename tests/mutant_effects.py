@@ -137,12 +137,13 @@ class _Removal(ast.NodeTransformer):
             node.keys, node.values = [key for key, _ in entries], [value for _, value in entries]
         for field, values in ast.iter_fields(node):
             if isinstance(values, list):
-                setattr(
-                    node, field, [value for value in values if isinstance(value, ast.stmt) or not self._is_part(value)]
-                )
+                kept = [value for value in values if isinstance(value, ast.stmt) or not self._is_part(value)]
+                setattr(node, field, kept)
         self.generic_visit(node)
-        operands = getattr(node, {ast.BoolOp: "values", ast.MatchOr: "patterns"}.get(type(node), ""), ())
-        return operands[0] if len(operands) == 1 else node
+        match node:
+            case ast.BoolOp(values=[operand]) | ast.MatchOr(patterns=[operand]):
+                return operand
+        return node
 
     def _is_part(self, node: ast.AST | None) -> bool:
         inner = node.value if isinstance(node, ast.Expr | ast.MatchValue) else node
