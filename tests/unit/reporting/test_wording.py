@@ -100,7 +100,13 @@ def test_findings_without_a_row_are_counted():
 
 @pytest.mark.parametrize(
     "holder, layer, is_asked",
-    [("Param", CLOSURE, True), ("Param", Layer("jit"), False), ("Param", None, False), ("list", CLOSURE, False)],
+    [
+        ("Param", CLOSURE, True),
+        ("Param", Layer("jit"), False),
+        ("Param", None, False),
+        ("list", CLOSURE, False),
+        ("global", CLOSURE, False),
+    ],
 )
 def test_handing_the_module_on_is_asked_of_what_a_closure_holds(holder, layer, is_asked):
     violation = left(replace(LEAK, holder=holder, layer=layer))
