@@ -232,8 +232,7 @@ MUTANTS = (
     Mutant("advice.stacked_anew", Always("leaf.leaf < len(leaves)"), "test_advice.py"),
     # copies
     Mutant("forwarding.forwarded", Replaces("operands[number]", "out"), "test_copies.py"),
-    Mutant("forwarding._handed", Always("out.aval == eqn.invars[number].aval"), "test_forwarding.py"),
-    Mutant("forwarding.FORWARDED", Replaces("COPIES - {BARRIER}", "COPIES"), "test_forwarding.py"),
+    Mutant("forwarding.FORWARDED", Replaces("{BARRIER, CONSTRAINT}", "{CONSTRAINT}"), "test_forwarding.py"),
     Mutant("forwarding._forwarded_inside", Returns("value"), "test_forwarding.py test_copies.py"),
     Mutant("forwarding.returned_twice", Returns("[]"), "test_copies.py"),
     Mutant("copies.copies_in", Never("held.temporaries + held.outputs - held.aliased < least"), "test_copies.py"),

@@ -22,9 +22,9 @@ CALLS = REMATS | {
 }
 """What calls a jaxpr of its own with the operands as they are."""
 
-BARRIER = "optimization_barrier"
+BARRIER, CONSTRAINT = "optimization_barrier", "sharding_constraint"
 
-COPIES = frozenset({"copy", "copy_p", BARRIER, "sharding_constraint", "name", "stop_gradient"})
+COPIES = frozenset({"copy", "copy_p", BARRIER, CONSTRAINT, "name", "stop_gradient"})
 """What hands its operand on."""
 
 UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})

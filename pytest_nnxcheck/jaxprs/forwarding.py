@@ -11,11 +11,11 @@ from typing import Any
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.compat.primitives import BARRIER, COPIES
+from pytest_nnxcheck.compat.primitives import BARRIER, CONSTRAINT, COPIES
 from pytest_nnxcheck.jaxprs.flow import all_jaxprs, handed_through, sources
 
-FORWARDED = COPIES - {BARRIER}
-"""What hands its operand on and may be left out: the order that a barrier makes is its meaning."""
+FORWARDED = COPIES - {BARRIER, CONSTRAINT}
+"""What hands its operand on and may be left out: the meaning of a barrier is its order, that of a constraint the devices."""
 
 
 def forwarded(jaxpr: Any) -> Any:
@@ -43,7 +43,7 @@ def _forwarded_inside(value: Any) -> Any:
 
 def _handed(eqn: Any) -> list[tuple[Any, int]]:
     """The outputs of an equation that are one of its operands, type and all, each with the number of that."""
-    pairs = zip(eqn.outvars, handed_through(eqn, FORWARDED) if eqn.primitive.name != BARRIER else (), strict=False)
+    pairs = zip(eqn.outvars, handed_through(eqn, FORWARDED), strict=True)
     return [(out, number) for out, number in pairs if number is not None and out.aval == eqn.invars[number].aval]
 
 
