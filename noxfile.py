@@ -138,6 +138,18 @@ def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
     session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
 
 
+@nox.session
+@nox.parametrize(("python", "versions"), ROWS)
+def verdicts(session: nox.Session, versions: tuple[str, ...]) -> None:
+    """Write the verdict of every nesting of the corpus to verdicts-ROW.jsonl, minutes a row; a folder after ``--`` has those of another commit to compare with."""
+    session.install(".[test]", *versions)
+    name = re.sub(r"[^\w.-]+", "-", "-".join((session.python if isinstance(session.python, str) else "", *versions)))
+    written = Path(f"verdicts-{name}.jsonl")
+    session.run("python", "tests/verdicts.py", str(written))
+    if session.posargs:
+        session.run("python", "tests/verdicts.py", str(Path(session.posargs[0]) / written.name), str(written))
+
+
 @nox.session(python=NEWEST)
 def mutants(session: nox.Session) -> None:
     """The code broken on purpose in many places, one at a time: a test must fail for each. Numbers or parts of names after ``--`` run some of them."""

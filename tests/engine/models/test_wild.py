@@ -344,6 +344,29 @@ def test_a_carry_that_would_change_its_type_is_rejected_and_a_jit_is_not():
     )
 
 
+class Transposed(nnx.Module):
+    """Keeps its cache transposed after a call, which a second call cannot use; ``back`` puts it as it was."""
+
+    def __init__(self, *, back):
+        self.cache, self.back = nnx.Cache(jnp.ones((2 * WIDTH, WIDTH))), back
+
+    def __call__(self, x):
+        y = self.cache[...].T @ jnp.ones(2 * WIDTH) + x
+        assign(self.cache, self.cache[...] if self.back else self.cache[...].T)
+        return y
+
+
+def test_a_call_that_changes_the_types_of_its_state_is_not_made_twice():
+    outcome = call(Transposed(back=False), numbers(X), nesting="jit > call_first").outcome
+    assert outcome.verdict == "rejected"
+    assert outcome.reason == (
+        "call_first makes the call twice, and the first makes model.cache, which is float32[16,8], a float32[8,16]"
+    )
+    few = {"donate": "none", "styles": "argument", "sweep": "short", "max_examples": 0}
+    assert f"jit > call_first left out: {outcome.reason}" in check(Transposed(back=False), numbers(X), **few).notes
+    assert call(Transposed(back=True), numbers(X), nesting="jit > call_first").outcome.verdict == "held"
+
+
 def test_names_in_messages_are_the_users():
     def forward(models, batch):
         return models["a"][0](batch["tokens"])
