@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
+from pytest_nnxcheck.core.evidence import Twice
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
@@ -113,6 +114,18 @@ TABLE = {
     " the rest",
 }
 """Cause to advice; what stands in braces is filled in."""
+
+TWICE: dict[Twice, str] = {
+    "old and new at once": "whose old value is needed beside the new one; keep the rows that are written in place of all, or make the new value, and what"
+    " needs both, row by row in a loop",
+    "read, then written": "which is read, and then written into: no data say that the read comes first; value, read ="
+    " jax.lax.optimization_barrier((value, read)), and write into that value (XLA before jax 0.12 copies all the same)",
+    "stacked anew": "which a scan takes step by step, writes a part of, and stacks anew; carry the whole stack, and write into it in place",
+    "joined": "joined into one array; keep them in one Variable, or take each by itself",
+    "cut and joined again": "cut and joined again; write each part into the whole, in place",
+    "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
+}
+"""How a leaf comes to be held twice, and what to write instead."""
 
 TREES = ("attribute", "list", "dict")
 """What `nnx.data` makes flax hand out with the module: jax takes these apart, and not a deque."""

@@ -184,7 +184,7 @@ def profile(subject: Subject) -> Profile:
             if path in parameters
         ),
         promoted=promoted(jaxpr, len(out), before, after),
-        waste=waste(jaxpr),
+        waste=waste(jaxpr, {number_of[key]: output for key, output in output_of.items()}),
         precision=jaxpr_flow.lowest_precision(closed),
         widened=tuple(widened(jaxpr, out, subject.inputs)),
         calls_back=jaxpr_flow.calls_back(closed),

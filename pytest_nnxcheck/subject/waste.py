@@ -1,12 +1,13 @@
-"""What the jaxpr of a call spends memory on by its own structure: a state leaf in another dtype, what scans save, stacks that nobody reads, or that were there before.
+"""What the jaxpr of a call spends memory on by its own structure: state leaves in another dtype, or held twice, what scans save, stacks that nobody reads.
 
 Facts only, with their lines; whether they matter is decided where the peak is known, by `advice`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,13 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.compat.primitives import LOOPS, SCAN, UPDATES
-from pytest_nnxcheck.core.evidence import Recast, Reordered, Restacked, Saved, Stack
+from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
+from pytest_nnxcheck.core.evidence import HeldTwice, Recast, Saved, Stack, Twice
 from pytest_nnxcheck.subject import jaxpr_flow
 from pytest_nnxcheck.subject.jaxpr_flow import handed_through
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 """Equations that take one element of a stack where their result is no larger than one."""
-
 
 MOVES = frozenset({"rev", "transpose", "gather"})
 """Equations that put the elements of an array in another order, where the result is as large as the array."""
@@ -34,8 +34,7 @@ class Waste:
     recasts: tuple[Recast, ...] = ()
     saved: tuple[Saved, ...] = ()
     stacks: tuple[Stack, ...] = ()
-    restacked: tuple[Restacked, ...] = ()
-    reordered: tuple[Reordered, ...] = ()
+    twice: tuple[HeldTwice, ...] = ()
 
 
 NOTHING = Waste()
@@ -53,30 +52,26 @@ class Level:
         return jaxpr_flow.uses(self.jaxpr).takers.get(id(var), [])
 
 
-def waste(jaxpr: Any) -> Waste:
-    """The facts of a jaxpr, and of the jits and remats inside it."""
-    every = list(levels(jaxpr, {id(var): number for number, var in enumerate(jaxpr.invars)}))
+def waste(jaxpr: Any, successors: Mapping[int, int]) -> Waste:
+    """The facts of a jaxpr, and of the jits and remats inside it; ``successors`` are the outputs that take the places of inputs, by number."""
+    every = list(levels(jaxpr, [(var, number) for number, var in enumerate(jaxpr.invars)]))
+    beside = (needed_beside(jaxpr, number, number, output) for number, output in successors.items())
     return Waste(
-        tuple(recast for level in every for recast in recasts(level)),
-        tuple(residual for level in every for residual in saved(level)),
-        tuple(stack for level in every for stack in stacks(level)),
-        tuple(leaf for level in every for leaf in restacked(level)),
-        tuple(leaf for level in every for leaf in reordered(level)),
+        tuple(itertools.chain(*map(recasts, every))),
+        tuple(itertools.chain(*map(saved, every))),
+        tuple(itertools.chain(*map(stacks, every))),
+        tuple(itertools.chain(*map(joined, every), *map(reordered, every), *beside)),
     )
 
 
-def levels(jaxpr: Any, inputs: Mapping[int, int]) -> Iterator[Level]:
-    """A jaxpr and those of the jits, remats and custom rules inside it."""
-    numbers = dict(inputs)
-    for eqn in jaxpr.eqns:
-        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
-            if operand is not None and id(eqn.invars[operand]) in numbers:
-                numbers[id(var)] = numbers[id(eqn.invars[operand])]
+def levels(jaxpr: Any, inputs: Iterable[tuple[Any, int]]) -> Iterator[Level]:
+    """A jaxpr and those of the jits, remats and custom rules inside it, of which these variables are inputs of the call."""
+    numbers = {key: number for var, number in inputs for key in jaxpr_flow.uses(jaxpr).same(var)}
     yield Level(jaxpr, numbers)
     for eqn in jaxpr.eqns:
         if (inner := jaxpr_flow.called(eqn)) is not None:
             handed = zip(inner.invars, eqn.invars, strict=True)
-            yield from levels(inner, {id(var): numbers[id(own)] for var, own in handed if id(own) in numbers})
+            yield from levels(inner, [(var, numbers[id(own)]) for var, own in handed if id(own) in numbers])
 
 
 def recasts(level: Level) -> Iterator[Recast]:
@@ -101,10 +96,11 @@ def saved(level: Level) -> Iterator[Saved]:
     """Stacked outputs of a scan that a scan in the other direction takes again, step by step."""
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
-            size = sum(size_of(var.aval) for var in stacked(eqn) if any(map(goes_back, level.users(var))))
+            carried, stacked = carried_and_stacked(eqn)
+            size = sum(size_of(var.aval) for var in stacked if any(map(goes_back, level.users(var))))
             if size:
                 steps = int(eqn.params["length"])
-                yield Saved(compat.equation_line(eqn), steps, size, steps * sum(map(size_of, carried(eqn))))
+                yield Saved(compat.equation_line(eqn), steps, size, steps * sum(size_of(var.aval) for var in carried))
 
 
 def stacks(level: Level) -> Iterator[Stack]:
@@ -113,81 +109,126 @@ def stacks(level: Level) -> Iterator[Stack]:
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
             continue
-        for var in stacked(eqn):
+        for var in carried_and_stacked(eqn)[1]:
             readers = level.users(var)
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
                 yield Stack(compat.equation_line(eqn), describe(var.aval), size_of(var.aval), bool(readers))
 
 
-def restacked(level: Level) -> Iterator[Restacked]:
-    """Inputs that a scan takes step by step and stacks anew, where its body writes a part of each step's: the old stack is there until the last step."""
+def joined(level: Level) -> Iterator[HeldTwice]:
+    """Inputs that are joined, all of each, or one that was cut and is joined again."""
     for eqn in level.jaxpr.eqns:
-        if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
-            continue
-        body = compat.open_jaxpr(eqn.params["jaxpr"])
-        consts, carry = compat.scan_layout(eqn)
-        leaves: dict[int | None, int] = {
-            number: level.inputs[id(var)]
-            for number, var in enumerate(eqn.invars)
-            if number >= consts + carry and id(var) in level.inputs
-        }
-        for out, (number, written) in zip(stacked(eqn), inputs_of(body, body.outvars[carry:]), strict=True):
-            if written and number in leaves:
-                yield Restacked(leaves[number], compat.equation_line(eqn), describe(out.aval), size_of(out.aval))
+        ways = [way_from_input(level, var) for var in eqn.invars] if eqn.primitive.name in JOINS else []
+        sizes = {level.inputs[id(start)]: start.aval.size for start, _ in ways if start is not None}
+        if sizes and all(start is not None for start, _ in ways) and sum(sizes.values()) == eqn.outvars[0].aval.size:
+            parts = [out for _, way in ways for each in way for out in each.outvars]
+            yield twice(sizes, "joined" if len(sizes) > 1 else "cut and joined again", eqn, *eqn.outvars, *parts)
 
 
-def reordered(level: Level) -> Iterator[Reordered]:
+def reordered(level: Level) -> Iterator[HeldTwice]:
     """Inputs that a loop takes with their elements in another order: all of them are moved before its first step."""
-    moved_by: dict[int, tuple[int, Any]] = {key: (number, None) for key, number in level.inputs.items()}
     for eqn in level.jaxpr.eqns:
-        name = eqn.primitive.name
-        if name in LOOPS:
-            for var in eqn.invars:
-                leaf, move = moved_by.get(id(var), (0, None))
-                if move is not None:
-                    backwards = move.primitive.name == "rev"
-                    yield Reordered(leaf, compat.equation_line(move), describe(var.aval), size_of(var.aval), backwards)
-        elif name in MOVES | {"reshape"} and id(eqn.invars[0]) in moved_by and jaxpr_flow.keeps_size(eqn):
-            leaf, move = moved_by[id(eqn.invars[0])]
-            moved_by[id(eqn.outvars[0])] = leaf, eqn if name in MOVES else move
+        for var in eqn.invars if eqn.primitive.name in LOOPS else ():
+            start, way = way_from_input(level, var)
+            move = next((each for each in way if each.primitive.name in MOVES), None)
+            if move is not None and start.aval.size == var.aval.size:
+                yield twice([level.inputs[id(start)]], "reordered", move, var)
 
 
-def inputs_of(jaxpr: Any, variables: Sequence[Any]) -> list[tuple[int | None, bool]]:
-    """For each variable the number of the input that it is, but for what was written into a part of it, and whether something was."""
+def way_from_input(level: Level, var: Any) -> tuple[Any, list[Any]]:
+    """The input that has the elements of a variable, and the equations that take and move them, the last first; None where they are of no single one."""
+    way: list[Any] = []
+    while id(var) not in level.inputs:
+        eqn, _ = jaxpr_flow.uses(level.jaxpr).maker.get(id(var), (None, 0))
+        if eqn is None or eqn.primitive.name not in PARTS | UPDATES | MOVES or var.aval.size > eqn.invars[0].aval.size:
+            return None, []
+        way.append(eqn)
+        var = eqn.invars[0]
+    return var, way
+
+
+def needed_beside(jaxpr: Any, leaf: int, before: int, after: int) -> Iterator[HeldTwice]:
+    """A leaf whose old value, an input, is needed when the new one, an output, is there, or may be for all that the data say; or that a scan stacks anew.
+
+    Where a part of it is written, whoever reads the old value has to come first, so that the write needs what is read. Where it is made anew as a whole XLA
+    puts the new value elsewhere if it likes: only what needs both counts.
+    """
+    uses, (source, write) = jaxpr_flow.uses(jaxpr), way_back(jaxpr, after)
+    if write is None:
+        return
+    needing_both, reading = list[Any](), list[Any]()
+    for eqn, operands in uses.taken(uses.same(jaxpr.invars[before])):
+        if eqn is write[0]:
+            for operand in operands:
+                yield from inside(*write, leaf, operand)
+        elif eqn.primitive.name in COPIES:
+            continue
+        elif depends(jaxpr, eqn, write[0]):
+            needing_both.append(eqn)
+        elif source == before and not depends(jaxpr, write[0], eqn):
+            reading.append(eqn)
+    for eqn in (needing_both or reading)[:1]:
+        operation: Twice = "old and new at once" if needing_both else "read, then written"
+        yield twice([leaf], operation, eqn, jaxpr.invars[before])
+
+
+def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice]:
+    """The same of a call, or of the steps of a loop, to which the old value is handed and which gives the new one."""
+    params = eqn.params
+    if (inner := jaxpr_flow.called(eqn)) is not None:
+        yield from needed_beside(inner, leaf, operand, output)
+    elif eqn.primitive.name == WHILE and operand == params["cond_nconsts"] + params["body_nconsts"] + output:
+        yield from needed_beside(compat.open_jaxpr(params["body_jaxpr"]), leaf, params["body_nconsts"] + output, output)
+    elif eqn.primitive.name == SCAN:
+        body, (consts, carry) = compat.open_jaxpr(params["jaxpr"]), compat.scan_layout(eqn)
+        if operand == consts + output < consts + carry:
+            yield from needed_beside(body, leaf, operand, output)
+        elif operand >= consts + carry and params["length"] > 1:
+            source, write = way_back(body, output)
+            if source == operand and write is not None:
+                yield twice([leaf], "stacked anew", eqn, eqn.outvars[output])
+
+
+def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:
+    """Whether an equation needs what another one makes."""
+    takers, ahead, seen = jaxpr_flow.uses(jaxpr).takers, [other], {id(other)}
+    for each in ahead:
+        new = [user for out in each.outvars for user in takers.get(id(out), ()) if id(user) not in seen]
+        seen.update(map(id, new))
+        ahead += new
+    return id(eqn) in seen
+
+
+def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | None]:
+    """The number of the input that an output is but for what was written into it, and the equation that wrote first, with the number of its output.
+
+    No number, and the equation that made it, where it is another value as a whole.
+    """
     made_by = jaxpr_flow.uses(jaxpr).maker
-    inputs = {id(var): number for number, var in enumerate(jaxpr.invars)}
-
-    def follow(var: Any) -> tuple[int | None, bool]:
-        written = False
-        while id(var) in made_by:
-            eqn, output = made_by[id(var)]
-            operand, part = operand_of(eqn, output)
-            if operand is None:
-                return None, False
-            var, written = eqn.invars[operand], written or part
-        return inputs.get(id(var)), written
-
-    return [follow(var) for var in variables]
-
-
-def operand_of(eqn: Any, output: int) -> tuple[int | None, bool]:
-    """The number of the operand that an output is, in the same way: here, or in a jit inside."""
-    if eqn.primitive.name in UPDATES:
-        return 0, True
-    inner = jaxpr_flow.called(eqn)
-    return inputs_of(inner, [inner.outvars[output]])[0] if inner is not None else (handed_through(eqn)[output], False)
+    var, write = jaxpr.outvars[output], None
+    while id(var) in made_by:
+        here = eqn, number = made_by[id(var)]
+        operand, written = handed_through(eqn)[number], False
+        if eqn.primitive.name in UPDATES:
+            operand, written = 0, True
+        elif (inner := jaxpr_flow.called(eqn)) is not None:
+            operand, inside = way_back(inner, number)
+            written = inside is not None
+        if operand is None:
+            return None, here
+        var, write = eqn.invars[operand], here if written else write
+    return next((number for number, own in enumerate(jaxpr.invars) if own is var), None), write
 
 
-def stacked(eqn: Any) -> list[Any]:
-    """The outputs of a scan that have an axis for its steps."""
+def twice(leaves: Iterable[int], operation: Twice, eqn: Any, whole: Any, *parts: Any) -> HeldTwice:
+    types = tuple(describe(var.aval) for var in (whole, *parts))
+    return HeldTwice(tuple(sorted(leaves)), operation, compat.equation_line(eqn), types, size_of(whole.aval))
+
+
+def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
+    """The outputs of a scan: those that it carries, and those that have an axis for its steps."""
     _, carry = compat.scan_layout(eqn)
-    return list(eqn.outvars[carry:])
-
-
-def carried(eqn: Any) -> list[Any]:
-    """The abstract values that a scan carries."""
-    _, carry = compat.scan_layout(eqn)
-    return [var.aval for var in eqn.outvars[:carry]]
+    return eqn.outvars[:carry], eqn.outvars[carry:]
 
 
 def goes_back(eqn: Any) -> bool:

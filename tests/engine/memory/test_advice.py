@@ -14,7 +14,7 @@ from healthy import HEALTHY, assign
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.compat import primitives
-from pytest_nnxcheck.core.evidence import Held, Joined, LargeLine, Recast, Restacked, Saved, Stack
+from pytest_nnxcheck.core.evidence import Held, HeldTwice, LargeLine, Recast, Saved, Stack
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.subject.waste import Waste, waste
 

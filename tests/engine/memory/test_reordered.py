@@ -9,7 +9,7 @@ from checking import some
 from flax import nnx
 
 from pytest_nnxcheck import check, compat
-from pytest_nnxcheck.core.evidence import Held, Reordered
+from pytest_nnxcheck.core.evidence import Held, HeldTwice
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.subject.waste import Waste, waste
 
