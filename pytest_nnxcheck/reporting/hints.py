@@ -115,17 +115,18 @@ TABLE = {
 }
 """Cause to advice; what stands in braces is filled in."""
 
+COMES_FIRST = "value, read = jax.lax.optimization_barrier((value, read)) says to XLA, from jax 0.12 on, that what is read comes first"
+
 TWICE: dict[Twice, str] = {
-    "old and new at once": "whose old value is needed beside the new one; keep the rows that are written in place of all, or make the new value, and what"
-    " needs both, row by row in a loop",
-    "read, then written": "which is read, and then written into: no data say that the read comes first; value, read ="
-    " jax.lax.optimization_barrier((value, read)), and write into that value (XLA before jax 0.12 copies all the same)",
-    "stacked anew": "which a scan takes step by step, writes a part of, and stacks anew; carry the whole stack, and write into it in place",
+    "old and new at once": "needed beside its new value; keep no more of the old one than the rows that are written, or write all in a loop, row by row, each"
+    f" with what needs both: {COMES_FIRST}",
+    "read, then written": f"read, and a part of it written in no order with that; write into the value of which {COMES_FIRST}",
+    "stacked anew": "taken by a scan step by step, a part written, and stacked anew; carry the whole stack, and write into it in place",
     "joined": "joined into one array; keep them in one Variable, or take each by itself",
-    "cut and joined again": "cut and joined again; write each part into the whole, in place",
+    "cut and joined again": "cut and joined again; write into the whole, in place",
     "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
 }
-"""How a leaf comes to be held twice, and what to write instead."""
+"""How all of a leaf comes to be held once more, and what to write instead."""
 
 TREES = ("attribute", "list", "dict")
 """What `nnx.data` makes flax hand out with the module: jax takes these apart, and not a deque."""

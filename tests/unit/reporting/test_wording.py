@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from pytest_nnxcheck.core.evidence import Bound, LargeLine, Recast, Saved, Split, Stack
+from pytest_nnxcheck.core.evidence import Bound, HeldTwice, LargeLine, Recast, Saved, Split, Stack
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, FactKind, FedBack
 from pytest_nnxcheck.core.observation import ArrayType, Leak
@@ -166,6 +166,10 @@ def test_where_a_budget_comes_from(bound, row):
         (
             Recast(9, "", "float32", "float32[64]", KIB, widens=True, looped=True),
             "1.0 KiB float32[64]: all of an input once more in another dtype; cast it inside the loop, a step's part at a time",
+        ),
+        (
+            HeldTwice((0, 1, 2), "joined", "m.py:3", ("float32[64]",), KIB, ("model.q", "model.k", "model.v")),
+            "1.0 KiB: all of model.q and 2 more once more, joined into one array; keep them in one Variable, or take each by itself (m.py:3)",
         ),
         (
             Saved("m.py:3", 4, 8 * KIB, 0),
