@@ -162,6 +162,7 @@ class Uses:
         self.takers: defaultdict[int, list[Any]] = defaultdict(list)
         self.maker: dict[int, tuple[Any, int]] = {}
         self._through: dict[int, Sources] = {}
+        self.order = {id(eqn): number for number, eqn in enumerate(jaxpr.eqns)}
         for eqn in jaxpr.eqns:
             for key in dict.fromkeys(map(id, eqn.invars)):
                 self.takers[key].append(eqn)

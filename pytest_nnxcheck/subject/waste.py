@@ -18,7 +18,6 @@ from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.evidence import HeldTwice, Recast, Saved, Stack, Twice
 from pytest_nnxcheck.subject import jaxpr_flow
-from pytest_nnxcheck.subject.jaxpr_flow import handed_through
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 """Equations that take one element of a stack where their result is no larger than one."""
@@ -190,12 +189,13 @@ def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice
 
 
 def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:
-    """Whether an equation needs what another one makes."""
-    takers, ahead, seen = jaxpr_flow.uses(jaxpr).takers, [other], {id(other)}
+    """Whether an equation needs what another one makes; what comes after it need not be looked at."""
+    uses, ahead, seen = jaxpr_flow.uses(jaxpr), [other], {id(other)}
     for each in ahead:
-        new = [user for out in each.outvars for user in takers.get(id(out), ()) if id(user) not in seen]
-        seen.update(map(id, new))
-        ahead += new
+        users = (user for out in each.outvars for user in uses.takers.get(id(out), ()))
+        new = {id(user): user for user in users if id(user) not in seen and uses.order[id(user)] <= uses.order[id(eqn)]}
+        seen.update(new)
+        ahead += new.values()
     return id(eqn) in seen
 
 
@@ -204,19 +204,21 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
 
     No number, and the equation that made it, where it is another value as a whole.
     """
-    made_by = jaxpr_flow.uses(jaxpr).maker
+    uses = jaxpr_flow.uses(jaxpr)
     var, write = jaxpr.outvars[output], None
-    while id(var) in made_by:
-        here = eqn, number = made_by[id(var)]
-        operand, written = handed_through(eqn)[number], False
-        if eqn.primitive.name in UPDATES:
-            operand, written = 0, True
-        elif (inner := jaxpr_flow.called(eqn)) is not None:
+    while id(var) in uses.maker:
+        here = eqn, number = uses.maker[id(var)]
+        operand: int | None = 0
+        if (inner := jaxpr_flow.called(eqn)) is not None:
             operand, inside = way_back(inner, number)
-            written = inside is not None
+            write = write if inside is None else here
+        elif eqn.primitive.name in UPDATES:
+            write = here
+        else:
+            operand = uses.through(eqn)[number]
         if operand is None:
             return None, here
-        var, write = eqn.invars[operand], here if written else write
+        var = eqn.invars[operand]
     return next((number for number, own in enumerate(jaxpr.invars) if own is var), None), write
 
 
