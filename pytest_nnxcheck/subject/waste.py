@@ -210,8 +210,8 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
         here = eqn, number = uses.maker[id(var)]
         operand: int | None = 0
         if (inner := jaxpr_flow.called(eqn)) is not None:
-            operand, inside = way_back(inner, number)
-            write = write if inside is None else here
+            operand, written = way_back(inner, number)
+            write = write if written is None else here
         elif eqn.primitive.name in UPDATES:
             write = here
         else:
