@@ -182,10 +182,8 @@ def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice
         body, (consts, carry) = compat.open_jaxpr(params["jaxpr"]), compat.scan_layout(eqn)
         if operand == consts + output < consts + carry:
             yield from needed_beside(body, leaf, operand, output)
-        elif operand >= consts + carry and params["length"] > 1:
-            source, write = way_back(body, output)
-            if source == operand and write is not None:
-                yield twice([leaf], "stacked anew", eqn, eqn.outvars[output])
+        elif params["length"] > 1 and operand >= consts + carry and way_back(body, output)[0] == operand:
+            yield twice([leaf], "stacked anew", eqn, eqn.outvars[output])
 
 
 def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:

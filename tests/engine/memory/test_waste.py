@@ -30,6 +30,11 @@ ROWS = {
     "what is written is read": (None, lambda w, x: (w.at[3].set(w[3] + w[4] + x), x)),
     "the new value is read": (None, lambda w, x: ((new := w.at[3].set(x)), new.sum())),
     "handed back": (None, lambda w, x: (BARRIER(w), w.sum())),
+    "handed to a barrier, and to nothing else": (None, lambda w, x: (w.at[3].set(x), (x, BARRIER(w))[0])),
+    "handed through a remat, and then written": (
+        None,
+        lambda w, x: ((both := jax.checkpoint(lambda w: (w, w.sum()))(w))[0].at[3].set(x), both[1]),
+    ),
     "made anew, and read in no order": (None, lambda w, x: (jnp.tanh(w), w @ x)),
     "made anew": ("old and new at once", lambda w, x: ((new := jnp.tanh(w)), (new - w).sum())),
     "made anew, read by what the new one gave": (
@@ -67,6 +72,12 @@ ROWS = {
         "old and new at once",
         lambda w, x: LOOP(0, 4, lambda k, both: ((new := jnp.tanh(both[0])), (new - both[0])[k]), (w, x)),
     ),
+    "in a while loop": (
+        "read, then written",
+        lambda w, x: jax.lax.while_loop(
+            lambda both: both[1].sum() < x.sum(), lambda both: (both[0].at[3].set(x), both[0][5]), (w, x)
+        ),
+    ),
     "of another leaf": (None, lambda w, x: (x[None].at[0].set(w[3]), w[5])),
 }
 
@@ -77,9 +88,9 @@ def test_the_old_value_is_needed_beside_the_new_one_where_the_data_say_so(name):
     assert held_twice(call, jnp.ones((8, 8)), jnp.ones(8)) == ([(operation, 0)] if operation else [])
 
 
-def stacked_anew(body):
+def stacked_anew(body, steps=3):
     call = jax.jit(lambda stack, x: jax.lax.scan(body, x, stack)[::-1])
-    return held_twice(call, jnp.ones((3, 5)), jnp.ones(())) == [("stacked anew", 0)]
+    return held_twice(call, jnp.ones((steps, 5)), jnp.ones(())) == [("stacked anew", 0)]
 
 
 def test_a_stack_of_which_each_step_writes_a_part_is_stacked_anew_and_no_other():
@@ -88,6 +99,7 @@ def test_a_stack_of_which_each_step_writes_a_part_is_stacked_anew_and_no_other()
     assert stacked_anew(lambda h, old: (h, update(old, h)))
     assert stacked_anew(lambda h, old: (h, BARRIER(old).at[0].set(h)))
     assert stacked_anew(lambda h, old: (h, update(update(old, h), h).at[1].add(h)))
+    assert not stacked_anew(lambda h, old: (h, old.at[0].set(h)), steps=1)
     assert not stacked_anew(lambda h, old: (h, old * 0.9)), "other values as a whole, as the mean of a norm"
     assert not stacked_anew(lambda h, old: (h, jnp.zeros(5).at[0].set(old[1]))), "a new array"
     assert not stacked_anew(lambda h, old: (h + old.sum(), BARRIER(old))), "handed on"
