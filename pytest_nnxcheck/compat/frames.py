@@ -45,12 +45,12 @@ MAP = "map"
 """`jax.lax.map`, which nnx has not; `jax.tree.map` is another."""
 
 _LIBRARIES = ("jax", "jaxlib", "flax")
-_JIT_THEMSELVES = ("make_jaxpr_f", "custom_root")
+_BY_ITSELF = ("make_jaxpr_f", "custom_root", "grad_f", "value_and_grad_f", "vmap_f", "fun_remat")
 
 
-def jits_by_itself(frame: FrameType) -> bool:
-    """Whether a function of jax jits what it was handed: the user wrote no jit there."""
-    return frame.f_code.co_name in _JIT_THEMSELVES and _package(frame) == "jax"
+def transforms_by_itself(frame: FrameType) -> bool:
+    """Whether a function of jax calls another transform for what it was handed: the user did not write that one."""
+    return frame.f_code.co_name in _BY_ITSELF and _package(frame) == "jax"
 
 
 def called(frame: FrameType) -> str:

@@ -30,4 +30,12 @@ COPIES = frozenset({"copy", "copy_p", BARRIER, CONSTRAINT, "name", "stop_gradien
 UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 """What writes a part of its first operand."""
 
+JOINS = frozenset({"concatenate", "stack"})
+"""What makes one array of all of its operands; jax 0.12 has a `stack`."""
+
+PARTS = frozenset(
+    {"slice", "dynamic_slice", "split", "unstack", "squeeze", "reshape", "expand_dims", "broadcast_in_dim"}
+)
+"""What gives elements of its first operand, all or some, in their order; a broadcast where it has as many."""
+
 GATHER, SLICES = "gather", frozenset({"slice", "dynamic_slice"})

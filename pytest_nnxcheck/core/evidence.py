@@ -6,6 +6,7 @@ Pure data: nothing here imports jax, flax, hypothesis or pytest.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -134,20 +135,35 @@ class Recast:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """All of several leaves of the state once more, joined into one array: its bytes and type, the name of the first, and the others."""
+Twice = Literal[
+    "old and new at once",
+    "read, then written",
+    "stacked anew",
+    "joined",
+    "cut and joined again",
+    "reordered",
+]
+"""How it comes about that all of a leaf is held once more: a word of `reporting.hints.TWICE`."""
 
+
+@dataclass(frozen=True, slots=True)
+class HeldTwice:
+    """All of some leaves once more, by the numbers of the program's inputs: bytes of what is held, and ``types`` of the arrays, or of their parts.
+
+    As advice, all leaves of a line, with their names.
+    """
+
+    leaves: tuple[int, ...]
+    operation: Twice
     line: str
-    type: str
+    types: tuple[str, ...]
     bytes: int
-    name: str
-    others: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a scan saves for its backward pass: bytes of all steps, and of those what its carry needs, which a remat saves as well."""
+    """What the scans of a line save for their backward pass: bytes of all steps, and of those what the carry needs, which a remat saves as well."""
 
     line: str
     steps: int
@@ -166,33 +182,6 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class Restacked:
-    """A leaf, by the number of the program's input, that a scan takes step by step, writes a part of, and stacks anew: bytes of the new stack.
-
-    As advice, all such leaves of a line: the bytes of all, the name of the first, and the others.
-    """
-
-    leaf: int
-    line: str
-    type: str
-    bytes: int
-    name: str = ""
-    others: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Reordered:
-    """All of a leaf, by the number of the program's input, in another order, for a loop that takes it: its bytes; ``reversed`` where that is backwards."""
-
-    leaf: int
-    line: str
-    type: str
-    bytes: int
-    reversed: bool = False
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LargeLine:
     """A line whose arrays are larger than all that goes into the call and comes out of it, ``handed``; type and operation of the largest."""
 
@@ -203,7 +192,7 @@ class LargeLine:
     handed: int
 
 
-Advice = Recast | Joined | Saved | Stack | Restacked | Reordered | LargeLine
+Advice = HeldTwice | Recast | LargeLine | Saved | Stack
 """What the un-nested call spends memory on: bytes a device, and the user's line, empty where there is none."""
 
 

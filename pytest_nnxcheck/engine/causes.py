@@ -20,7 +20,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.frames import TRACES_JITTED, called, jits_by_itself
+from pytest_nnxcheck.compat.frames import TRACES_JITTED, called, transforms_by_itself
 from pytest_nnxcheck.core.notes import CapturedBy, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.engine.abstract_run import trace
@@ -140,7 +140,7 @@ def user_caller(frame: FrameType) -> FrameType | None:
     """The user's frame that called a transform; None where another function of jax called it that is one, or has its own use for it."""
     above = frame.f_back
     while above is not None and library(above):
-        if called(above) or jits_by_itself(above):
+        if called(above) or transforms_by_itself(above):
             return None
         above = above.f_back
     return above

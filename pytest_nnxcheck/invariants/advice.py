@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, Joined, LargeLine, Recast, Reordered, Restacked
-from pytest_nnxcheck.subject.waste import Waste
+from pytest_nnxcheck.core.evidence import FLOOR, Advice, Held, HeldTwice, LargeLine, Recast, Saved, Twice
+from pytest_nnxcheck.jaxprs.waste import Waste
 
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""
@@ -44,18 +44,42 @@ def advice(
     ``leaves`` are the names of the flat leaves of the state, ``inputs`` those of the flat inputs, which follow them.
     """
     types = {held.shape for held in live if held.kind in ("temporary", "output")}
+    names = dict(enumerate([*leaves, *inputs]))
     pieces: list[Advice] = [
-        *(named(leaf, [*leaves, *inputs]) for leaf in spent.recasts if is_waste(leaf, sizes) and leaf.type in types),
-        *joined(live, frozenset(leaves), sizes),
-        *(scan for scan in spent.saved if scan.bytes - scan.carried >= max(FLOOR, LARGEST * peak)),
+        *held_twice(spent.twice, live, leaves, sizes),
+        *(
+            replace(leaf, name=names.get(leaf.leaf, ""))
+            for leaf in spent.recasts
+            if is_waste(leaf, sizes) and leaf.type in types
+        ),
+        *(scan for scan in on_one_line(spent.saved) if scan.bytes - scan.carried >= max(FLOOR, LARGEST * peak)),
         *(stack for stack in spent.stacks if stack.bytes >= FLOOR and stack.type in types),
-        *in_other_order([leaf for leaf in spent.reordered if leaf.type in types], leaves, sizes),
-        *stacked_anew([leaf for leaf in spent.restacked if leaf.type in types], leaves, sizes),
     ]
     # A scan that saves little, or as little as it can, holds that on its own line.
     lines = {piece.line for piece in pieces} | {scan.line for scan in spent.saved}
-    pieces += [outgrown(line, made, sizes) for line, made in larger_than_all(live, sizes) if line not in lines]
+    pieces += [piece for piece in larger_than_all(live, sizes) if piece.line not in lines]
     return tuple(sorted(dict.fromkeys(pieces), key=lambda piece: -piece.bytes))
+
+
+def held_twice(
+    facts: Sequence[HeldTwice], live: Sequence[Held], leaves: Sequence[str], sizes: Sizes
+) -> Iterator[HeldTwice]:
+    """The leaves of the state that are held once more at the peak, by what happens to them and where, if they are large together.
+
+    Not inputs: nobody donates a batch, and putting it in order for a scan costs little. Nor what XLA does without: the temporaries of such types count,
+    and no more than the leaves have.
+    """
+    lines: dict[tuple[Twice, str], list[HeldTwice]] = {}
+    for fact in dict.fromkeys(facts):
+        if max(fact.leaves) < len(leaves):
+            lines.setdefault((fact.operation, fact.line), []).append(fact)
+    for (operation, line), group in lines.items():
+        types = tuple(dict.fromkeys(kind for fact in group for kind in fact.types))
+        found = sum(held.bytes for held in live if held.kind == "temporary" and held.shape in types)
+        size = min(found, sum(fact.bytes for fact in group))
+        if size >= max(FLOOR, SHARE * sizes.state):
+            numbers = tuple(dict.fromkeys(number for fact in group for number in fact.leaves))
+            yield HeldTwice(numbers, operation, line, types, size, tuple(leaves[number] for number in numbers))
 
 
 def is_waste(leaf: Recast, sizes: Sizes) -> bool:
@@ -63,39 +87,16 @@ def is_waste(leaf: Recast, sizes: Sizes) -> bool:
     return leaf.bytes >= max(FLOOR, SHARE * sizes.state) and (leaf.widens or leaf.looped)
 
 
-def in_other_order(candidates: Sequence[Reordered], leaves: Sequence[str], sizes: Sizes) -> Iterator[Reordered]:
-    """The large leaves of the state among them: a batch is put in order for its scan by most authors, and is small."""
-    for leaf in candidates:
-        if leaf.leaf < len(leaves) and leaf.bytes >= max(FLOOR, SHARE * sizes.state):
-            yield replace(leaf, name=leaves[leaf.leaf])
+def on_one_line(scans: Sequence[Saved]) -> Iterator[Saved]:
+    """What the scans of each line save together: a line that each layer of a model runs has several."""
+    lines: dict[str, list[Saved]] = {}
+    for scan in scans:
+        lines.setdefault(scan.line, []).append(scan)
+    for line, group in lines.items():
+        yield Saved(line, *(sum(getattr(scan, name) for scan in group) for name in ("steps", "bytes", "carried")))
 
 
-def stacked_anew(candidates: Sequence[Restacked], leaves: Sequence[str], sizes: Sizes) -> Iterator[Restacked]:
-    """The leaves of the state that the scans of a line stack anew, where they are large together: the keys and the values of a cache.
-
-    Of an input, which nobody donates, the output is another array anyway.
-    """
-    lines: dict[str, dict[int, Restacked]] = {}
-    for leaf in candidates:
-        if leaf.leaf < len(leaves):
-            lines.setdefault(leaf.line, {})[leaf.leaf] = leaf
-    for first, *others in (list(of_line.values()) for of_line in lines.values()):
-        size = sum(leaf.bytes for leaf in (first, *others))
-        if size >= max(FLOOR, SHARE * sizes.state):
-            rest = tuple(leaves[leaf.leaf] for leaf in others)
-            yield replace(first, name=leaves[first.leaf], others=rest, bytes=size)
-
-
-def joined(live: Sequence[Held], leaves: frozenset[str], sizes: Sizes) -> Iterator[Joined]:
-    """The temporaries that are nothing but large leaves of the state, one behind the other."""
-    for held in live:
-        if held.kind != "temporary" or not held.joined or held.bytes < max(FLOOR, SHARE * sizes.state):
-            continue
-        if leaves >= {held.name, *held.joined}:
-            yield Joined(held.place, held.shape, held.bytes, held.name, held.joined)
-
-
-def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[tuple[str, list[Held]]]:
+def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[LargeLine]:
     """The user's lines with a temporary far larger than all that the call is handed and returns; what XLA inserted by itself is not theirs.
 
     Not the sum: a line that calls a model has what each of its layers leaves for the backward pass.
@@ -105,18 +106,7 @@ def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[tuple[str, l
         if held.kind == "temporary" and held.stack and not held.inserted:
             lines.setdefault(held.place, []).append(held)
     for line, made in lines.items():
-        if max(held.bytes for held in made) > max(FLOOR, TIMES * sizes.handed):
-            yield line, made
-
-
-def size_of(made: Sequence[Held]) -> int:
-    return sum(held.bytes for held in made)
-
-
-def named(leaf: Recast, names: Sequence[str]) -> Recast:
-    return replace(leaf, name=names[leaf.leaf]) if leaf.leaf < len(names) else leaf
-
-
-def outgrown(line: str, made: Sequence[Held], sizes: Sizes) -> LargeLine:
-    largest = max(made, key=lambda held: held.bytes)
-    return LargeLine(line, size_of(made), type=largest.shape, operation=largest.operation, handed=sizes.handed)
+        largest = max(made, key=lambda held: held.bytes)
+        if largest.bytes > max(FLOOR, TIMES * sizes.handed):
+            size = sum(held.bytes for held in made)
+            yield LargeLine(line, size, largest.shape, largest.operation, sizes.handed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -162,10 +162,33 @@ class Uses:
     def __init__(self, jaxpr: Any) -> None:
         self.takers: defaultdict[int, list[Any]] = defaultdict(list)
         self.maker: dict[int, tuple[Any, int]] = {}
+        self._through: dict[int, Sources] = {}
+        self.order = {id(eqn): number for number, eqn in enumerate(jaxpr.eqns)}
         for eqn in jaxpr.eqns:
             for key in dict.fromkeys(map(id, eqn.invars)):
                 self.takers[key].append(eqn)
             self.maker.update((id(var), (eqn, number)) for number, var in enumerate(eqn.outvars))
+
+    def through(self, eqn: Any) -> Sources:
+        """What `handed_through` says of an equation."""
+        if id(eqn) not in self._through:
+            self._through[id(eqn)] = handed_through(eqn)
+        return self._through[id(eqn)]
+
+    def same(self, var: Any) -> list[int]:
+        """The ids of a variable and of those that are handed through from it."""
+        ids = [id(var)]
+        for key in ids:
+            for eqn in self.takers.get(key, ()):
+                passed = zip(eqn.outvars, self.through(eqn), strict=True)
+                ids += [id(out) for out, operand in passed if operand is not None and id(eqn.invars[operand]) == key]
+        return ids
+
+    def taken(self, ids: Iterable[int]) -> list[tuple[Any, list[int]]]:
+        """The equations that take any of these variables, each with the numbers of the operands."""
+        ids = frozenset(ids)
+        eqns = {id(eqn): eqn for key in ids for eqn in self.takers.get(key, ())}
+        return [(eqn, [k for k, var in enumerate(eqn.invars) if id(var) in ids]) for eqn in eqns.values()]
 
 
 _uses: WeakKeyDictionary[Any, Uses] = WeakKeyDictionary()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
+from pytest_nnxcheck.core.evidence import Twice
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
@@ -108,6 +109,19 @@ TABLE = {
     " nnx.switch instead of that of jax.lax",
 }
 """Cause to advice; what stands in braces is filled in."""
+
+COMES_FIRST = "value, read = jax.lax.optimization_barrier((value, read)) says to XLA, from jax 0.12 on, that what is read comes first"
+
+TWICE: dict[Twice, str] = {
+    "old and new at once": "needed beside its new value; keep no more of the old one than the rows that are written, or write all in a loop, row by row, each"
+    f" with what needs both: {COMES_FIRST}",
+    "read, then written": f"read, and a part of it written in no order with that; write into the value of which {COMES_FIRST}",
+    "stacked anew": "taken by a scan step by step, a part written, and stacked anew; carry the whole stack, and write into it in place",
+    "joined": "joined into one array; keep them in one Variable, or take each by itself",
+    "cut and joined again": "cut and joined again; write into the whole, in place",
+    "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
+}
+"""How all of a leaf comes to be held once more, and what to write instead."""
 
 TREES = ("attribute", "list", "dict")
 """What `nnx.data` makes flax hand out with the module: jax takes these apart, and not a deque."""

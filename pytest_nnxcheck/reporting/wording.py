@@ -10,11 +10,9 @@ from pytest_nnxcheck.core.evidence import (
     Advice,
     Bound,
     Evidence,
-    Joined,
+    HeldTwice,
     LargeLine,
     Recast,
-    Reordered,
-    Restacked,
     Saved,
     Stack,
 )
@@ -159,9 +157,9 @@ def advice(piece: Advice) -> str:
         case Recast():
             cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
             return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
-        case Joined():
-            whose = memory_breakdown.listed(piece.name, piece.others)
-            return f"{size} {piece.type}: all of {whose} once more, joined into one array; keep them in one Variable, or take each by itself{at}"
+        case HeldTwice():
+            whose = memory_breakdown.listed(piece.names[0], piece.names[1:])
+            return f"{size}: all of {whose} once more, {hints.TWICE[piece.operation]}{at}"
         case Saved():
             return (
                 f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
@@ -172,13 +170,6 @@ def advice(piece: Advice) -> str:
                 "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
             )
             return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
-        case Restacked():
-            whose = memory_breakdown.listed(piece.name, piece.others)
-            what = f"all of {whose} once more: a scan takes it step by step, writes a part and stacks it anew"
-            return f"{size}: {what}; carry the whole stack, and write into it in place{at}"
-        case Reordered():
-            cure = "run the loop with reverse=True" if piece.reversed else "put a step's part in order inside the loop"
-            return f"{size} {piece.type}: all of {piece.name} once more in another order; {cure}{at}"
         case LargeLine():
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"

@@ -20,10 +20,10 @@ from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
+from pytest_nnxcheck.jaxprs.waste import NOTHING, Waste, waste
 from pytest_nnxcheck.subject.captured_constants import captured
 from pytest_nnxcheck.subject.signatures import in_users_words
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.subject.waste import NOTHING, Waste, waste
 from pytest_nnxcheck.subject.write_back import statics
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -129,6 +129,8 @@ def profile(subject: Subject) -> Profile:
     paths = {path for path, _ in number_of}
     types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
+    outputs = enumerate(numbered(after), len(out))
+    output_of = {key: output for output, (key, _) in outputs if key[0] in changed and key in number_of}
     captures = captured(closed, walk(subject.roots(subject.state)).arrays)
     parameters = differentiable(subject, before)
     return Profile(
@@ -164,7 +166,7 @@ def profile(subject: Subject) -> Profile:
             if path in parameters
         ),
         promoted=promoted(jaxpr, len(out), before, after),
-        waste=waste(jaxpr),
+        waste=waste(jaxpr, {number_of[key]: output for key, output in output_of.items()}),
         precision=flow.lowest_precision(closed),
         equations=flow.equations(closed),
         calls_back=flow.calls_back(closed),

@@ -141,7 +141,9 @@ def test_the_same_line_is_held_against_the_un_nested_program():
 
 
 def test_what_a_generated_layer_made_is_told_by_the_layer():
-    found = call(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((64, 64)), nesting="jit > scan > vmap", memory_budget=1)
+    found = call(
+        nnx.Linear(64, 64, rngs=nnx.Rngs(0)), jnp.ones((64, 64)), nesting="jit > scan > vmap", memory_budget="0.01x"
+    )
     assert {place.line for place in told(found).places if place.bytes > KiB} == {"scan", "vmap"}
     assert rows(found, "line")[0].startswith("the layer scan of the nesting   ")
     assert "not in the un-nested program" in rows(found, "line")[0]

@@ -41,7 +41,7 @@ def plain(how, length):
 @pytest.mark.parametrize("how", ["scan", "vmap", "while_loop", "fori_loop"])
 def test_what_a_step_adds_is_what_it_adds_at_other_lengths(how, style, example):
     nesting = f"jit[functional] > {how}" + (f"[{style}]" if style != "argument" else "")
-    found = call(call_of, X, nesting=nesting, memory_budget=1, example=example)
+    found = call(call_of, X, nesting=nesting, memory_budget="0.01x", example=example)
     growth = told(found).growth
     assert growth is not None, text(found)
     assert growth.per_step.peak * 8 == plain(how, 16) - plain(how, 8)
@@ -50,7 +50,7 @@ def test_what_a_step_adds_is_what_it_adds_at_other_lengths(how, style, example):
 
 
 def test_a_step_that_grows_the_state_of_a_mapped_axis_counts_it():
-    found = call(nnx.BatchNorm(128, rngs=nnx.Rngs(0)), numbers((16, 128)), nesting="jit > vmap", memory_budget=1)
+    found = call(nnx.BatchNorm(128, rngs=nnx.Rngs(0)), numbers((16, 128)), nesting="jit > vmap", memory_budget="0.01x")
     assert told(found).growth.per_step.arguments == 16 * 128 * 4
     assert told(found).growth.per_step.temporaries >= 2 * 128 * 4
 
@@ -73,7 +73,7 @@ def test_the_growth_is_measured_without_running_the_call():
         jax.debug.callback(lambda: ran.append(1))
         return x * 2
 
-    found = call(counts, X, nesting="jit > scan", memory_budget=1)
+    found = call(counts, X, nesting="jit > scan", memory_budget="0.01x")
     jax.effects_barrier()
     assert told(found).growth is not None
     # Two steps of the nesting, one call of the un-nested jit.
@@ -83,5 +83,5 @@ def test_the_growth_is_measured_without_running_the_call():
 @pytest.mark.slow
 def test_growth_of_an_abstract_call():
     abstract = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    found = call(call_of, abstract, nesting="jit > scan", memory_budget=1)
+    found = call(call_of, abstract, nesting="jit > scan", memory_budget="0.01x")
     assert told(found).growth.per_step.peak * 8 == plain("scan", 16) - plain("scan", 8)

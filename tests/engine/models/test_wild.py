@@ -63,7 +63,7 @@ def test_it_holds_or_is_rejected_with_a_reason(name):
         plain = run(case, "un-nested", example)
     assert plain.outcome.verdict == "held", (text(plain), plain.error)
     with Example(memo) as example:
-        jitted = run(HERE[name](), "jit", example, invariants=ASKED_OF_JIT)
+        jitted = run(HERE[name](), "jit", example, invariants=ASKED_OF_JIT, memory_advice="fail")
     paths = [violation.findings[0].path for violation in jitted.outcome.violations]
     assert paths == ([CHANGES_TYPES[name]] if name in CHANGES_TYPES else []), text(jitted)
     noted = any("recompilation not asserted" in note for note in jitted.outcome.notes)

@@ -5,13 +5,12 @@ from typing import get_args
 
 import pytest
 
-from pytest_nnxcheck.core.evidence import Bound, LargeLine, Recast, Saved, Split, Stack
+from pytest_nnxcheck.core.evidence import Bound, HeldTwice, LargeLine, Recast, Saved, Split, Stack
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, FactKind
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
-    DroppedInside,
     Figures,
     LostBuffer,
     MadeInEndedTrace,
@@ -52,21 +51,6 @@ def left(*leaks):
 def test_what_has_no_row_is_counted():
     touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
     assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))
-    inside = [
-        DroppedInside(f"m.w{n}", of="Param", where="jax.jit at m.py:3", cause="copy", cure="jit") for n in range(40)
-    ]
-    assert said("parity", *inside).details[-2:] == (
-        ("dropped", "m.w5   Param in the body of jax.jit at m.py:3"),
-        ("", "and 34 more"),
-    )
-
-
-def test_an_output_that_the_jits_of_the_call_make_another_one():
-    finding = ValueDiffers(
-        "output", label="differs", type="float32[3]", want="1.0", have="2.0", wrong=1, elements=3, cause="inside"
-    )
-    assert said("parity", finding).summary == "output differs from what the same call returns without its jits"
-    assert said("parity", replace(finding, cause="")).summary == "output differs from that of the un-nested call"
 
 
 def test_the_seconds_of_a_nesting_add_up():
@@ -172,6 +156,10 @@ def test_where_a_budget_comes_from(bound, row):
         (
             Recast(9, "", "float32", "float32[64]", KIB, widens=True, looped=True),
             "1.0 KiB float32[64]: all of an input once more in another dtype; cast it inside the loop, a step's part at a time",
+        ),
+        (
+            HeldTwice((0, 1, 2), "joined", "m.py:3", ("float32[64]",), KIB, ("model.q", "model.k", "model.v")),
+            "1.0 KiB: all of model.q and 2 more once more, joined into one array; keep them in one Variable, or take each by itself (m.py:3)",
         ),
         (
             Saved("m.py:3", 4, 8 * KIB, 0),
@@ -282,19 +270,13 @@ def test_a_value_that_differs(finding, summary, row):
     assert (violation.summary, violation.details) == (summary, (row,))
 
 
-@pytest.mark.parametrize(
-    "cause, cure, how, hint",
-    [
-        ("attribute", "int", "which carries no Python attribute out", "keep the value in an nnx.Variable: model.n"),
-        ("broadcast", "nnx.BatchStat", "which broadcasts it (in_axes None)", "carry it: in_axes=(nnx.StateAxes({nnx.B"),
-        ("copy", "scan", "which hands its body a copy", "use nnx.scan, which hands the updates"),
-    ],
-)
-def test_an_update_that_a_transform_inside_the_call_drops(cause, cure, how, hint):
-    violation = said("parity", DroppedInside("model.n", of="BatchStat", where="scan at m.py:3", cause=cause, cure=cure))
-    assert violation.summary == f"model.n is updated in the body of scan at m.py:3, {how}: the update is dropped"
-    assert violation.details == (("dropped", "model.n   BatchStat in the body of scan at m.py:3"),)
-    assert violation.hint.startswith(hint)
+def test_an_update_that_a_transform_inside_the_call_makes_to_a_copy():
+    finding = ValueDiffers("model.n", label="dropped", of="BatchStat", type="int32[]", want="1", have="0", cause="copy")
+    violation = said("parity", finding)
+    assert violation.summary == "model.n kept its old value: a transform inside the call updated a copy of it"
+    assert violation.hint == hints.hint("jax transform")
+    plain = said("parity", replace(finding, cause=""))
+    assert (plain.summary, plain.hint) == ("model.n kept its old value: the update was dropped", "")
 
 
 def test_what_explains_a_failure_becomes_rows_of_a_violation_and_notes_of_an_exception():

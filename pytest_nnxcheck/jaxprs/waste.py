@@ -1,0 +1,246 @@
+"""What the jaxpr of a call spends memory on by its own structure: state leaves in another dtype, or held twice, what scans save, stacks that nobody reads.
+
+Facts only, with their lines; whether they matter is decided where the peak is known, by `advice`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
+from pytest_nnxcheck.core.evidence import HeldTwice, Recast, Saved, Stack, Twice
+from pytest_nnxcheck.jaxprs import flow
+
+ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
+"""Equations that take one element of a stack where their result is no larger than one."""
+
+MOVES = frozenset({"rev", "transpose", "gather"})
+"""Equations that put the elements of an array in another order, where the result is as large as the array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """The facts of one call."""
+
+    recasts: tuple[Recast, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    twice: tuple[HeldTwice, ...] = ()
+
+
+NOTHING = Waste()
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One jaxpr of a call, and which of its variables are inputs of the call as they came in, by number."""
+
+    jaxpr: Any
+    inputs: Mapping[int, int]
+
+    def users(self, var: Any) -> list[Any]:
+        """The equations that take a variable."""
+        return flow.uses(self.jaxpr).takers.get(id(var), [])
+
+
+def waste(jaxpr: Any, successors: Mapping[int, int]) -> Waste:
+    """The facts of a jaxpr, and of the jits and remats inside it; ``successors`` are the outputs that take the places of inputs, by number."""
+    every = list(levels(jaxpr, [(var, number) for number, var in enumerate(jaxpr.invars)]))
+    beside = (needed_beside(jaxpr, number, number, output) for number, output in successors.items())
+    return Waste(
+        tuple(itertools.chain(*map(recasts, every))),
+        tuple(itertools.chain(*map(saved, every))),
+        tuple(itertools.chain(*map(stacks, every))),
+        tuple(itertools.chain(*map(joined, every), *map(reordered, every), *beside)),
+    )
+
+
+def levels(jaxpr: Any, inputs: Iterable[tuple[Any, int]]) -> Iterator[Level]:
+    """A jaxpr and those of the jits, remats and custom rules inside it, of which these variables are inputs of the call."""
+    numbers = {key: number for var, number in inputs for key in flow.uses(jaxpr).same(var)}
+    yield Level(jaxpr, numbers)
+    for eqn in jaxpr.eqns:
+        if (inner := flow.called(eqn)) is not None:
+            handed = zip(inner.invars, eqn.invars, strict=True)
+            yield from levels(inner, [(var, numbers[id(own)]) for var, own in handed if id(own) in numbers])
+
+
+def recasts(level: Level) -> Iterator[Recast]:
+    """All of an input of floats in another dtype."""
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name == "convert_element_type" and id(eqn.invars[0]) in level.inputs:
+            (out,), before = eqn.outvars, eqn.invars[0].aval.dtype
+            if not jnp.issubdtype(before, jnp.inexact) or before.itemsize == 1:  # quantized on purpose
+                continue
+            yield Recast(
+                leaf=level.inputs[id(eqn.invars[0])],
+                line=compat.equation_line(eqn),
+                dtype=out.aval.dtype.name,
+                type=describe(out.aval),
+                bytes=size_of(out.aval),
+                widens=out.aval.dtype.itemsize > before.itemsize,
+                looped=any(user.primitive.name in LOOPS for user in level.users(out)),
+            )
+
+
+def saved(level: Level) -> Iterator[Saved]:
+    """Stacked outputs of a scan that a scan in the other direction takes again, step by step."""
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
+            carried, stacked = carried_and_stacked(eqn)
+            size = sum(size_of(var.aval) for var in stacked if any(map(goes_back, level.users(var))))
+            if size:
+                steps = int(eqn.params["length"])
+                yield Saved(compat.equation_line(eqn), steps, size, steps * sum(size_of(var.aval) for var in carried))
+
+
+def stacks(level: Level) -> Iterator[Stack]:
+    """Stacked outputs of a scan that nobody reads, or one step of."""
+    returned = {id(var) for var in level.jaxpr.outvars}
+    for eqn in level.jaxpr.eqns:
+        if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
+            continue
+        for var in carried_and_stacked(eqn)[1]:
+            readers = level.users(var)
+            if id(var) not in returned and all(takes_one(user, var) for user in readers):
+                yield Stack(compat.equation_line(eqn), describe(var.aval), size_of(var.aval), bool(readers))
+
+
+def joined(level: Level) -> Iterator[HeldTwice]:
+    """Inputs that are joined, all of each, or one that was cut and is joined again."""
+    for eqn in level.jaxpr.eqns:
+        ways = [way_from_input(level, var) for var in eqn.invars] if eqn.primitive.name in JOINS else []
+        sizes = {level.inputs[id(start)]: start.aval.size for start, _ in ways if start is not None}
+        if sizes and all(start is not None for start, _ in ways) and sum(sizes.values()) == eqn.outvars[0].aval.size:
+            parts = [out for _, way in ways for each in way for out in each.outvars]
+            yield twice(sizes, "joined" if len(sizes) > 1 else "cut and joined again", eqn, *eqn.outvars, *parts)
+
+
+def reordered(level: Level) -> Iterator[HeldTwice]:
+    """Inputs that a loop takes with their elements in another order: all of them are moved before its first step."""
+    for eqn in level.jaxpr.eqns:
+        for var in eqn.invars if eqn.primitive.name in LOOPS else ():
+            start, way = way_from_input(level, var)
+            move = next((each for each in way if each.primitive.name in MOVES), None)
+            if move is not None and start.aval.size == var.aval.size:
+                yield twice([level.inputs[id(start)]], "reordered", move, var)
+
+
+def way_from_input(level: Level, var: Any) -> tuple[Any, list[Any]]:
+    """The input that has the elements of a variable, and the equations that take and move them, the last first; None where they are of no single one."""
+    way: list[Any] = []
+    while id(var) not in level.inputs:
+        eqn, _ = flow.uses(level.jaxpr).maker.get(id(var), (None, 0))
+        if eqn is None or eqn.primitive.name not in PARTS | UPDATES | MOVES or var.aval.size > eqn.invars[0].aval.size:
+            return None, []
+        way.append(eqn)
+        var = eqn.invars[0]
+    return var, way
+
+
+def needed_beside(jaxpr: Any, leaf: int, before: int, after: int) -> Iterator[HeldTwice]:
+    """A leaf whose old value, an input, is needed when the new one, an output, is there, or may be for all that the data say; or that a scan stacks anew.
+
+    Where a part of it is written, whoever reads the old value has to come first, so that the write needs what is read. Where it is made anew as a whole XLA
+    puts the new value elsewhere if it likes: only what needs both counts.
+    """
+    uses, (source, write) = flow.uses(jaxpr), way_back(jaxpr, after)
+    if write is None:
+        return
+    needing_both, reading = list[Any](), list[Any]()
+    for eqn, operands in uses.taken(uses.same(jaxpr.invars[before])):
+        if eqn is write[0]:
+            for operand in operands:
+                yield from inside(*write, leaf, operand)
+        elif eqn.primitive.name in COPIES:
+            continue
+        elif depends(jaxpr, eqn, write[0]):
+            needing_both.append(eqn)
+        elif source == before and not depends(jaxpr, write[0], eqn):
+            reading.append(eqn)
+    for eqn in (needing_both or reading)[:1]:
+        operation: Twice = "old and new at once" if needing_both else "read, then written"
+        yield twice([leaf], operation, eqn, jaxpr.invars[before])
+
+
+def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice]:
+    """The same of a call, or of the steps of a loop, to which the old value is handed and which gives the new one."""
+    params = eqn.params
+    if (inner := flow.called(eqn)) is not None:
+        yield from needed_beside(inner, leaf, operand, output)
+    elif eqn.primitive.name == WHILE and operand == params["cond_nconsts"] + params["body_nconsts"] + output:
+        yield from needed_beside(compat.open_jaxpr(params["body_jaxpr"]), leaf, params["body_nconsts"] + output, output)
+    elif eqn.primitive.name == SCAN:
+        body, (consts, carry) = compat.open_jaxpr(params["jaxpr"]), compat.scan_layout(eqn)
+        if operand == consts + output < consts + carry:
+            yield from needed_beside(body, leaf, operand, output)
+        elif params["length"] > 1 and operand >= consts + carry and way_back(body, output)[0] == operand:
+            yield twice([leaf], "stacked anew", eqn, eqn.outvars[output])
+
+
+def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:
+    """Whether an equation needs what another one makes; what comes after it need not be looked at."""
+    uses, ahead, seen = flow.uses(jaxpr), [other], {id(other)}
+    for each in ahead:
+        users = (user for out in each.outvars for user in uses.takers.get(id(out), ()))
+        new = {id(user): user for user in users if id(user) not in seen and uses.order[id(user)] <= uses.order[id(eqn)]}
+        seen.update(new)
+        ahead += new.values()
+    return id(eqn) in seen
+
+
+def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | None]:
+    """The number of the input that an output is but for what was written into it, and the equation that wrote first, with the number of its output.
+
+    No number, and the equation that made it, where it is another value as a whole.
+    """
+    uses = flow.uses(jaxpr)
+    var, write = jaxpr.outvars[output], None
+    while id(var) in uses.maker:
+        here = eqn, number = uses.maker[id(var)]
+        operand: int | None = 0
+        if (inner := flow.called(eqn)) is not None:
+            operand, written = way_back(inner, number)
+            write = write if written is None else here
+        elif eqn.primitive.name in UPDATES:
+            write = here
+        else:
+            operand = uses.through(eqn)[number]
+        if operand is None:
+            return None, here
+        var = eqn.invars[operand]
+    return next((number for number, own in enumerate(jaxpr.invars) if own is var), None), write
+
+
+def twice(leaves: Iterable[int], operation: Twice, eqn: Any, whole: Any, *parts: Any) -> HeldTwice:
+    types = tuple(describe(var.aval) for var in (whole, *parts))
+    return HeldTwice(tuple(sorted(leaves)), operation, compat.equation_line(eqn), types, size_of(whole.aval))
+
+
+def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
+    """The outputs of a scan: those that it carries, and those that have an axis for its steps."""
+    _, carry = compat.scan_layout(eqn)
+    return eqn.outvars[:carry], eqn.outvars[carry:]
+
+
+def goes_back(eqn: Any) -> bool:
+    return eqn.primitive.name == SCAN and bool(eqn.params["reverse"])
+
+
+def takes_one(eqn: Any, stack: Any) -> bool:
+    """Whether an equation takes one step of a stack, or less."""
+    least = math.prod(stack.aval.shape[1:])
+    return eqn.primitive.name in ONE_STEP and all(math.prod(var.aval.shape) <= least for var in eqn.outvars)
+
+
+def size_of(aval: Any) -> int:
+    """Bytes of an abstract array."""
+    return int(math.prod(aval.shape) * aval.dtype.itemsize)
