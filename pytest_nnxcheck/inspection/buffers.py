@@ -59,18 +59,6 @@ def split_of(compiled: Any) -> Split:
     )
 
 
-def state_copies(memory: Memory, parameters: Collection[int]) -> tuple[Buffer, ...]:
-    """The buffers at the peak that hold all of one of these parameters once more, reached by copies only.
-
-    Several that are joined into one array are not among them: some do so on purpose, for one product in place of four.
-    """
-    return tuple(
-        buffer
-        for buffer in memory.buffers
-        if buffer.whole and len(buffer.parameters) == 1 and buffer.parameters[0] in parameters
-    )
-
-
 FEWER = 8
 """How many times the elements of what it repeats a broadcast has, at least, of which no copy of anything is made."""
 

@@ -201,11 +201,6 @@ def uses(jaxpr: Any) -> Uses:
     return _uses[jaxpr]
 
 
-def keeps_size(eqn: Any) -> bool:
-    """Whether an equation makes one array of its first operand, of as many elements."""
-    return len(eqn.outvars) == 1 and bool(eqn.outvars[0].aval.size == eqn.invars[0].aval.size)
-
-
 def called(eqn: Any) -> Any:
     """The jaxpr that an equation calls with its operands as they are; None where it does something else."""
     inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.compat.primitives import BARRIER, CONSTRAINT, COPIES
-from pytest_nnxcheck.jaxprs.flow import all_jaxprs, handed_through, sources
+from pytest_nnxcheck.jaxprs.flow import all_jaxprs, handed_through, sources, uses
 
 FORWARDED = COPIES - {BARRIER, CONSTRAINT}
 """What hands its operand on and may be left out: the meaning of a barrier is its order, that of a constraint the devices."""
@@ -55,15 +55,8 @@ def handed_bytes(jaxpr: Any) -> int:
 
 def handed_inputs(jaxpr: Any) -> frozenset[int]:
     """The numbers of the inputs of an open jaxpr that its equations hand through."""
-    number_of = {id(var): number for number, var in enumerate(jaxpr.invars)}
-    handed: set[int] = set()
-    for eqn in jaxpr.eqns:
-        for out, number in _handed(eqn):
-            source = number_of.get(id(eqn.invars[number]))
-            if source is not None:
-                handed.add(source)
-                number_of[id(out)] = source
-    return frozenset(handed)
+    same = uses(jaxpr).same
+    return frozenset(number for number, var in enumerate(jaxpr.invars) if len(same(var)) > 1)
 
 
 def returned_twice(jaxpr: Any, numbers: frozenset[int]) -> list[int]:

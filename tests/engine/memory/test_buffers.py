@@ -14,9 +14,18 @@ from healthy import FLAX
 from jax import lax
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.buffers import read, state_copies
+from pytest_nnxcheck.inspection.buffers import read
 
 STATE = 0
+
+
+def state_copies(memory, parameters):
+    """The buffers that are said to hold all of one of these parameters once more."""
+    return tuple(
+        buffer
+        for buffer in memory.buffers
+        if buffer.whole and len(buffer.parameters) == 1 and buffer.parameters[0] in parameters
+    )
 
 
 def functional(model, calls=1):
