@@ -267,13 +267,6 @@ def test_pinned(nnx_wrap):
     nnx_wrap(Normed(smuggled()))(jnp.ones(4))
 """,
     "un-nested": """
-def broadcasts(model, xs):
-    return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)
-
-@marked(invariants="parity")
-def test_drops(nnx_wrap):
-    nnx_wrap(broadcasts)(nnx.BatchNorm(8, rngs=rngs()), jnp.arange(48.0).reshape(2, 3, 8))
-
 def updates_a_copy(model, xs):
     return jax.jit(lambda model, xs: model(xs))(model, xs)
 
@@ -315,10 +308,6 @@ def adds(f):
 """A layer that is wrong: of a conftest.py, which is read before the options are."""
 KEPT = ("Keeps.kept.append(", "str(")
 SEEN = ("Counts.seen.append(y)", "pass")
-SCAN = (
-    "return nnx.scan(lambda model, x: model(x), in_axes=(None, 0), out_axes=0)(model, xs)",
-    "return nnx.scan(lambda model, x: (model, model(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)[1]",
-)
 MENDED = {
     "test_leak": (".leaky()", ".healthy()"),
     "test_set_in_init": ("case(KeepsLastSetInInit)", "__import__('leaky').LEAKY['dict'].healthy()"),
@@ -347,7 +336,6 @@ MENDED = {
     "test_nested": SEEN,
     "test_abstract_leak": SEEN,
     "test_pinned": ("Normed(smuggled())", "Normed(nnx.BatchStat(jnp.zeros(())))"),
-    "test_drops": SCAN,
     "test_copy": ("jax.jit(", "nnx.jit("),
     "test_layer": ("MORE = 1.0", "MORE = 0.0"),
 }

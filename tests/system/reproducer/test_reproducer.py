@@ -153,7 +153,6 @@ def test_every_kind_of_finding_is_shown(shown):
         "test_copies": "the program holds 2.00 more copies of its state at the peak",
         "test_budget": "is over the budget of 18.0 KiB",
         "test_captured": "the call captures 156.2 KiB of constants",
-        "test_drops": "model.mean   its update is dropped",
         "test_layer": "output differs from that of the un-nested call, by 1",
         **({"test_copy": "differs from that of the same call without its jits, by"} if SINCE["test_copy"] else {}),
     }.items():
