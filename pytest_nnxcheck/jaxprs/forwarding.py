@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.compat.primitives import BARRIER, CONSTRAINT, COPIES
+from pytest_nnxcheck.compat.primitives import BARRIER, COND, CONSTRAINT, COPIES, SCAN, WHILE
 from pytest_nnxcheck.jaxprs.flow import all_jaxprs, handed_through, sources, uses
 
 FORWARDED = COPIES - {BARRIER, CONSTRAINT}
@@ -48,9 +48,11 @@ def _handed(eqn: Any) -> list[tuple[Any, int]]:
 
 
 def handed_bytes(jaxpr: Any) -> int:
-    """Bytes of all values that equations hand through: no program can hold more copies."""
+    """Bytes of all values that loops and branches hand through: no program holds more copies. A call is inlined, and hands on the very buffer."""
     every = (eqn for inner in all_jaxprs(jaxpr) for eqn in compat.open_jaxpr(inner).eqns)
-    return sum(nbytes(out.aval) for eqn in every for out, _ in _handed(eqn))
+    return sum(
+        nbytes(out.aval) for eqn in every if eqn.primitive.name in (SCAN, WHILE, COND) for out, _ in _handed(eqn)
+    )
 
 
 def handed_inputs(jaxpr: Any) -> frozenset[int]:

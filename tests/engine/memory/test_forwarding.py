@@ -98,7 +98,8 @@ def test_a_leaf_that_is_handed_through_comes_from_where_it_came_from(wrapper):
     jaxpr = compat.open_jaxpr(forwarding.forwarded(closed))
     assert [var is jaxpr.invars[number] for number, var in enumerate(jaxpr.outvars)] == [True, False, True]
     assert forwarding.handed_inputs(compat.open_jaxpr(closed)) == {0, 2}
-    assert forwarding.handed_bytes(closed) >= 2 * 4 * 2 * 4
+    # A call is inlined: what it hands through costs nothing.
+    assert forwarding.handed_bytes(closed) == (0 if wrapper in (jax.jit, jax.checkpoint) else 2 * 4 * 2 * 4)
 
 
 def test_the_order_of_a_barrier_stays():
