@@ -23,6 +23,7 @@ from pytest_nnxcheck.compat.compilation import (
     serialized_hlo_module,
     shard_map,
     staged,
+    unfused_options,
     whole_stacks,
     without_dead_code,
 )
@@ -155,6 +156,7 @@ __all__ = [
     "traced_program",
     "tracer_kind",
     "tracer_line",
+    "unfused_options",
     "variable_kind",
     "variable_metadata",
     "variable_name",

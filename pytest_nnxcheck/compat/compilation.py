@@ -168,6 +168,23 @@ def compiler_options() -> dict[str, Any] | None:
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
 
+def unfused_options() -> dict[str, Any] | None:
+    """The options with which XLA fuses no operations and keeps none in a wider type, so that each is rounded as where it runs by itself.
+
+    `None` where there are none.
+    Tried on jax 0.6.2, 0.10.2 and 0.12.0.1, on the CPU; the XLA of jax 0.4.33 and 0.5.3 takes no list of passes here.
+    """
+    import jax
+
+    if jax.default_backend() != "cpu" or jax.__version_info__ < (0, 6):
+        return None
+    return {
+        "xla_backend_optimization_level": 0,
+        "xla_disable_hlo_passes": "fusion",
+        "xla_allow_excess_precision": False,
+    }
+
+
 def byte_bounds(array: Any) -> tuple[int, int]:
     """First and one-past-last address of a NumPy array: `numpy.byte_bounds` moved in NumPy 2. Tried on NumPy 1.26, 2.4, 2.5."""
     import numpy as np

@@ -60,7 +60,7 @@ Explanation = Leak | CapturedBy | MergedVariables | Mapped | RaisedUnNested | Va
 
 FactKind = Literal[
     "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "other draws",
-    "decided by rounding", "many equations", "number",
+    "decided by rounding", "decided by fusion", "many equations", "number",
     "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
 ]  # fmt: skip

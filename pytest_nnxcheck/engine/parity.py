@@ -12,10 +12,11 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants import Judgement
 from pytest_nnxcheck.invariants.parity import TIMES, Nudged, differences, distance, scalars
@@ -47,8 +48,10 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
     def differ(got: Effect, nudged: Nudged) -> Differences:
         return differences(wanted, got, got.before, nudged, drawn=draws is not None)
 
-    different, rounded = beyond_nudge(subject, facts, reference, replace(got, before=got.before), differ)
-    notes: tuple[Fact, ...] = (*([draws] if draws else []), *rounded)
+    moved, rounded = beyond_nudge(subject, facts, reference, got, differ)
+    different = beyond_fusion(subject, facts, nesting, reference, moved, differ)
+    fused = decided("decided by fusion", moved, different)
+    notes: tuple[Fact, ...] = (*([draws] if draws else []), *rounded, *fused)
     if added := left_behind(different, got.before, nesting):
         different = tuple(difference for difference in different if difference.path not in added)
         notes += (Fact("added, functional", tuple(added)),)
@@ -80,9 +83,42 @@ def beyond_nudge(
         if effect.error is None:
             nudged.append(effect)
             different = differ(got, tuple(nudged))
-    left = {difference.path for difference in different}
-    rounded = tuple(difference.path for difference in every if difference.path not in left)
-    return different, ((Fact("decided by rounding", rounded),) if rounded else ())
+    return different, decided("decided by rounding", every, different)
+
+
+def beyond_fusion(
+    subject: Subject,
+    facts: Profile,
+    nesting: Nesting,
+    reference: Reference,
+    different: Differences,
+    differ: Callable[[Effect, Nudged], Differences],
+) -> Differences:
+    """The differences that are left where XLA fuses no operations of the same program.
+
+    Where two terms cancel to the bit (a published graph network: the `GCN` of jraphx), every start gives zero, and a fused operation, which rounds
+    once in place of twice, gives noise, which may lie on the other side of a relu.
+    """
+    if not any(map(may_be_fusion, different)):
+        return different
+    unfused = traced.unfused(subject, facts, nesting)
+    if unfused is None:
+        return different
+    got = effect_against(subject, unfused, reference.wanted)
+    left = {difference.path for difference in beyond_nudge(subject, facts, reference, got, differ)[0]}
+    return tuple(difference for difference in different if difference.path in left or not may_be_fusion(difference))
+
+
+def may_be_fusion(difference: ValueDiffers) -> bool:
+    """Whether the compiler's roundings may be all of a difference: not of an update that was dropped, nor of what became NaN or infinite."""
+    return difference.rounding and difference.label != "dropped"
+
+
+def decided(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:
+    """A note on the differences that are no longer left."""
+    paths = {difference.path for difference in left}
+    gone = tuple(difference.path for difference in every if difference.path not in paths)
+    return (Fact(kind, gone),) if gone else ()
 
 
 AGAIN = Start(again=True)

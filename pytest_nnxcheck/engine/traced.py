@@ -107,6 +107,42 @@ def observe(
     )
 
 
+def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation | None:
+    """What a nesting computes as one program in which XLA fuses no operations; `None` where it cannot be told.
+
+    The trace is that of the nesting: only the order in which floats are rounded is another.
+    """
+    options = compat.unfused_options()
+    if options is None or facts.devices > 1 or any(layer.row.on_mesh for layer in nesting.layers):
+        return None
+    subject = subject.for_run()
+    graphdef, leaves = compat.split(subject.state)
+    program = compose(subject, facts, nesting, Guards(subject), plain_jit)
+    graphs: list[Any] = []
+
+    def whole(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        returned = program(module, *stack_inputs(nesting, inputs))
+        graph, after = compat.split(module)
+        graphs.append(graph)
+        return returned, after
+
+    try:
+        with subject.undone(subject.state):
+            compiled = jax.jit(whole).lower(leaves, *subject.inputs).compile(compiler_options=options)
+            returned, after = compiled(leaves, *subject.inputs)
+    except Exception:  # noqa: BLE001 - what cannot be told so is told by the run
+        return None
+    return Observation(
+        nesting,
+        nnx.merge(graphs[-1], after),
+        output=un_nest(nesting, returned),
+        returned=returned,
+        output_names=subject.output_tree.names,
+        rebuild=subject.output_tree.rebuild,
+    )
+
+
 def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) -> Trace:
     """Trace the program of a nesting; without ``staged`` where it raises."""
     graphdef, leaves = compat.split(subject.state)

@@ -123,6 +123,7 @@ FACTS: dict[data.FactKind, str] = {
     "added, functional": "parity of {some} not asserted: the call adds it, and a functional layer hands out the state that was there before",
     "other draws": "parity of outputs not asserted under vmap: {some} is {of}, whose draws are others in a batch",
     "decided by rounding": "rounding decides {some}: inputs a few roundings away move the un-nested result as far",
+    "decided by fusion": "rounding decides {some}: where XLA fuses no operations, the same program gives the values of the un-nested call",
     "many equations": "parity inside {of} not asserted: it makes {count:.0f} operations, which takes minutes without jit",
     "number": "{some} is a Python {of} now, no array: jax.checkpoint outside of a jit hands a constant out as it is",
     "in another buffer": "{some} took another leaf's buffer",
