@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant("arrays.as_array", Replaces("jnp.array", "jnp.asarray"), "test_parity_reference.py"),
     Mutant("reference.Trajectory.covers", Always("len(self.steps) >= calls"), "test_parity_reference.py"),
     Mutant("reference.separate", Replaces("Place(state.calls)", "state"), "test_parity_reference.py"),
-    Mutant("parity.left_behind", Returns("[]"), "test_parity_reference.py test_parity.py"),
+    Mutant("parity.is_left_behind", Returns("False"), "test_parity_reference.py test_parity.py"),
     Mutant("example.refuse_a_second", Drops("bool(first is value or first == value)"), "test_bad_input.py"),
     Mutant("memo.__tracebackhide__", Replaces("True", "False"), "test_check_call.py"),
     Mutant("cases.Call.captured", Returns("causes.captured(self.subject)"), "test_neighbours.py"),
@@ -259,7 +259,7 @@ MUTANTS = (
     Mutant("parity.moved_apart", Returns("0.0"), "test_parity_values.py test_parity_reference.py"),
     Mutant("parity.apart", Replaces("1.0", "0.0"), "test_parity_reference.py"),
     Mutant("parity.returned", Returns("False"), "test_dropped_updates.py"),
-    Mutant("parity.beyond_nudge", Never("start == AGAIN"), "test_parity_values.py"),
+    Mutant("parity.Comparison.beyond_nudge", Never("start == AGAIN"), "test_parity_values.py"),
     Mutant("cases.Call.without_jit", Always("profile.equations <= MOST_EQUATIONS"), "test_dropped_updates.py"),
     Mutant("reference.ReferenceWithoutJit.of", Replaces("jax.disable_jit()", "jax.disable_jit(False)"), "test_dropped_updates.py"),
     # reproducer

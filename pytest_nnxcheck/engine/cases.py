@@ -21,7 +21,7 @@ from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_ev
 from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
 from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
-from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, agrees, effects, keeps_updates
+from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, agrees, effect_against, keeps_updates
 from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
 from pytest_nnxcheck.invariants import Case
 from pytest_nnxcheck.invariants.advice import Sizes, advice
@@ -227,7 +227,9 @@ def case_of(call: Call, profile: Profile, observation: Observation, reference: R
         advice=(lambda: judged_advice(call, profile, baseline)) if baseline is not None else tuple,
         debug_nans=bool(jax.config.jax_debug_nans),
         compare=(lambda: agrees(subject, profile, observation, reference)) if compares and reference else None,
-        effects=(lambda: effects(subject, observation, reference.wanted)) if compares and reference else None,
+        effects=(lambda: (reference.wanted, effect_against(subject, observation, reference.wanted)))
+        if compares and reference
+        else None,
         second_call=(lambda: second_call(call, profile, observation)) if builds_one_jit(call, observation) else None,
         nested_call=lambda: nested_call(subject, observation),
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -37,6 +36,57 @@ BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 PARITY = ("parity",)
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A call with its reference, and what is compared: not what random numbers decide where it is ``drawn``, or the ``state_only``."""
+
+    subject: Subject
+    facts: Profile
+    reference: Reference
+    before: Facts
+    drawn: bool = False
+    state_only: bool = False
+
+    def differences(self, got: Effect, nudged: Nudged = ()) -> Differences:
+        """What the reference did not do, but for what the nudged starts explain."""
+        wanted, options = self.reference.wanted, {"drawn": self.drawn, "state_only": self.state_only}
+        return differences(wanted, got, self.before, nudged, **options)
+
+    def beyond_nudge(self, got: Effect) -> Differences:
+        """The differences that no start a few roundings away explains.
+
+        One start can leave a value where it was by chance: a second moment of Adam is the square of a gradient, which may be noise on both
+        sides of zero. So there are several, in opposite directions.
+        """
+        different, nudged = self.differences(got), list[Effect]()
+        for start in (AGAIN, *nudged_starts(self.facts.precision)):
+            if not any(difference.rounding for difference in different):
+                break
+            effect = self.reference.from_start(self.subject, start)
+            if start == AGAIN and (effect.error or self.differences(effect)):
+                # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
+                break
+            if effect.error is None:
+                nudged.append(effect)
+                different = self.differences(got, tuple(nudged))
+        return different
+
+    def beyond_fusion(self, nesting: Nesting, different: Differences) -> Differences:
+        """The differences that are left where XLA fuses no operations of the same program.
+
+        Where two terms cancel to the bit (a published graph network: the `GCN` of jraphx), every start gives zero, and a fused operation, which
+        rounds once in place of twice, gives noise, which may lie on the other side of a relu.
+        """
+        if not any(map(may_be_fusion, different)):
+            return different
+        unfused = traced.unfused(self.subject, self.facts, nesting)
+        if unfused is None:
+            return different
+        got = effect_against(self.subject, unfused, self.reference.wanted)
+        left = {difference.path for difference in self.beyond_nudge(got)}
+        return tuple(each for each in different if each.path in left or not may_be_fusion(each))
+
+
 def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Judgement:
     """The violations of parity of a nesting that ran to its end and left no tracer."""
     nesting, wanted = observation.nesting, reference.wanted
@@ -44,69 +94,18 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
         return Judgement(notes=(Fact("raises un-nested", PARITY, first_line(wanted.error)),))
     got = effect_against(subject, observation, wanted)
     draws = other_draws(subject, nesting)
-
-    def differ(got: Effect, nudged: Nudged) -> Differences:
-        return differences(wanted, got, got.before, nudged, drawn=draws is not None)
-
-    moved, rounded = beyond_nudge(subject, facts, reference, got, differ)
-    different = beyond_fusion(subject, facts, nesting, reference, moved, differ)
-    fused = decided("decided by fusion", moved, different)
-    notes: tuple[Fact, ...] = (*([draws] if draws else []), *rounded, *fused)
-    if added := left_behind(different, got.before, nesting):
-        different = tuple(difference for difference in different if difference.path not in added)
-        notes += (Fact("added, functional", tuple(added)),)
-    notes += scalars(got.after, got.before)
+    comparison = Comparison(subject, facts, reference, got.before, drawn=draws is not None)
+    moved = comparison.beyond_nudge(got)
+    fused = comparison.beyond_fusion(nesting, moved)
+    different = tuple(difference for difference in fused if not is_left_behind(difference, got.before, nesting))
+    notes = (
+        *([draws] if draws else []),
+        *gone("decided by rounding", comparison.differences(got), moved),
+        *gone("decided by fusion", moved, fused),
+        *gone("added, functional", fused, different),
+        *scalars(got.after, got.before),
+    )
     return Judgement(violations(different, cause(different, nesting)), notes)
-
-
-def beyond_nudge(
-    subject: Subject,
-    facts: Profile,
-    reference: Reference,
-    got: Effect,
-    differ: Callable[[Effect, Nudged], Differences],
-) -> tuple[Differences, tuple[Fact, ...]]:
-    """The differences that no start a few roundings away explains, with a note on those that one does.
-
-    One start can leave a value where it was by chance: a second moment of Adam is the square of a gradient, which may be noise on both
-    sides of zero. So there are several, in opposite directions.
-    """
-    every = different = differ(got, ())
-    nudged: list[Effect] = []
-    for start in nudged_starts(facts.precision):
-        if not any(difference.rounding for difference in different):
-            break
-        effect = reference.from_start(subject, start)
-        if start == AGAIN and (effect.error or differ(replace(effect, before=got.before), ())):
-            # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
-            break
-        if effect.error is None:
-            nudged.append(effect)
-            different = differ(got, tuple(nudged))
-    return different, decided("decided by rounding", every, different)
-
-
-def beyond_fusion(
-    subject: Subject,
-    facts: Profile,
-    nesting: Nesting,
-    reference: Reference,
-    different: Differences,
-    differ: Callable[[Effect, Nudged], Differences],
-) -> Differences:
-    """The differences that are left where XLA fuses no operations of the same program.
-
-    Where two terms cancel to the bit (a published graph network: the `GCN` of jraphx), every start gives zero, and a fused operation, which rounds
-    once in place of twice, gives noise, which may lie on the other side of a relu.
-    """
-    if not any(map(may_be_fusion, different)):
-        return different
-    unfused = traced.unfused(subject, facts, nesting)
-    if unfused is None:
-        return different
-    got = effect_against(subject, unfused, reference.wanted)
-    left = {difference.path for difference in beyond_nudge(subject, facts, reference, got, differ)[0]}
-    return tuple(difference for difference in different if difference.path in left or not may_be_fusion(difference))
 
 
 def may_be_fusion(difference: ValueDiffers) -> bool:
@@ -114,34 +113,25 @@ def may_be_fusion(difference: ValueDiffers) -> bool:
     return difference.rounding and difference.label != "dropped"
 
 
-def decided(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:
+def is_left_behind(difference: ValueDiffers, before: Facts, nesting: Nesting) -> bool:
+    """Whether the call adds a leaf where a layer of ours hands out the leaves that were there before and no others."""
+    functional = any(layer.style == "functional" for layer in nesting.layers)
+    return functional and difference.label == "missing" and difference.path not in before.leaves
+
+
+def gone(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:
     """A note on the differences that are no longer left."""
     paths = {difference.path for difference in left}
-    gone = tuple(difference.path for difference in every if difference.path not in paths)
-    return (Fact(kind, gone),) if gone else ()
+    names = tuple(difference.path for difference in every if difference.path not in paths)
+    return (Fact(kind, names),) if names else ()
 
 
 AGAIN = Start(again=True)
 
 
-def nudged_starts(precision: float) -> Iterator[Start]:
-    """The start itself once more, then starts a few roundings of the lowest precision away."""
-    yield AGAIN
-    for direction in range(DIRECTIONS):
-        yield Start(nudged=True, precision=precision, direction=direction)
-
-
-def left_behind(different: Differences, before: Facts, nesting: Nesting) -> list[str]:
-    """The paths of what the call adds, where a layer of ours hands out the leaves that were there before and no others."""
-    if not any(layer.style == "functional" for layer in nesting.layers):
-        return []
-    missing = (difference.path for difference in different if difference.label == "missing")
-    return [path for path in missing if path not in before.leaves]
-
-
-def effects(subject: Subject, observation: Observation, wanted: Effect) -> tuple[Effect, Effect]:
-    """What the same calls did, and what the nesting did."""
-    return wanted, effect_against(subject, observation, wanted)
+def nudged_starts(precision: float) -> list[Start]:
+    """Starts a few roundings of the lowest precision away."""
+    return [Start(nudged=True, precision=precision, direction=direction) for direction in range(DIRECTIONS)]
 
 
 def effect_against(subject: Subject, observation: Observation, wanted: Effect) -> Effect:
@@ -203,11 +193,10 @@ def keeps_updates(subject: Subject, facts: Profile, observation: Observation, wi
     before = read(subject, subject.state)
     got = replace(effect_of(subject, observation, wanted.names), before=before)
 
-    def differ(got: Effect, nudged: Nudged) -> Differences:
-        return differences(wanted, got, before, nudged, state_only=True)
-
-    different, rounded = beyond_nudge(subject, facts, without_jit, got, differ)
+    comparison = Comparison(subject, facts, without_jit, before, state_only=True)
+    different = comparison.beyond_nudge(got)
     dropped = tuple(each for each in different if not returned(each, wanted, got, before))
+    rounded = gone("decided by rounding", comparison.differences(got), different)
     return Judgement(violations(dropped, "copy"), (*scalars(got.after, before), *rounded))
 
 
