@@ -42,10 +42,10 @@ def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
         return ()
     findings: list[Finding] = []
     copies = observation.copies.bytes
-    figures = Figures(used.split, bound, profile.state_bytes, profile.devices, cause(observation, profile))
+    figures = Figures(used.split, bound, profile.copied_bytes, profile.devices, cause(observation, profile))
     if used.peak > bound.budget:
         findings.append(PeakOverBudget(figures=figures))
-    if bound.default and copies >= least_copy(profile.state_bytes):
+    if bound.default and copies >= least_copy(profile.copied_bytes):
         findings.append(StateCopied(figures=figures, bytes=copies))
     if bound.default and captures(observation, profile):
         own = replace(figures, cause=captured_cause(profile))
@@ -63,13 +63,13 @@ def cause(observation: Observation, profile: Profile) -> PeakCause:
     returned as well, a branch that a vmap maps.
     """
     copies = observation.copies
-    if profile.writes_back and copies.handed_back >= least_copy(profile.state_bytes):
+    if profile.writes_back and copies.handed_back >= least_copy(profile.copied_bytes):
         if not profile.remat_in_scan:
             return "scan writes back"
         return "scan writes back, remat" if compat.remat_updates_can_be_off() else "scan writes back, checkpoint"
     if captures(observation, profile):
         return captured_cause(profile)
-    if copies.returned >= least_copy(profile.state_bytes):
+    if copies.returned >= least_copy(profile.copied_bytes):
         return "returned"
     return "mapped branch" if profile.branches and broadcasts_for_map(observation) else ""
 

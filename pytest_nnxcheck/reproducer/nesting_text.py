@@ -81,7 +81,7 @@ def facts_of(subject: Subject, profile: Profile, nesting: Nesting, settings: Set
         inputs=subject.input_names,
         donated=donated_inputs(subject, nesting, settings.donate),
         returned=successors(subject, profile, settings.donate),
-        state_bytes=profile.state_bytes,
+        state_bytes=profile.copied_bytes,
         values=tuple(plan_values(subject, profile, nesting)),
         plain_output=profile.plain or (profile is UNKNOWN and bool(nesting.layers)),
         partial=subject.partial,

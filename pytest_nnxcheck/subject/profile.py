@@ -81,6 +81,11 @@ class Profile:
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of one copy of the state; of the inputs, for a call in functional style that is handed arrays alone, an `nnx.State` among them."""
+        return self.state_bytes or self.input_bytes
+
 
 UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
 """The profile of a call that cannot be evaluated: enough for a plain jit."""

@@ -74,6 +74,16 @@ def test_its_cures_copy_nothing_where_the_loop_is_differentiated(how):
     assert found.outcome.verdict == "held", text(found)
 
 
+def test_a_call_in_functional_style_is_measured_by_what_it_is_handed():
+    graphdef, state = nnx.split(reports.ScanOverRemat(nnx.Rngs(0)))
+    (x,) = reports.inputs_scan_over_remat()
+    found = call(lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x), state, x, nesting="jit")
+    assert copies(found) == pytest.approx(1, abs=0.01)
+    graphdef, state = nnx.split(reports.ScanOverRemat(nnx.Rngs(0), "functional"))
+    cured = call(lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x), state, x, nesting="jit")
+    assert cured.outcome.verdict == "held", text(cured)
+
+
 # What the call computes anew is no copy, whatever XLA needs for it
 
 

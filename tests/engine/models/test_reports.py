@@ -69,6 +69,16 @@ def test_4871_holds_its_parameters_twice_after_a_first_call(x):
 
 
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence")
+@pytest.mark.parametrize("call_first, copies", [(True, "1.00"), (False, "")])
+def test_4871_own_run_of_a_state_copies_it_after_a_first_call(call_first, copies):
+    model = nnx.eval_shape(lambda: reports.report_4871(rngs()))
+    run = reports.run_4871(model, call_first)
+    found = call(run, nnx.state(model), jax.ShapeDtypeStruct((), jnp.float32), nesting="jit")
+    assert broken(found) == (["memory"] if copies else [])
+    assert f"the program holds {copies} more copies of its state" in text(found) or not copies
+
+
+@pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence")
 def test_4871_holds_its_parameters_once_without_a_first_call():
     found = call(reports.report_4871(rngs()), 0.0, nesting="jit[functional] > scan[jax_closure]")
     assert found.outcome.verdict == "held"
