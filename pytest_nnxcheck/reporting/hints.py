@@ -110,12 +110,13 @@ TABLE = {
 }
 """Cause to advice; what stands in braces is filled in."""
 
-COMES_FIRST = "value, read = jax.lax.optimization_barrier((value, read)) says to XLA, from jax 0.12 on, that what is read comes first"
+COMES_FIRST = "value, read = jax.lax.optimization_barrier((value, read))"
 
 TWICE: dict[Twice, str] = {
-    "old and new at once": "needed beside its new value; keep no more of the old one than the rows that are written, or write all in a loop, row by row, each"
-    f" with what needs both: {COMES_FIRST}",
-    "read, then written": f"read, and a part of it written in no order with that; write into the value of which {COMES_FIRST}",
+    "old and new at once": "needed beside its new value; keep only the old rows that are overwritten, or write row by row in a loop, and compute there what"
+    f" needs both: {COMES_FIRST} puts the read first (jax 0.12 or newer)",
+    "read, then written": f"read, and a part of it written in no order with that; read first, {COMES_FIRST}, then write into that value (jax 0.12"
+    " or newer)",
     "stacked anew": "taken by a scan step by step, a part written, and stacked anew; carry the whole stack, and write into it in place",
     "joined": "joined into one array; keep them in one Variable, or take each by itself",
     "cut and joined again": "cut and joined again; write into the whole, in place",

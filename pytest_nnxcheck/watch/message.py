@@ -236,5 +236,9 @@ def to_mark(tests: Sequence[Unmarked], *, all_: bool) -> Iterator[str]:
     if len(tests) > len(shown):
         yield f"  and {len(tests) - len(shown)} more, see -v"
     first = tests[0]
-    yield f"To mark {first.test}, add these lines, with the module of line {first.place.rpartition(':')[2]} as model:"
+    line = first.place.rpartition(":")[2]
+    yield (
+        f"To mark {first.test}, put the marker above it, let it take nnx_wrap, and wrap the module before line {line}"
+        " (model: the name of yours):"
+    )
     yield from (f"    @pytest.mark.{MARKER}", f"    {first.definition}", "        model = nnx_wrap(model)")

@@ -102,12 +102,20 @@ class Programs:
             yield Program(name, memory, line, self._fixture, self.budget)
         if traced is None or memory.temporaries < FLOOR:
             return
-        arguments = compat.arguments_of(frame)
+        arguments = passed(compat.arguments_of(frame), len(traced[1]))
         state = state_among(arguments, [*frames.local_variables(users), *self._roots()])
         copied, leaves = copies(traced, arguments, memory, state)
         if copied:
             size = sum(leaf.bytes for leaf in state.values())
             yield Program(name, memory, line, self._fixture, copied=copied, state=size, leaves=leaves)
+
+
+def passed(arguments: Sequence[Any], count: int) -> list[Any]:
+    """Those of the arguments of a call that its program takes, so many: static ones are in it; none where that is not certain."""
+    arrays = [value for value in arguments if hasattr(value, "shape") and hasattr(value, "dtype")]
+    numbers = (bool, int, float, complex)
+    values = [value for value in arguments if hasattr(value, "dtype") or isinstance(value, numbers)]
+    return next((each for each in (values, arrays) if len(each) == count), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ def copies(
     closed, is_donated = traced
     handed = handed_inputs(compat.open_jaxpr(closed))
     leaves = tuple(leaf.path for number, leaf in state.items() if number in handed)
-    if not leaves or len(arguments) != len(is_donated):
+    if not leaves:
         return 0, ()
     donated = tuple(number for number, flag in enumerate(is_donated) if flag)
     size = sum(leaf.bytes for leaf in state.values())

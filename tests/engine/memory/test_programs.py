@@ -7,6 +7,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import reports
 import wild_training
@@ -151,6 +152,28 @@ def test_what_a_backward_pass_saves_is_not_told(how):
     model = reports.ScanOverRemat(rngs(), how)
     (x,) = reports.inputs_scan_over_remat()
     assert heard(lambda: nnx.jit(nnx.grad(lambda model, x: reports.call_twice(model, x).sum()))(model, x)) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [nnx.jit, jax.jit])
+def test_a_static_argument_is_none_of_the_program(jit):
+    """A number or a flag among them may be one of the program: which is told by their count."""
+
+    def step(state, x, flag, scale):
+        y = reports.call_twice(nnx.merge(graphdef, state), x)
+        return y * scale if flag else y
+
+    graphdef, state = nnx.split(reports.ScanOverRemat(rngs()))
+    (x,) = reports.inputs_scan_over_remat()
+    (program,) = heard(lambda: jit(step, static_argnums=(2,))(state, x, True, jnp.float32(2.0)))
+    assert program.copied > 500 * KIB
+    (program,) = heard(lambda: jit(step, static_argnums=(2, 3))(state, x, True, np.dtype("float32").itemsize))
+    assert program.copied > 500 * KIB
+
+
+def test_a_dtype_among_the_arguments_is_no_array():
+    """An initializer of jax is called with one."""
+    assert heard(lambda: nnx.Linear(256, 512, rngs=rngs())) == ()
 
 
 WIDE = (256, 256)
