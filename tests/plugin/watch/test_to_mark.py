@@ -73,7 +73,7 @@ def test_jitted_first(block):
         "  test_suite.py::test_block  calls Block at test_suite.py:26",
         "  test_suite.py::test_jitted_first  calls Block at test_suite.py:40",
         "  and 1 more, see -v",
-        "To mark test_suite.py::TestBlock::test_method, add these lines, with the module of line 32 as model:",
+        "To mark test_suite.py::TestBlock::test_method, put the marker above it, let it take nnx_wrap, and wrap the module before line 32 (model: the name of yours):",
         "    @pytest.mark.nnx_invariants",
         "    def test_method(self, nnx_wrap):",
         "        model = nnx_wrap(model)",
