@@ -112,13 +112,13 @@ def without_dead_code(jaxpr: Any) -> Any:
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
-def lowered_jaxpr(closed: Any, arguments: list[Any], donated: tuple[int, ...]) -> Any:
+def lowered_jaxpr(closed: Any, arguments: list[Any], donated: tuple[int, ...], *, keep_unused: bool) -> Any:
     """Lower a closed jaxpr for flat arguments, some of them donated. All versions."""
     import jax
     import jax.extend
 
     function = jax.extend.core.jaxpr_as_fun(closed)
-    return jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments)
+    return jax.jit(function, donate_argnums=donated, keep_unused=keep_unused).lower(*arguments)
 
 
 @contextlib.contextmanager

@@ -313,7 +313,7 @@ class Root:
         if self.stops == "compiled":
             raise Measured
         if self.with_copies:
-            program, state = Staged.of(traced, lowered, arguments), self.profile.copied_bytes
+            program, state = Staged.of(traced, lowered, arguments, len(self.parameters())), self.profile.copied_bytes
             self.copies.append(copies_in(program, self.memories[-1], state, self.programs.program))
         return self.addresses.assign(compiled.program, arguments, lowered.out_info) if self.subject.abstract else None
 

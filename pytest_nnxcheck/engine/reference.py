@@ -116,7 +116,7 @@ class Start:
 
         What that changes, no other order of the same operations can keep.
         """
-        if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)):
+        if not (is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)):
             return leaf
         steps = np.random.default_rng((leaf.size, self.direction // 2)).choice([-1.0, 1.0], leaf.shape)
         if self.direction % 2:

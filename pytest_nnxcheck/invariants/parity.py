@@ -25,7 +25,12 @@ SHOWN = 6
 TIMES = 10
 """What a value may differ by, as a multiple of what the nudged starts move it by."""
 ROUNDINGS = 4
-"""Units in the last place of the largest value of an array: less is no difference, so that most arrays need no nudged start."""
+"""Units in the last place of the largest value of an array: less is no difference."""
+PART = 2.0**-15
+"""Of the distance that the call moved an array: less is no difference.
+
+Most arrays need no nudged start so, and what is computed of constants alone, which no start moves, has room: the angles of rotary positions.
+"""
 
 Nudged = tuple[Effect, ...]
 """What the same calls do from starts a few roundings away."""
@@ -128,17 +133,17 @@ def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
 
 
 def compare(path: str, want: Any, have: Any, old: Any, spread: float, kind: str) -> ValueDiffers | None:
-    """One array against the other; ``spread`` is how far the nudged starts moved it."""
+    """One array against the other; ``spread`` is how far the nudged starts moved it, see `distance`."""
     if isinstance(have, jax.Array) and have.is_deleted():
         return ValueDiffers(path, label="deleted", of=kind, type=describe(want))
     want, have = comparable(want, kind), comparable(have, kind)
     if describe(want) != describe(have):
         return ValueDiffers(path, label="differs", of=kind, want=describe(want), have=describe(have))
     a, b = numbers(want), numbers(have)
-    allowed = rounding_of(want, a) + TIMES * spread
     off = apart(a, b)
+    allowed = rounding_of(want, a, old) + TIMES * spread if inexact(want) else 0.0
     wrong = ~(off <= allowed)
-    if not wrong.any():
+    if not wrong.any() or (not inexact(want) and np.count_nonzero(wrong) <= TIMES * spread):
         return None
     worst = np.unravel_index(int(np.argmax(off)), off.shape)
     return ValueDiffers(
@@ -215,12 +220,12 @@ def apart(a: Any, b: Any) -> Any:
     return np.where(same, 0.0, np.where(np.isnan(off), np.inf, np.maximum(off, least)))
 
 
-def rounding_of(typed: Any, values: Any) -> float:
-    """A few roundings of the largest value; nothing for what is no float."""
-    if not inexact(typed):
-        return 0.0
+def rounding_of(typed: Any, values: Any, old: Any) -> float:
+    """A few roundings of the largest float, and a part of the distance moved: for an output, which has no old value, of its size."""
     kind = jnp.dtype(getattr(typed, "dtype", np.float64))
-    return ROUNDINGS * float(jnp.finfo(kind).eps) * largest(values)  # type: ignore[no-untyped-call]
+    moved = values if old is None or describe(old) != describe(typed) else values - numbers(old)
+    roundings = ROUNDINGS * float(jnp.finfo(kind).eps)  # type: ignore[no-untyped-call]
+    return roundings * largest(values) + PART * largest(moved)
 
 
 def largest(array: Any) -> float:
@@ -230,8 +235,11 @@ def largest(array: Any) -> float:
 
 
 def distance(a: Any, b: Any) -> float:
-    """How far two arrays lie apart; nothing where they cannot be compared, or are keys."""
-    return 0.0 if describe(a) != describe(b) or is_key(a) else largest(apart(numbers(a), numbers(b)))
+    """How far two arrays of floats lie apart, and in how many elements others differ; nothing where they cannot be compared, or are keys."""
+    if describe(a) != describe(b) or is_key(a):
+        return 0.0
+    off = apart(numbers(a), numbers(b))
+    return largest(off) if inexact(a) else float(np.count_nonzero(off))
 
 
 def moved_apart(path: str, wanted: Effect, nudged: Effect) -> float:

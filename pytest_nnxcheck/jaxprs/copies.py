@@ -20,17 +20,25 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A program as it was traced: its closed jaxpr, the flat arguments that it was traced for, and the numbers of those that it donates."""
+    """A program as it was traced."""
 
     jaxpr: Any
+    """Closed."""
     arguments: list[Any]
+    """Flat, those that it was traced for."""
     donated: tuple[int, ...]
+    """The numbers of those that it donates."""
+    leaves: int = 0
+    """So many of the first arguments are leaves of the state."""
+    keep_unused: bool = True
+    """Whether arguments that nobody reads stay in the program."""
 
     @classmethod
-    def of(cls, traced: Any, lowered: Any, arguments: Any) -> Staged:
+    def of(cls, traced: Any, lowered: Any, arguments: Any, leaves: int) -> Staged:
         """What jax traced and lowered for these arguments."""
         given = enumerate(jax.tree.leaves(lowered.args_info))
-        return cls(traced.jaxpr, jax.tree.leaves(arguments), tuple(number for number, info in given if info.donated))
+        donated = tuple(number for number, info in given if info.donated)
+        return cls(traced.jaxpr, jax.tree.leaves(arguments), donated, leaves)
 
 
 def copies_in(program: Staged, held: Split, state: int, compiled_of: Callable[[Any], Any]) -> Copies:
@@ -41,10 +49,12 @@ def copies_in(program: Staged, held: Split, state: int, compiled_of: Callable[[A
     least = least_copy(state)
     if held.temporaries + held.outputs - held.aliased < least:
         return Copies()
-    again = returned_twice(program.jaxpr, frozenset(program.donated))
+    again = returned_twice(program.jaxpr, frozenset(program.donated) & {*range(program.leaves)})
     returned = sum(nbytes(program.arguments[number]) for number in again)
     hoisted = len(compat.open_jaxpr(program.jaxpr).invars) != len(program.arguments)  # leaked tracers, jax 0.5
     if hoisted or handed_bytes(program.jaxpr) < least:
         return Copies(returned=returned)
-    plain = compat.lowered_jaxpr(forwarded(program.jaxpr), program.arguments, program.donated)
+    plain = compat.lowered_jaxpr(
+        forwarded(program.jaxpr), program.arguments, program.donated, keep_unused=program.keep_unused
+    )
     return Copies(max(held.peak - held.constants - split_of(compiled_of(plain)).peak, 0), returned)

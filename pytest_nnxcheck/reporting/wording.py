@@ -239,7 +239,7 @@ def differs(first: ValueDiffers) -> str:
         case "dropped":
             return f"{first.path} kept its old value: the update was dropped"
         case "differs" if first.cause == "copy":
-            return f"{first.path} differs from what the same call leaves without its jits: an update was dropped"
+            return f"{first.path} differs from what the same call leaves without its jits"
         case "deleted":
             return f"{first.path} was donated, and no new value took its place"
         case "missing":

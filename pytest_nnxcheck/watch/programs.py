@@ -158,6 +158,6 @@ def copies(
         return 0, ()
     donated = tuple(number for number, flag in enumerate(is_donated) if flag)
     size = sum(leaf.bytes for leaf in state.values())
-    program = Staged(closed, [*arguments], donated)
+    program = Staged(closed, [*arguments], donated, keep_unused=False)
     copied = copies_in(program, memory, size, lambda lowered: lowered.compile()).handed_back
     return (copied, leaves) if copied >= least_copy(size) else (0, ())

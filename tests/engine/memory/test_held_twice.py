@@ -203,7 +203,7 @@ MARKS = {
     "looks back": "# needs both",
     "table": "# reads",
 }
-OLDER_XLA_COPIES = ("looks back", "table", "ring")
+OLDER_XLA_COPIES = ("moves", "looks back", "table", "ring")
 """Which way of writing it makes no difference to, since it heeds no barrier."""
 
 

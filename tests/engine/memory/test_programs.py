@@ -171,6 +171,15 @@ def test_a_static_argument_is_none_of_the_program(jit):
     assert program.copied > 500 * KIB
 
 
+@pytest.mark.slow
+def test_an_argument_that_nobody_reads_hides_no_copy():
+    model = reports.ScanOverRemat(rngs())
+    (x,) = reports.inputs_scan_over_remat()
+    step = nnx.jit(lambda model, x, unused: reports.call_twice(model, x), donate_argnums=0)
+    (program,) = heard(lambda: step(model, x, jnp.ones((1000, 1000))))
+    assert program.copied > 500 * KIB
+
+
 def test_a_dtype_among_the_arguments_is_no_array():
     """An initializer of jax is called with one."""
     assert heard(lambda: nnx.Linear(256, 512, rngs=rngs())) == ()

@@ -294,6 +294,59 @@ def test_what_the_compiler_alone_may_decide(change, may):
     assert may_be_fusion(difference) is may
 
 
+class Rotary(nnx.Module):
+    """Positions as angles that are computed of constants alone: XLA simplifies the reciprocal of the power, and no start moves it."""
+
+    def __init__(self):
+        self.query = nnx.Linear(160, 160, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, off=0.0):
+        frequencies = 1.0 / (10000 ** (jnp.arange(0, 160, 2) / 160))
+        angles = jnp.arange(len(x))[:, None] * frequencies + off * isinstance(x, jax.core.Tracer)
+        one, other = jnp.split(self.query(x), 2, -1)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        return jnp.concatenate([one * cos - other * sin, one * sin + other * cos], -1)
+
+
+def test_what_is_computed_of_constants_has_room():
+    x = numbers((512, 160))
+    assert call(Rotary(), x, nesting="jit", invariants="parity").outcome.verdict == "held"
+    wrong = call(lambda model, x: model(x, off=0.01), Rotary(), x, nesting="jit", invariants="parity")
+    assert broken(wrong) == ["parity"]
+
+
+class Turns(nnx.Module):
+    """Turns complex numbers by angles that grow what rounding leaves."""
+
+    def __init__(self):
+        self.weight = nnx.Param(jnp.asarray(numbers((8, 8)) * (0.5 + 0.5j), jnp.complex64))
+
+    def __call__(self, x):
+        weight = jnp.asarray(self.weight)
+        z = jnp.exp(1j * x) @ weight
+        for _ in range(12):
+            z = z / jnp.linalg.norm(z, axis=-1, keepdims=True)
+            z = (z * jnp.exp(20j * jnp.abs(z))) @ weight
+        return z
+
+
+def test_complex_numbers_are_nudged_as_well():
+    found = call(Turns(), jnp.arange(64).reshape(8, 8), nesting="jit", invariants="parity")
+    assert found.outcome.verdict == "held", text(found)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_integers_that_rounding_chooses_excuse_no_others(wrong):
+    """Of a mask one column is noise; a trace turns all the others round."""
+
+    def masks(x):
+        mask = (x - x.mean(0)) > 0
+        return ~mask if wrong and isinstance(x, jax.core.Tracer) else mask
+
+    found = call(masks, numbers((64, 64)).at[:, 0].set(0.1), nesting="jit", invariants="parity")
+    assert broken(found) == (["parity"] if wrong else [])
+
+
 class Router(nnx.Module):
     """The best of some experts, in half precision: XLA keeps the scores in float32 where it fuses them, and chooses another of two that are alike."""
 
