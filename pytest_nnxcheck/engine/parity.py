@@ -34,6 +34,7 @@ MOST_EQUATIONS = 100_000
 THREEFRY = "threefry2x32"
 BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 PARITY = ("parity",)
+AGAIN = Start(again=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,13 @@ class Comparison:
         wanted, options = self.reference.wanted, {"drawn": self.drawn, "state_only": self.state_only}
         return differences(wanted, got, self.before, nudged, **options)
 
-    def beyond_nudge(self, got: Effect) -> Differences:
-        """The differences that no start a few roundings away explains.
+    def beyond_nudge(self, got: Effect, every: Differences) -> Differences:
+        """Those of all differences that no start a few roundings away explains.
 
         One start can leave a value where it was by chance: a second moment of Adam is the square of a gradient, which may be noise on both
         sides of zero. So there are several, in opposite directions.
         """
-        different, nudged = self.differences(got), list[Effect]()
+        different, nudged = every, list[Effect]()
         for start in (AGAIN, *nudged_starts(self.facts.precision)):
             if not any(difference.rounding for difference in different):
                 break
@@ -83,7 +84,7 @@ class Comparison:
         if unfused is None:
             return different
         got = effect_against(self.subject, unfused, self.reference.wanted)
-        left = {difference.path for difference in self.beyond_nudge(got)}
+        left = {difference.path for difference in self.beyond_nudge(got, self.differences(got))}
         return tuple(each for each in different if each.path in left or not may_be_fusion(each))
 
 
@@ -95,14 +96,15 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
     got = effect_against(subject, observation, wanted)
     draws = other_draws(subject, nesting)
     comparison = Comparison(subject, facts, reference, got.before, drawn=draws is not None)
-    moved = comparison.beyond_nudge(got)
+    every = comparison.differences(got)
+    moved = comparison.beyond_nudge(got, every)
     fused = comparison.beyond_fusion(nesting, moved)
     different = tuple(difference for difference in fused if not is_left_behind(difference, got.before, nesting))
     notes = (
         *([draws] if draws else []),
-        *gone("decided by rounding", comparison.differences(got), moved),
-        *gone("decided by fusion", moved, fused),
-        *gone("added, functional", fused, different),
+        *note_on("decided by rounding", every, moved),
+        *note_on("decided by fusion", moved, fused),
+        *note_on("added, functional", fused, different),
         *scalars(got.after, got.before),
     )
     return Judgement(violations(different, cause(different, nesting)), notes)
@@ -119,14 +121,11 @@ def is_left_behind(difference: ValueDiffers, before: Facts, nesting: Nesting) ->
     return functional and difference.label == "missing" and difference.path not in before.leaves
 
 
-def gone(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:
+def note_on(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:
     """A note on the differences that are no longer left."""
     paths = {difference.path for difference in left}
     names = tuple(difference.path for difference in every if difference.path not in paths)
     return (Fact(kind, names),) if names else ()
-
-
-AGAIN = Start(again=True)
 
 
 def nudged_starts(precision: float) -> list[Start]:
@@ -194,9 +193,10 @@ def keeps_updates(subject: Subject, facts: Profile, observation: Observation, wi
     got = replace(effect_of(subject, observation, wanted.names), before=before)
 
     comparison = Comparison(subject, facts, without_jit, before, state_only=True)
-    different = comparison.beyond_nudge(got)
+    every = comparison.differences(got)
+    different = comparison.beyond_nudge(got, every)
     dropped = tuple(each for each in different if not returned(each, wanted, got, before))
-    rounded = gone("decided by rounding", comparison.differences(got), different)
+    rounded = note_on("decided by rounding", every, different)
     return Judgement(violations(dropped, "copy"), (*scalars(got.after, before), *rounded))
 
 

@@ -64,7 +64,7 @@ def waste(jaxpr: Any, successors: Mapping[int, int]) -> Waste:
 
 
 def levels(jaxpr: Any, inputs: Iterable[tuple[Any, int]]) -> Iterator[Level]:
-    """A jaxpr and those of the jits, remats and custom rules inside it, of which these variables are inputs of the call."""
+    """A jaxpr, and those of the jits, remats and custom rules inside it. The pairs name the variables that are inputs of the call, by number."""
     numbers = {key: number for var, number in inputs for key in flow.uses(jaxpr).same(var)}
     yield Level(jaxpr, numbers)
     for eqn in jaxpr.eqns:

@@ -102,7 +102,7 @@ class Programs:
             yield Program(name, memory, line, self._fixture, self.budget)
         if traced is None or memory.temporaries < FLOOR:
             return
-        arguments = passed(compat.arguments_of(frame), len(traced[1]))
+        arguments = taken_by_program(compat.arguments_of(frame), len(traced[1]))
         state = state_among(arguments, [*frames.local_variables(users), *self._roots()])
         copied, leaves = copies(traced, arguments, memory, state)
         if copied:
@@ -110,11 +110,11 @@ class Programs:
             yield Program(name, memory, line, self._fixture, copied=copied, state=size, leaves=leaves)
 
 
-def passed(arguments: Sequence[Any], count: int) -> list[Any]:
+def taken_by_program(arguments: Sequence[Any], count: int) -> list[Any]:
     """Those of the arguments of a call that its program takes, so many: static ones are in it; none where that is not certain."""
     arrays = [value for value in arguments if hasattr(value, "shape") and hasattr(value, "dtype")]
-    numbers = (bool, int, float, complex)
-    values = [value for value in arguments if hasattr(value, "dtype") or isinstance(value, numbers)]
+    own = {*map(id, arrays)}
+    values = [value for value in arguments if id(value) in own or isinstance(value, bool | int | float | complex)]
     return next((each for each in (values, arrays) if len(each) == count), [])
 
 
@@ -139,7 +139,7 @@ def state_among(arguments: Sequence[Any], roots: Iterable[Root]) -> dict[int, St
     return {
         number: StateLeaf(paths[id(array)], nbytes(array))
         for number, array in enumerate(arguments)
-        if id(array) in paths and hasattr(array, "dtype")
+        if id(array) in paths
     }
 
 
