@@ -184,7 +184,7 @@ MUTANTS = (
     Mutant("hooks.pytest_runtest_makereport", Replaces("has_ended(item, report)", "report.when == 'call'"), "test_report_files.py"),
     Mutant("marker.settings_of", Drops("[*map(id, marks)] != [*map(id, read)]"), "test_plugin_collection.py"),
     Mutant("snapshot._put_objects", Always("_in_objects(array, saved)"), "test_notes.py"),
-    Mutant("waste.recasts", Drops("not jnp.issubdtype(before, jnp.inexact)"), "test_advice.py"),
+    Mutant("waste.recasts", Drops("not jnp.issubdtype(before, jnp.inexact)"), "test_waste.py"),
     # invariants of the user's own, and those that are named
     Mutant("invariants.can_judge", Drops("measured"), "test_own_invariants.py"),
     Mutant("invariants.can_judge", Drops("not (row.runs and observation.abstract)"), "test_own_invariants.py"),
@@ -292,7 +292,7 @@ MUTANTS = (
     Mutant("programs.Programs._judge", Drops("not self._fixture"), "test_watch_outcomes.py"),
     Mutant("pointers.is_numpys_own", Drops("'memoryview'"), "test_check_call.py"),
     Mutant("pointers.is_numpys_own", Never("isinstance(base, np.ndarray)"), "test_check_call.py"),
-    Mutant("waste.recasts", Drops("before.itemsize == 1"), "test_advice.py"),
+    Mutant("waste.recasts", Drops("before.itemsize == 1"), "test_waste.py"),
     Mutant("example.look_at_originals", Replaces("0 < len(without_values) < len(leaves)", "without_values"), "test_abstract.py"),
     Mutant("donation.told", Negates("type_ == kind"), "test_watch_outcomes.py"),
     Mutant("programs.Programs._judge", Replaces("memory.peak", "memory.arguments"), "test_programs.py"),
