@@ -5,7 +5,7 @@ Pure data: nothing here imports jax, flax, hypothesis or pytest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 FLOOR = 64 * 1024
@@ -230,6 +230,44 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class OnTarget:
+    """One program as the compiler of a target made it, which ran nothing: bytes a device."""
+
+    target: str
+    """The chip, or the slice of the program's mesh: ``v5e``, ``v5e:2x4``."""
+    limit: int = 0
+    """What a program may use there: the compiler's own limit on a TPU, a share of the memory on a GPU."""
+    share: float = 1.0
+    """Of the memory of a GPU: the part that jax takes."""
+    fits: bool = True
+    """On a TPU whether its compiler took the program, on a GPU whether ``peak`` is within ``limit``."""
+    peak: int | None = None
+    """What is compared with ``limit``; `None` where this compiler gives no totals, or refused the program."""
+    split: Split | None = None
+    """The totals of the compiler. Their sum is ``peak`` on a GPU, and more on a TPU."""
+    unpadded: int | None = None
+    """Of ``peak`` on a TPU: what would be left without the padding of its tiles."""
+    copies: int = 0
+    """Bytes of copies of the state, by forwarding."""
+    state: int = 0
+    """Bytes of one copy of the state, as the CPU counts them."""
+    donated: int = 0
+    """Leaves that the program donates."""
+    lost: tuple[str, ...] = ()
+    """Names of those whose buffer no output takes over, there and not on the CPU."""
+    lost_too: int = 0
+    """How many lose their buffer there and on the CPU."""
+    refused: str = ""
+    """What the compiler said of a program that does not fit, in one line."""
+    left_out: str = ""
+    """Why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
+    wheel: str = ""
+    """The compiler: ``libtpu 0.0.50.1``."""
+    seconds: float = field(default=0.0, compare=False)
+    """What it took to lower and compile."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What one nesting left; ``un_nested`` is the split of the un-nested program beside it, ``expected`` the expected peak.
 
@@ -248,6 +286,8 @@ class Evidence:
     leaks: tuple[Residue, ...] = ()
     moves: tuple[Moved, ...] = ()
     reusable: tuple[str, ...] = ()
+    targets: tuple[OnTarget, ...] = ()
+    """The same program on each target that it was compiled for."""
 
 
 @dataclass(frozen=True, slots=True)

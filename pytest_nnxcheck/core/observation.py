@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_nnxcheck.core.evidence import Split
+from pytest_nnxcheck.core.evidence import OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ class Observation:
     rebuild: Callable[[tuple[Any, ...]], Any] = tuple
     compiled: jax.stages.Compiled | None = None
     inside: InnerDonation = InnerDonation()
+    targets: tuple[OnTarget, ...] = ()
+    """The program on each target that it was compiled for."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, Split
+from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Note
 from pytest_nnxcheck.core.observation import ArrayType, Leak
@@ -83,6 +83,35 @@ class StateCopied(Finding):
 
     figures: Figures
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoesNotFit(Finding):
+    """More than a program may use of the memory of a target."""
+
+    on: OnTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverBudgetOnTarget(Finding):
+    """More than a budget in bytes allows, on a target."""
+
+    on: OnTarget
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedOnTarget(Finding):
+    """Copies of the state at the peak, on a target."""
+
+    on: OnTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostOnTarget(Finding):
+    """Donated leaves, ``on.lost``, whose buffers are lost on a target, and kept on the CPU."""
+
+    on: OnTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,18 @@ def _split(text: str) -> list[str]:
     return [word for word in re.split(_SEPARATORS, text) if word]
 
 
+def targets(name: str, value: object) -> tuple[str, ...]:
+    """Read ``'v5e,h100:8'``, or a list of such words, each once and as it is written best."""
+    from pytest_nnxcheck.core.chips import CHIPS, parse_target  # late: most runs name no target
+
+    parts = [value] if isinstance(value, str) else value
+    parts = list(parts) if isinstance(parts, Iterable) else [None]
+    if not all(isinstance(part, str) for part in parts):
+        example = f"{', '.join(chip.name for chip in CHIPS)}, or a slice such as 'v5e:4x4'"
+        raise SettingError(f"{name}={value!r} is not a list of words, write some of {example}")
+    return tuple(dict.fromkeys(str(parse_target(word)) for part in parts for word in _split(str(part))))
+
+
 def choice(*valid: str) -> Kind:
     return Kind(lambda name, value: _choose(name, value, valid), "WHAT")
 
@@ -223,6 +235,7 @@ def optional(kind: Kind) -> Kind:
     return kind._replace(parse=lambda name, value: None if value is None else kind.parse(name, value))
 
 
+TARGETS = Kind(targets, "LIST", "list")
 SWITCH = Kind(switch, "ON_OR_OFF")
 FLAG = Kind(switch)
 BUDGET = Kind(lambda _, value: Budget.parse(value), "SIZE")

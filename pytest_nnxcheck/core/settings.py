@@ -164,6 +164,13 @@ class Settings:
         "advice on what the un-nested call spends memory on: note (shown with -v and in reports) or fail",
         "memory.md#advice",
     )
+    target: tuple[str, ...] = _check(
+        (),
+        kinds.TARGETS,
+        "chips, or slices of them, whose compilers judge memory and donation as well, without the device: v4, v5e, v5p, v6e, v7x, a100-40,"
+        " a100, h100, h200, b200, v5e:4x4, h100:8",
+        "targets.md",
+    )
     donate: str = _check(
         "state",
         kinds.DONATED,
