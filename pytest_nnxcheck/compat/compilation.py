@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -60,18 +61,28 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A jitted function, called with arguments: what jax traced and lowered for them."""
+
+    jitted: Any
+    arguments: tuple[Any, ...]
+    traced: Any
+    lowered: Any
+
+
 def staged(
     wrapper: Callable[..., Any],
     f: Callable[..., Any],
     compiled_of: Callable[[Any], Callable[..., Any]],
-    on_compiled: Callable[[Any, Any, Any, Any], Any],
+    on_compiled: Callable[[Any, Staged], Any],
     *,
     abstract: bool,
     **options: Any,
 ) -> Any:
     """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces, lowers and compiles once, shows the compiled program, and runs it.
 
-    ``compiled_of`` compiles a lowered program; ``on_compiled`` gets the compiled program, its arguments, the lowered and the traced one. An abstract
+    ``compiled_of`` compiles a lowered program; ``on_compiled`` gets the compiled program, and how it was staged. An abstract
     program is not run: its result is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its
     result hides the abstract outputs: the `jax.jit` inside it is staged instead. All versions.
     """
@@ -82,7 +93,7 @@ def staged(
             traced = jitted.trace(*args)
             lowered = traced.lower()
             compiled = compiled_of(lowered)
-            outputs = on_compiled(compiled, args, lowered, traced)
+            outputs = on_compiled(compiled, Staged(jitted, args, traced, lowered))
             if abstract:
                 return outputs
             try:
@@ -112,13 +123,13 @@ def without_dead_code(jaxpr: Any) -> Any:
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
-def lowered_jaxpr(closed: Any, arguments: list[Any], donated: tuple[int, ...], *, keep_unused: bool) -> Any:
-    """Lower a closed jaxpr for flat arguments, some of them donated. All versions."""
+def jitted_jaxpr(closed: Any, donated: tuple[int, ...], *, keep_unused: bool) -> Any:
+    """A jit of a closed jaxpr: a function of its flat arguments, some of them donated. All versions."""
     import jax
     import jax.extend
 
     function = jax.extend.core.jaxpr_as_fun(closed)
-    return jax.jit(function, donate_argnums=donated, keep_unused=keep_unused).lower(*arguments)
+    return jax.jit(function, donate_argnums=donated, keep_unused=keep_unused)
 
 
 @contextlib.contextmanager

@@ -46,6 +46,11 @@ def compile_folder(folder: Path | None) -> Iterator[None]:
         _folder.reset(token)
 
 
+def folder_of_compiles() -> Path | None:
+    """The folder of `compile_folder`."""
+    return _folder.get()
+
+
 def no_compile_cache() -> str:
     """Why programs cannot be kept between runs here; empty if they can."""
     import jax
@@ -79,16 +84,16 @@ def cached_compiles() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def judged_compiles() -> Iterator[None]:
-    """Compile for a while without the folder that the user himself keeps compiled programs in.
+def judged_compiles(*, ours: bool = True) -> Iterator[None]:
+    """Compile for a while without the folder that the user himself keeps compiled programs in; without ``ours`` in none.
 
     jax leaves lines out of its keys unless it is told otherwise, so that a program out of his folder may name lines that have moved; before
-    `EQUAL_FROM` it also tells that nothing is aliased. All versions.
+    `EQUAL_FROM` it also tells that nothing is aliased. What jax has written for a chip that is not there it cannot read again. All versions.
     """
     import jax
 
     folder = jax.config.values.get(DIRECTORY)
-    if not folder or folder == str(_folder.get()):
+    if not folder or (ours and folder == str(_folder.get())):
         yield
         return
     with _set({DIRECTORY: None}):

@@ -9,7 +9,7 @@ import jax
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.core.catalogue import JIT, rows_of
+from pytest_nnxcheck.core.catalogue import JIT, STYLES, rows_of
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, MergedVariables
@@ -21,6 +21,7 @@ from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_ev
 from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
 from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
+from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, agrees, effect_against, keeps_updates
 from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
 from pytest_nnxcheck.invariants import Case
@@ -37,6 +38,10 @@ from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+TARGETED = frozenset({"memory", "donation"})
+"""The invariants that targets judge as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,22 @@ class Call:
     def compares_values(self) -> bool:
         """Whether an invariant is asked for that compares the values with those of the same calls without the nesting."""
         return any(row.values and row.function is None for row in rows_of(self.settings.invariants))
+
+    @property
+    def is_for_targets(self) -> bool:
+        """Whether targets compile the program of the nesting, whatever the CPU makes of it: the un-nested jit, one that is replayed, with ``thorough`` all."""
+        settings, layers = self.settings, self.nesting.layers
+        judged = settings.target and TARGETED & {*settings.invariants}
+        if not judged or not layers or not layers[0].row.compiles:
+            return False
+        plain = next((style for style in STYLES[:2] if style in settings.styles), "")
+        return layers == (Layer(JIT, plain),) or settings.effort == "thorough" or settings.nesting is not None
+
+    def on_targets(self, profile: Profile) -> OnTargets:
+        """What compiles the call's programs for the targets of the settings."""
+        settings = self.settings
+        memory = "memory" in settings.invariants
+        return OnTargets(settings.target, self.memo.target_facts, profile.copied_bytes, with_copies=memory)
 
     def announce(self, profile: Profile | None) -> None:
         """Say that the nesting is about to run; without a profile, that the call is about to be traced, where it never was."""

@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome,
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import causes, traced
-from pytest_nnxcheck.engine.cases import Call, CallStarted, Unrestored, case_of, case_of_un_nested, settled
+from pytest_nnxcheck.engine.cases import TARGETED, Call, CallStarted, Unrestored, case_of, case_of_un_nested, settled
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
 from pytest_nnxcheck.engine.memo import Memo, signature
@@ -102,9 +102,10 @@ def nested(call: Call) -> Checked:
         raise observation.error
     case = case_of(call, prepared.profile, observation, prepared.reference)
     judgement = invariants.judge(case)
-    if judgement.violations and observation.shared:
-        # Its message names lines, which must be its own.
-        observation = run_once(call, prepared.profile, alone=True)
+    broken_for_targets = not observation.targets and wants_targets(call, observation, judgement)
+    if judgement.violations and (observation.shared or broken_for_targets):
+        # Its message names lines, which must be its own, and what the compilers of targets say of it.
+        observation = run_once(call, prepared.profile, alone=True, broken=broken_for_targets)
         case = case_of(call, prepared.profile, observation, prepared.reference)
         judgement = invariants.judge(case)
     if judgement.error is not None and not judgement.violations:
@@ -152,14 +153,28 @@ def run(call: Call, profile: Profile) -> Observation:
     return replace(observation, error=Unfit(Misfit("own jit", label)))
 
 
-def run_once(call: Call, profile: Profile, *, alone: bool = False) -> Observation:
-    """The facts of a nesting that is run, ``alone`` where its program must be its own."""
+def run_once(call: Call, profile: Profile, *, alone: bool = False, broken: bool = False) -> Observation:
+    """The facts of a nesting that is run, ``alone`` where its program must be its own, ``broken`` where targets have to say what they make of it."""
     programs, originals = call.memo.shared_programs, call.example.originals
     donate = call.settings.donate
     memory = "memory" in call.settings.invariants
     return observe(
-        call.subject, profile, call.nesting, donate, programs, alone=alone, originals=originals, with_copies=memory
+        call.subject,
+        profile,
+        call.nesting,
+        donate,
+        programs,
+        alone=alone,
+        originals=originals,
+        with_copies=memory,
+        targets=call.on_targets(profile) if broken or call.is_for_targets else None,
     )
+
+
+def wants_targets(call: Call, observation: Observation, judgement: Judgement) -> bool:
+    """Whether a program broke what targets judge as well."""
+    broken = {violation.invariant for violation in judgement.violations}
+    return bool(call.settings.target and observation.memory and broken & TARGETED)
 
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:

@@ -36,6 +36,7 @@ def evidence(
         leaks=left(observation).leaks,
         moves=lost_moves(observation),
         reusable=reusable(subject, facts, observation),
+        targets=observation.targets,
     )
 
 

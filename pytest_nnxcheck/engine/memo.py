@@ -20,6 +20,7 @@ from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.raw_access import cell_content
+from pytest_nnxcheck.inspection.target_facts import FactsOfTargets
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import is_array
 from pytest_nnxcheck.subject.subject import Subject
@@ -62,6 +63,7 @@ class Memo:
     own_jits: set[str] = field(default_factory=set)
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
+    target_facts: FactsOfTargets = field(default_factory=FactsOfTargets)
 
 
 def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:

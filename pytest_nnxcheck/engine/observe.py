@@ -14,17 +14,21 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import Compiled, SharedPrograms
 from pytest_nnxcheck.compat.arrays import as_array, describe
+from pytest_nnxcheck.compat.compilation import Staged
 from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.evidence import OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Copies, InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
 from pytest_nnxcheck.engine.abstract_run import Addresses, trace
+from pytest_nnxcheck.engine.on_targets import Donated, OnTargets
 from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.inspection.hlo import aliases
 from pytest_nnxcheck.inspection.origins import marked
 from pytest_nnxcheck.inspection.pointers import inner_donation, read_leaf
 from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.inspection.walk import Walk, walk
 from pytest_nnxcheck.invariants.successors import successors
-from pytest_nnxcheck.jaxprs.copies import Staged, copies_in
+from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -56,10 +60,12 @@ def observe(
     alone: bool = False,
     originals: Walk | None = None,
     with_copies: bool = False,
+    targets: OnTargets | None = None,
 ) -> Observation:
     """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
 
-    ``originals`` is a walk of what the call was handed that found no tracers. ``with_copies`` measures the copies of the state in the program.
+    ``originals`` is a walk of what the call was handed that found no tracers. ``with_copies`` measures the copies of the state in the program,
+    ``targets`` compiles it for other chips as well.
     """
     subject = subject.for_run()
     state = subject.fresh()
@@ -69,7 +75,9 @@ def observe(
     before = (originals and originals.extended(roots)) or walk(roots)
     guards = Guards(subject, before)
     shared = programs or SharedPrograms(on=False)
-    root = Root(subject, profile, nesting, donate, programs=shared, alone=alone, with_copies=with_copies)
+    root = Root(
+        subject, profile, nesting, donate, programs=shared, alone=alone, with_copies=with_copies, targets=targets
+    )
     program = compose(subject, profile, nesting, guards, root.jit)
     state, inputs = root.handed(state, LENGTH)
     went_in = dict(compat.raw_leaves(state))
@@ -111,6 +119,7 @@ def observe(
         output_names=subject.output_tree.names,
         rebuild=subject.output_tree.rebuild,
         compiled=root.compiled_programs[-1] if root.compiled_programs else None,
+        targets=root.on_targets[0] if root.on_targets else (),
     )
     if error or tracers:
         return seen
@@ -242,6 +251,8 @@ class Root:
     programs: SharedPrograms = field(default_factory=SharedPrograms)
     alone: bool = False
     with_copies: bool = False
+    targets: OnTargets | None = None
+    on_targets: list[tuple[OnTarget, ...]] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
     copies: list[Copies] = field(default_factory=list)
     addresses: Addresses = field(default_factory=Addresses)
@@ -302,7 +313,7 @@ class Root:
             raise Measured
         return self.programs.compiled(lowered, alone=self.alone)
 
-    def on_compiled(self, compiled: Compiled, arguments: Any, lowered: Any, traced: Any) -> Any:
+    def on_compiled(self, compiled: Compiled, staged: Staged) -> Any:
         names = (*self.parameters(), *self.subject.input_names)
         self.shared.append(compiled.shared)
         self.compiled_programs.append(compiled.program)
@@ -312,10 +323,25 @@ class Root:
         self.memories.append(replace(compiled.read[label], names=names))
         if self.stops == "compiled":
             raise Measured
+        program = TracedProgram.of(staged, len(self.parameters()))
         if self.with_copies:
-            program, state = Staged.of(traced, lowered, arguments, len(self.parameters())), self.profile.copied_bytes
-            self.copies.append(copies_in(program, self.memories[-1], state, self.programs.program))
-        return self.addresses.assign(compiled.program, arguments, lowered.out_info) if self.subject.abstract else None
+            self.copies.append(copies_in(program, self.memories[-1], self.profile.copied_bytes, self.split_of(program)))
+        if self.targets is not None and not program.hoisted:
+            self.on_targets.append(self.targets.all(staged, program, self.donated_leaves(compiled.program, program)))
+        outputs = staged.lowered.out_info
+        return self.addresses.assign(compiled.program, staged.arguments, outputs) if self.subject.abstract else None
+
+    def split_of(self, program: TracedProgram) -> Callable[[Any], Split]:
+        """What compiles another jitted function of the program's arguments, and gives its totals."""
+        return lambda jitted: buffers.split_of(self.programs.program(jitted.lower(*program.arguments)))
+
+    def donated_leaves(self, compiled: Any, program: TracedProgram) -> Donated:
+        """The leaves that the program donates, by their numbers. An empty one has no buffer."""
+        names = dict(enumerate((*self.parameters(), *self.subject.input_names)))
+        donated = {number: names.get(number, "") for number in program.donated if program.arguments[number].size}
+        module = compat.serialized_hlo_module(compiled)
+        kept = set() if module is None else {*aliases(module).values()}
+        return Donated(donated, frozenset(donated.keys() - kept))
 
     def leaf(self, path: str, array: Any) -> Leaf:
         return self.addresses.leaf(path, array) if self.subject.abstract else read_leaf(path, array)

@@ -8,6 +8,7 @@ from pytest_nnxcheck.core.outcome import (
     Finding,
     LossCause,
     LostBuffer,
+    LostOnTarget,
     Orphaned,
     SharedBuffer,
     UpdateDropped,
@@ -22,6 +23,7 @@ def judge(case: Case) -> Judgement:
     """What donation breaks: that of the generated jit, or, of the un-nested call, that of its own."""
     measured = case.observation.moves or case.written.dropped
     findings = of_program(case) if measured else of_jits_inside(case)
+    findings += tuple(LostOnTarget(on.lost[0], on=on) for on in case.observation.targets if on.lost)
     return Judgement((Violation("donation", findings=findings),) if findings else ())
 
 

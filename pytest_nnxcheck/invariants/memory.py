@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.evidence import FLOOR, Advice, Bound, least_copy
+from pytest_nnxcheck.core.evidence import FLOOR, Advice, Bound, OnTarget, least_copy
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
+    CopiedOnTarget,
+    DoesNotFit,
     Figures,
     Finding,
     MemoryWasted,
+    OverBudgetOnTarget,
     PeakCause,
     PeakOverBudget,
     StateCopied,
@@ -26,7 +30,8 @@ def judge(case: Case) -> Judgement:
     if case.bound is None:
         return Judgement()
     advised = case.advice()  # whatever breaks: reports have the figures of the un-nested call that it is made of
-    findings = memory(case, case.bound) or wasted(advised)
+    on_target = tuple(finding for on in case.observation.targets for finding in memory_on(on, case.bound))
+    findings = (*memory(case, case.bound), *on_target) or wasted(advised)
     return Judgement((Violation("memory", findings=findings),) if findings else ())
 
 
@@ -51,6 +56,19 @@ def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
         own = replace(figures, cause=captured_cause(profile))
         findings.append(ConstantsCaptured(figures=own, bytes=profile.constant_bytes))
     return tuple(findings)
+
+
+def memory_on(on: OnTarget, bound: Bound) -> Iterator[Finding]:
+    """What breaks on a target: it does not fit, or is over a budget in bytes; with the default bound also copies of the state.
+
+    A multiple of the expected peak is not judged there: a healthy cache comes to 1.96 times on a TPU, in layouts of its own.
+    """
+    if not on.fits:
+        yield DoesNotFit(on=on)
+    elif not bound.multiple and (on.peak or 0) > bound.budget:
+        yield OverBudgetOnTarget(on=on, bound=bound)
+    if bound.default and on.copies >= least_copy(on.state):
+        yield CopiedOnTarget(on=on)
 
 
 def captures(observation: Observation, profile: Profile) -> bool:

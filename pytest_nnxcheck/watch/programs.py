@@ -148,7 +148,8 @@ def copies(
 ) -> tuple[int, tuple[str, ...]]:
     """Bytes of the state that a program holds once more by the rule of every check, and the leaves that it hands back."""
     from pytest_nnxcheck import compat
-    from pytest_nnxcheck.jaxprs.copies import Staged, copies_in
+    from pytest_nnxcheck.inspection.buffers import split_of
+    from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
     from pytest_nnxcheck.jaxprs.forwarding import handed_inputs
 
     closed, is_donated = traced
@@ -158,6 +159,6 @@ def copies(
         return 0, ()
     donated = tuple(number for number, flag in enumerate(is_donated) if flag)
     size = sum(leaf.bytes for leaf in state.values())
-    program = Staged(closed, [*arguments], donated, keep_unused=False)
-    copied = copies_in(program, memory, size, lambda lowered: lowered.compile()).handed_back
+    program = TracedProgram(closed, [*arguments], donated, keep_unused=False)
+    copied = copies_in(program, memory, size, lambda jitted: split_of(jitted.lower(*arguments).compile())).handed_back
     return (copied, leaves) if copied >= least_copy(size) else (0, ())

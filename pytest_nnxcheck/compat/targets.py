@@ -1,0 +1,226 @@
+"""Programs for chips that are not there, compiled by the compilers that come as wheels: libtpu, and the CUDA plugin of jax.
+
+`jax.export` lowers a trace that is already there for another platform, and names no device: the user's Python does not run again, and
+constraints on a mesh of CPU devices follow. All of it is public API of jax. Tried on jax 0.5.3, 0.6.2, 0.10.2 and 0.12.0.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pytest_nnxcheck.compat.compile_cache import judged_compiles
+from pytest_nnxcheck.compat.sharding import active_mesh
+from pytest_nnxcheck.core.chips import HOST, Chip, Target, sizes_of
+from pytest_nnxcheck.core.errors import CheckError
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+SHARE = 0.75
+"""Of a GPU's memory: what jax takes, unless one of these says another part."""
+_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+_GPU = """gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+shared_memory_per_core: {0.shared_memory_per_core} threads_per_core_limit: 2048 core_count: {0.cores} fpus_per_core: {0.fpus_per_core}
+block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {0.bandwidth}
+l2_cache_size: {0.l2_cache} clock_rate_ghz: {0.clock_ghz} device_memory_size: {memory}
+shared_memory_per_block_optin: {0.shared_memory_per_block} registers_per_core_limit: 65536 registers_per_block_limit: 65536
+cuda_compute_capability {{ major: {0.compute_capability[0]} minor: {0.compute_capability[1]} }} }}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} {runtime} device_description_str: "{0.label}" """
+"""A ``GpuTargetConfigProto`` as text: jax has no names for GPUs. XLA reads the memory, and rematerializes to stay within it."""
+
+
+_CHIPS_OF_A_HOST = (2, 2, 1)
+
+
+class LeftOut(Exception):
+    """A program that cannot be compiled for a target: its text says why, in one line."""
+
+
+class DoesNotFit(Exception):
+    """A compiler refused a program for its size: its text is the compiler's."""
+
+
+def target_of(named: Target, mesh: Any) -> Target:
+    """The chip, or the slice of it, for a program over a mesh, or on one device where that is `None`.
+
+    Raises `CheckError` where another slice was named, `LeftOut` where the chip has none of that size.
+    """
+    devices = 1 if mesh is None else mesh.size
+    target = named.of_size(devices)
+    if devices > 1 and named.slice and named.devices != devices:
+        size = f"write {target}" if target else f"{named.chip.name} has slices of {sizes_of(named.chip)} devices"
+        raise CheckError(f"target {named}: the mesh has {devices} devices, {named} has {named.devices}: {size}")
+    if devices > 1 and named.slice:
+        return named
+    if target is None:
+        raise LeftOut(f"a mesh of {devices} devices: {named.chip.name} has slices of {sizes_of(named.chip)} devices")
+    return target
+
+
+def mesh_of(leaves: Sequence[Any]) -> Any:
+    """The mesh of the leaves that are sharded, `None` on one device. Raises `LeftOut` for meshes of two shapes."""
+    import jax
+
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
+    named = [sharding.mesh for sharding in shardings if isinstance(sharding, jax.sharding.NamedSharding)]
+    meshes = {(tuple(mesh.axis_names), tuple(mesh.shape.values())): mesh for mesh in named if mesh.size > 1}
+    if len(meshes) > 1:
+        raise LeftOut(f"meshes of {' and '.join(str(mesh.size) for mesh in meshes.values())} devices in one program")
+    return next(iter(meshes.values()), None)
+
+
+def limit_of(chip: Chip) -> tuple[int, float]:
+    """Bytes that a program may use, and which share of the memory that is."""
+    if chip.gpu is None:
+        return chip.memory, 1.0
+    given = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), "")
+    with contextlib.suppress(ValueError):
+        return round(chip.memory * float(given)), float(given)
+    return round(chip.memory * SHARE), SHARE
+
+
+def lowered_for(target: Target, mesh: Any, jitted: Any, arguments: Any, donated: tuple[int, ...]) -> Any:
+    """Lower what ``jitted`` has traced for these arguments, some of whose leaves are ``donated``, for the devices of a target.
+
+    Raises `LeftOut` for what jax cannot lower for another platform: a callback, a kernel that asks for the device.
+    """
+    import jax
+    import jax.export
+
+    devices = _devices(target)
+    there = _mesh(mesh or active_mesh(), devices if mesh is not None else devices[:1])
+    one = jax.sharding.SingleDeviceSharding(devices[0])
+
+    def placed(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        sharding = getattr(leaf, "sharding", None)
+        # Not the kind of memory: that of a CPU device has a name which no chip has before jax 0.8.
+        spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else jax.sharding.PartitionSpec()
+        put = one if mesh is None else jax.sharding.NamedSharding(there, spec)
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=put, weak_type=bool(getattr(leaf, "weak_type", False))
+        )
+
+    leaves, tree = jax.tree.flatten(arguments)
+    try:
+        program = jax.export.export(jitted, platforms=[target.chip.compiler])(*arguments)
+
+        def call(*leaves: Any) -> Any:
+            return jax.tree.leaves(program.call(*jax.tree.unflatten(tree, leaves)))
+
+        with _in_force(there):
+            return jax.jit(call, donate_argnums=donated, keep_unused=True).lower(*map(placed, leaves))
+    except Exception as error:
+        raise LeftOut(_line(error)) from error
+
+
+def compiled_for(target: Target, lowered: Any, *, effort: str = "O0") -> Any:
+    """Compile what `lowered_for` lowered; at ``O0`` a TPU's compiler takes a ninth of the time that it takes by ``default``.
+
+    Raises `DoesNotFit`, or `LeftOut` for what else the compiler refuses.
+    """
+    try:
+        with judged_compiles(ours=False), _options(target.chip, effort):
+            return lowered.compile(compiler_options=_compiler_options(target.chip))
+    except Exception as error:
+        refused = "RESOURCE_EXHAUSTED" in str(error)
+        raise (DoesNotFit if refused else LeftOut)(_line(error)) from error
+
+
+# --- devices
+
+
+@functools.cache
+def _devices(target: Target) -> tuple[Any, ...]:
+    """The devices of a topology, in order. Raises `CheckError` with the compiler's words."""
+    import jax
+    from jax.experimental import topologies
+
+    jax.devices()  # the user's backend first: it stays the default
+    chip = target.chip
+    try:
+        if chip.gpu is not None:
+            count = target.devices
+            hosts, each = (count // HOST, HOST) if count % HOST == 0 else (1, count)
+            # Of jax 0.5 no such field; from 0.6 on it has to be there.
+            runtime = "" if jax.__version_info__ < (0, 6) else "runtime_version { major: 12 minor: 8 }"
+            config = _GPU.format(chip.gpu, memory=chip.memory, runtime=runtime)
+            shape = f"1x{hosts}x{each}"  # partitions, hosts, devices of a host
+            described = topologies.get_topology_desc(
+                platform="cuda", topology_name=chip.name, topology=shape, target_config=config
+            )
+        else:
+            shape = target.slice or chip.slices[0]
+            options: dict[str, Any] = {"chip_config_name": chip.config} if chip.config else {}
+            sizes = [*map(int, shape.split("x")), 1][:3]
+            if math.prod(sizes) < math.prod(_CHIPS_OF_A_HOST):
+                options["chips_per_host_bounds"] = sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
+            name = f"{chip.spelled}:{shape}"
+            described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+    except Exception as error:
+        raise CheckError(f"target {target}: its compiler cannot be loaded: {_line(error)}") from error
+    return tuple(described.devices)
+
+
+def _mesh(like: Any, devices: Sequence[Any]) -> Any:
+    """A mesh of these devices with the axes of another; all of size 1 for one device, `None` where there is no mesh at all."""
+    import jax
+    import numpy as np
+
+    if like is None:
+        return None
+    sizes = tuple(like.shape.values()) if len(devices) > 1 else (1,) * len(like.axis_names)
+    # jax 0.5 has another type for the kinds of axes.
+    kinds = {"axis_types": like.axis_types} if jax.__version_info__ >= (0, 6) else {}
+    return jax.sharding.Mesh(np.array(devices).reshape(sizes), like.axis_names, **kinds)
+
+
+def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
+    """The mesh of the target in the place of the user's, which would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes."""
+    import jax
+
+    return contextlib.nullcontext() if mesh is None or not hasattr(jax, "set_mesh") else jax.set_mesh(mesh)
+
+
+# --- options
+
+
+@contextlib.contextmanager
+def _options(chip: Chip, effort: str) -> Iterator[None]:
+    """What jax compiles with for a while: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler.
+
+    The options are public, but have no attribute to read them by.
+    """
+    import jax
+
+    options: dict[str, Any] = {"jax_disable_most_optimizations": False}
+    if chip.gpu is None and effort != "default":
+        options["jax_optimization_level"] = effort
+    before = {name: jax.config.values[name] for name in options}
+    try:
+        for name, value in options.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def _compiler_options(chip: Chip) -> dict[str, Any] | None:
+    """Before jax 0.10 the compiler of a GPU wants the device for what it tries out."""
+    import jax
+
+    old = chip.gpu is not None and jax.__version_info__ < (0, 10)
+    return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if old else None
+
+
+def _line(error: BaseException) -> str:
+    """What jax or a compiler said, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = text.rpartition("RESOURCE_EXHAUSTED: ")[2]
+    return text if len(text) <= 200 else f"{text[:197]}..."
