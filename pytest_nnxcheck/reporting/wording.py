@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +20,17 @@ from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
+    CopiedOnTarget,
+    DoesNotFit,
     Figures,
     Finding,
     LostBuffer,
+    LostOnTarget,
     MadeInEndedTrace,
     MemoryWasted,
     Orphaned,
     Outcome,
+    OverBudgetOnTarget,
     PeakOverBudget,
     SharedBuffer,
     StateCopied,
@@ -36,10 +40,13 @@ from pytest_nnxcheck.core.outcome import (
     Violation,
 )
 from pytest_nnxcheck.core.text import Row, format_bytes
-from pytest_nnxcheck.reporting import hints, memory_breakdown, notes
+from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, targets
 
 Findings = tuple[Any, ...]
 """The findings of one violation: of one class, but for those of memory and donation."""
+
+OnCpu = PeakOverBudget | StateCopied | ConstantsCaptured
+"""Findings of memory on the CPU: they have figures."""
 
 Text = tuple[str, Iterable[Row], str]
 """Summary, rows and hint."""
@@ -65,9 +72,20 @@ def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
     for cause in violation.explained:
         label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
         rows = (*rows, *((label, text) for text in notes.explanation(cause)))
-    if violation.invariant == "memory" and evidence is not None:
-        rows = (*rows, *memory_breakdown.rows(evidence))
+    if evidence is not None:
+        rows = (*rows, *measured(violation.invariant, evidence))
     return replace(violation, summary=summary, details=rows, hint=hint)
+
+
+def measured(invariant: str, evidence: Evidence) -> Iterator[Row]:
+    """What every violation of memory or donation tells: the program on its targets, and of memory where the bytes of the CPU's are."""
+    if invariant not in ("memory", "donation"):
+        return
+    yield from targets.rows(evidence.targets)
+    where = memory_breakdown.rows(evidence) if invariant == "memory" else ()
+    if where and evidence.targets and evidence.split:
+        yield "on the CPU", f"peak {format_bytes(evidence.split.peak)}; the rows below are of this program"
+    yield from where
 
 
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
@@ -110,16 +128,31 @@ def memory(findings: Findings) -> Text:
         texts = dict.fromkeys(map(advice, first.advice))
         return "the un-nested call spends memory that it need not", [("advice", text) for text in texts], ""
     summary, *others = map(of_memory, findings)
-    rows = [*(("", text) for text in others), *totals(first.figures)]
-    return summary, rows, hints.peak(first.figures.cause)
+    on_cpu = [finding.figures for finding in findings if isinstance(finding, OnCpu)]
+    bounds = [finding.bound for finding in findings if isinstance(finding, OverBudgetOnTarget)]
+    # Without a figure of the CPU's, the budget of a target stands alone.
+    figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
+    return summary, [*(("", text) for text in others), *figures], hint_of_memory(findings)
 
 
-def of_memory(finding: PeakOverBudget | StateCopied | ConstantsCaptured) -> str:
+def hint_of_memory(findings: Findings) -> str:
+    """Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target."""
+    causes = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
+    causes += [finding.cause for finding in findings if isinstance(finding, CopiedOnTarget)]
+    unfit = [finding.on.target for finding in findings if isinstance(finding, DoesNotFit)]
+    if known := next(filter(None, causes), None):
+        return hints.peak(known)
+    return hints.does_not_fit(targets.larger_slices(unfit[0])) if unfit else ""
+
+
+def of_memory(finding: OnCpu | targets.FindingOnTarget) -> str:
+    if not isinstance(finding, OnCpu):
+        return targets.sentence(finding)
     figures = finding.figures
     match finding:
         case PeakOverBudget():
-            peak, budget = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
-            return f"peak {peak} is over the budget of {budget}"
+            peak, most = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
+            return f"peak {peak} is over the budget of {most}"
         case StateCopied(bytes=size):
             return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
         case ConstantsCaptured(bytes=size):
@@ -134,10 +167,14 @@ def totals(figures: Figures) -> list[Row]:
     )
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {parts} - aliased {format_bytes(split.aliased)}"),
-        ("budget", f"{format_bytes(bound.budget)} ({origin(bound)})"),
+        budget(bound),
         ("expected", f"{format_bytes(bound.expected)}   state {format_bytes(figures.state)}"),
     ]
     return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
+
+
+def budget(bound: Bound) -> Row:
+    return "budget", f"{format_bytes(bound.budget)} ({origin(bound)})"
 
 
 def origin(bound: Bound) -> str:
@@ -189,6 +226,8 @@ def donation(findings: Findings) -> Text:
 def of_buffer(finding: Finding) -> Row:
     path = finding.path
     match finding:
+        case LostOnTarget():
+            return "lost", targets.sentence(finding)
         case SharedBuffer(other=other, inside=True):
             return "shared", f"{path} and {other} share a buffer: a jit inside the call donates it, and deletes both"
         case Orphaned(other=other):
