@@ -317,10 +317,11 @@ def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
     yield from ((label, text, "") for label, text in nesting["explained"])
     yield from (("note", note, "") for note in nesting["notes"])
     yield from (("expected", f"{key}, to fail", "") for key in nesting["expected_failures"])
+    cpu = " on the CPU" if nesting["targets"] else ""
     if nesting["split"] and nesting["peak"] is not None and "peak" not in labels:
-        yield "peak", formula(nesting["peak"], nesting["split"]), ""
+        yield f"peak{cpu}", formula(nesting["peak"], nesting["split"]), ""
     if nesting["expected_peak"] is not None and "expected" not in labels:
-        yield "expected", format_bytes(nesting["expected_peak"]), ""
+        yield f"expected{cpu}", format_bytes(nesting["expected_peak"]), ""
     if not {"line", "un-nested"} & labels:
         yield from ((label, text, "") for label, text in nesting["story"])
     on = [row for row in targets.rows(records.targets_of([nesting])) if row[0] not in labels]

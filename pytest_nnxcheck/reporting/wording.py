@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from pytest_nnxcheck.core.outcome import (
     Orphaned,
     Outcome,
     OverBudgetOnTarget,
+    PeakCause,
     PeakOverBudget,
     SharedBuffer,
     StateCopied,
@@ -58,12 +59,16 @@ SHOWN_BUFFERS = 12
 
 def worded(outcome: Outcome) -> Outcome:
     """The outcome with its sentences: of its violations, of why it cannot take the call, and its notes."""
-    violations = tuple(with_text(violation, outcome.evidence) for violation in outcome.violations)
+    # What targets say is told once: by memory, or by donation where that alone broke.
+    tells = next((violation for violation in outcome.violations if violation.invariant in ("memory", "donation")), None)
+    violations = tuple(
+        with_text(violation, outcome.evidence, on_targets=violation is tells) for violation in outcome.violations
+    )
     reason = outcome.reason if outcome.misfit is None else notes.of_misfit(outcome.misfit)
     return replace(outcome, violations=violations, reason=reason, notes=(*outcome.notes, *notes.texts(outcome.facts)))
 
 
-def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
+def with_text(violation: Violation, evidence: Evidence | None, *, on_targets: bool) -> Violation:
     """A violation with its sentences; one that found nothing has those that it was made with."""
     summary, rows, hint = violation.summary, violation.details, violation.hint
     if violation.findings:
@@ -72,20 +77,20 @@ def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
     for cause in violation.explained:
         label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
         rows = (*rows, *((label, text) for text in notes.explanation(cause)))
-    if evidence is not None:
-        rows = (*rows, *measured(violation.invariant, evidence))
+    if evidence is not None and on_targets:
+        rows = (*rows, *targets.rows(evidence.targets))
+    if evidence is not None and violation.invariant == "memory":
+        rows = (*rows, *of_cpu(evidence))
     return replace(violation, summary=summary, details=rows, hint=hint)
 
 
-def measured(invariant: str, evidence: Evidence) -> Iterator[Row]:
-    """What every violation of memory or donation tells: the program on its targets, and of memory where the bytes of the CPU's are."""
-    if invariant not in ("memory", "donation"):
-        return
-    yield from targets.rows(evidence.targets)
-    where = memory_breakdown.rows(evidence) if invariant == "memory" else ()
-    if where and evidence.targets and evidence.split:
-        yield "on the CPU", f"peak {format_bytes(evidence.split.peak)}; the rows below are of this program"
-    yield from where
+def of_cpu(evidence: Evidence) -> tuple[Row, ...]:
+    """Where the bytes of the CPU's program are; below rows of targets it is said that they are of that."""
+    where = memory_breakdown.rows(evidence)
+    if not where or not evidence.targets or evidence.split is None:
+        return where
+    peak = format_bytes(evidence.split.peak)
+    return (("on the CPU", f"peak {peak}; the rows below are of this program"), *where)
 
 
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
@@ -137,11 +142,11 @@ def memory(findings: Findings) -> Text:
 
 def hint_of_memory(findings: Findings) -> str:
     """Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target."""
-    causes = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
+    causes: list[PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
     causes += [finding.cause for finding in findings if isinstance(finding, CopiedOnTarget)]
     unfit = [finding.on.target for finding in findings if isinstance(finding, DoesNotFit)]
-    if known := next(filter(None, causes), None):
-        return hints.peak(known)
+    if known := [cause for cause in causes if cause]:
+        return hints.peak(known[0])
     return hints.does_not_fit(targets.larger_slices(unfit[0])) if unfit else ""
 
 

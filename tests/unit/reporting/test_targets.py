@@ -139,6 +139,16 @@ def test_all_targets_have_a_row_after_the_figures_and_before_the_bytes_of_the_cp
     assert said("tracers", evidence=evidence).details == ()
 
 
+def test_what_targets_say_is_told_once_where_memory_and_donation_break():
+    memory = Violation("memory", findings=(DoesNotFit(on=LARGE),))
+    donation, tracers = Violation("donation", findings=(LostOnTarget(on=LOST),)), Violation("tracers")
+    evidence = Evidence(targets=(LARGE,))
+    both = worded(Outcome(Nesting(), "violated", (tracers, memory, donation), evidence=evidence))
+    assert [violation.details for violation in both.violations] == [(), targets.rows([LARGE]), ()]
+    alone = worded(Outcome(Nesting(), "violated", (tracers, donation), evidence=evidence))
+    assert [violation.details for violation in alone.violations] == [(), targets.rows([LARGE])]
+
+
 def test_a_budget_that_only_a_target_breaks_is_told_with_its_origin():
     assert said("memory", OverBudgetOnTarget(on=H100, bound=BUDGET)).details == (
         ("budget", "2.0 GiB (memory_budget 2GiB)"),
@@ -285,6 +295,15 @@ def test_the_page_has_a_row_a_target():
     assert '<dt class="">v5e</dt><dd class="">fits: peak 3.1 GiB of 15.75 GiB</dd>' in page
     assert '<p class="summary">2 nestings: 2 held · does not fit v5e: 18.2 of 15.75 GiB · ' in page
     assert "v5e" not in html_page.render(documents.mixed())
+
+
+def test_the_page_says_whose_peak_it_is_where_there_are_targets():
+    on_cpu, beside = reported(
+        documents.outcome("jit"),
+        documents.outcome("jit > scan", evidence=replace(documents.EVIDENCE, targets=(V5E,))),
+    )["nestings"]
+    assert [">peak on the CPU</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [False, True]
+    assert [">peak</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [True, False]
 
 
 def test_the_page_says_what_a_target_says_once():
