@@ -249,8 +249,19 @@ def test_of_two_calls_the_worse_program_of_each_target_is_kept():
             "v5e": (LARGE.peak, 3.0),
             "h100": (H100.peak, 2.0),
         }
-    larger = replace(V5E, peak=4 * GIB)
-    assert tally.worse(held(larger), held(V5E)).evidence.targets[0].peak == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    "better, worse",
+    [
+        (V5E, replace(V5E, peak=4 * GIB)),
+        (V5E, REFUSED),
+        (LEFT_OUT, OnTarget("h100", limit=GIB)),
+    ],
+)
+def test_which_program_is_worse(better, worse):
+    for order in ((better, worse), (worse, better)):
+        assert tally.worst_of_targets(order) == (worse,)
 
 
 def test_the_targets_of_a_call_are_kept_beside_the_evidence_of_another():
@@ -279,7 +290,7 @@ def test_a_target_survives_the_trip_through_json():
 
 def test_markdown_has_a_column_where_there_are_targets():
     broken = documents.outcome("jit", "violated", evidence=Evidence(targets=(LARGE,)))
-    bad = documents.ended("u.py::u", [held(V5E, nesting="jit > scan"), broken], end="failed")
+    bad = documents.ended("u.py::u", [held(V5E, H100, nesting="jit > scan"), broken], end="failed")
     good = documents.ended("t.py::t", [held(V5E), held(V5E, H100, nesting="jit > scan")])
     without = documents.ended("v.py::v")
     text = markdown.render(documents.document(bad, good, without))
