@@ -25,7 +25,8 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import hooks
-from pytest_nnxcheck.reporting import hints, html_page, markdown, notes, records, report, tally, targets
+from pytest_nnxcheck.reporting import hints, notes, records, report, tally, targets
+from pytest_nnxcheck.reporting.pages import html_page, markdown
 from pytest_nnxcheck.reporting.wording import worded
 
 GIB = 2**30

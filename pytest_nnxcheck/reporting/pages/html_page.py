@@ -64,7 +64,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 def read(name: str) -> str:
     """The text of a file that the page is made of."""
-    return resources.files("pytest_nnxcheck.reporting").joinpath(name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _with_programs(tests: list[Records]) -> list[Records]:
