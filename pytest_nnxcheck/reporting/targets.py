@@ -46,7 +46,7 @@ def details(on: OnTarget) -> Iterable[str]:
     if on.donated:
         yield f"{on.donated - len(on.lost) - on.lost_too} of {on.donated} donated leaves kept"
     if on.lost_too:
-        yield f"{on.lost_too} lose their buffer there and on the CPU"
+        yield f"{on.lost_too} {lose(on.lost_too)} there and on the CPU"
 
 
 def limit(on: OnTarget) -> str:
@@ -95,8 +95,12 @@ def sentence(finding: FindingOnTarget) -> str:
         case CopiedOnTarget():
             return f"the program holds {on.copies / max(on.state, 1):.2f} more copies of its state on {on.target}"
         case LostOnTarget():
-            lost = f"{len(on.lost)} of {on.donated} donated leaves"
-            return f"{lost} {'loses its' if len(on.lost) == 1 else 'lose their'} buffer on {on.target}: {some(on.lost)}"
+            lost = len(on.lost)
+            return f"{lost} of {on.donated} donated leaves {lose(lost)} on {on.target}: {some(on.lost)}"
+
+
+def lose(leaves: int) -> str:
+    return "loses its buffer" if leaves == 1 else "lose their buffer"
 
 
 def larger_slices(name: str) -> tuple[str, ...]:

@@ -76,6 +76,10 @@ def held(*on, nesting="jit", verdict="held", **more):
             LOST,
             "fits: peak 3.1 GiB of 15.75 GiB; 9 of 12 donated leaves kept; 2 lose their buffer there and on the CPU",
         ),
+        (
+            replace(V5E, donated=1, lost_too=1),
+            "fits: peak 3.1 GiB of 15.75 GiB; 0 of 1 donated leaves kept; 1 loses its buffer there and on the CPU",
+        ),
         (replace(REFUSED, donated=12, state=GIB), targets.fit(REFUSED)),
     ],
 )  # fmt: skip
