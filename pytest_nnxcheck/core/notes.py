@@ -63,17 +63,22 @@ FactKind = Literal[
     "decided by rounding", "decided by fusion", "many equations", "number",
     "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
+    "peak on target", "left out on target", "nothing on target", "asks for devices",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about leaves, places, subjects or invariants, by their ``names``; ``of`` is a type, a layer, a nesting or what is raised, in one line."""
+    """A fact about leaves, places, subjects, invariants or targets, by their ``names``; ``of`` is a type, a layer, a nesting or what is raised, in one line.
+
+    ``peaks`` are two figures to compare, in bytes a device: that of the target, and the CPU's.
+    """
 
     kind: FactKind
     names: tuple[str, ...] = ()
     of: str = ""
     count: float = 0
+    peaks: tuple[int, int] | None = None
 
 
 Place = Literal["same", "another", "new"]

@@ -102,9 +102,10 @@ class OverBudgetOnTarget(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedOnTarget(Finding):
-    """Copies of the state at the peak, on a target."""
+    """Copies of the state at the peak, on a target; ``cause`` is that of the CPU's program."""
 
     on: OnTarget
+    cause: PeakCause = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

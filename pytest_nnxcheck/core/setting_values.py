@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Parser = Callable[[str, object], Any]
 
-REPORTS = {".json": "records", ".html": "html_page", ".md": "markdown"}
+REPORTS = {".json": "records", ".html": "pages.html_page", ".md": "pages.markdown"}
 """The suffixes of a report, each with the file of `reporting` whose ``render`` makes its text."""
 
 UNITS = {

@@ -16,7 +16,7 @@ class Unreadable(ValueError):
     """What a user wrote is no nesting, no expected failure or no value of a setting; the text says what to write instead."""
 
 
-def format_bytes(size: int) -> str:
+def format_bytes(size: int, decimals: int = 1) -> str:
     """``1.5 MiB``; whole bytes below 1 KiB."""
     if size < 1024:
         return f"{size} B"
@@ -25,7 +25,7 @@ def format_bytes(size: int) -> str:
         value /= 1024
         if value < 1023.95:
             break
-    return f"{value:.1f} {unit}"
+    return f"{value:.{decimals}f} {unit}"
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -370,6 +370,8 @@ def _line(nodeid: str, properties: Mapping[str, Any], config: pytest.Config) -> 
     text = f"{nodeid}  {report.summary_of(properties)}"
     if (expected := properties.get("nnx_expected_failures")) and config.get_verbosity() > 0:
         text += f"\n    expected to fail: {expected}"
+    if (seconds := properties.get("nnx_target_seconds")) and config.get_verbosity() > 0:
+        text += f"\n    compiled for targets: {seconds}"
     rows = [
         (properties.get("nnx_notes"), "what was left out", ""),
         (properties.get("nnx_advice"), "advice on memory", "advice: "),

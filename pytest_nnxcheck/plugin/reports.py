@@ -26,7 +26,8 @@ from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import has_ended
 from pytest_nnxcheck.plugin.worker_data import Part
-from pytest_nnxcheck.reporting import markdown, records
+from pytest_nnxcheck.reporting import records
+from pytest_nnxcheck.reporting.pages import markdown
 from pytest_nnxcheck.reporting.records import Place, Records
 
 if TYPE_CHECKING:

@@ -209,7 +209,7 @@ class WatchHooks:
 
 def _summarize_step(count: str, lines: list[str]) -> None:
     """Tell a step of GitHub Actions too: its summary may say of the marked tests that all is well."""
-    from pytest_nnxcheck.reporting import markdown
+    from pytest_nnxcheck.reporting.pages import markdown
 
     summary = markdown.step_summary(os.environ)
     if summary is not None:

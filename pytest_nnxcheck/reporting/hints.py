@@ -1,4 +1,5 @@
-"""The table of causes and advice. Each line is followed in a test, which makes the change and sees the nesting hold.
+"""The table of causes and advice. Each line is followed in a test, which makes the change and sees the nesting hold; `does_not_fit` alone names
+ways that nobody tried.
 
 No hint is better than a wrong one: a cause that is not here has none.
 """
@@ -6,6 +7,7 @@ No hint is better than a wrong one: a cause that is not here has none.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.evidence import Twice
@@ -248,6 +250,12 @@ def peak(cause: PeakCause) -> str:
     if cause == "scan writes back, checkpoint":
         return hint("scan writes back", checkpoint=" under jax.checkpoint")
     return hint(cause, checkpoint="") if cause else ""
+
+
+def does_not_fit(larger: Sequence[str]) -> str:
+    """Ways to need less memory a device; none of them was tried."""
+    slices = f", or shard over more devices: {', '.join(larger)}" if larger else ""
+    return f"make the batch smaller, wrap the layers in nnx.remat so that their outputs are computed again{slices}"
 
 
 def value(finding: ValueDiffers) -> str:

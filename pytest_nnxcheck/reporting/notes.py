@@ -8,7 +8,7 @@ from pytest_nnxcheck.core import notes as data
 from pytest_nnxcheck.core.nesting import Misfit, MisfitKind
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import LostBuffer
-from pytest_nnxcheck.core.text import some
+from pytest_nnxcheck.core.text import format_bytes, some
 from pytest_nnxcheck.reporting import hints
 
 # --- why a nesting cannot take the call
@@ -64,6 +64,8 @@ def of_note(note: data.Note) -> tuple[str, ...]:
     match note:
         case data.Fact():
             listed = {"some": some(note.names), "all": ", ".join(note.names)}
+            there, here = note.peaks or (0, 1)
+            listed |= {"times": f"{there / here:.2f}", "peaks": f"{format_bytes(there)} and {format_bytes(here)}"}
             return (FACTS[note.kind].format(**listed, of=note.of, count=note.count),)
         case data.BufferRetyped():
             return (f"{note.path}   {note.type}   {retyped(note)}, {PLACES[note.place]}",)
@@ -140,4 +142,8 @@ FACTS: dict[data.FactKind, str] = {
     "in one array": "called without a jit, {of} leaves {all} in one array (pairs: {count}): a jit that donates both is refused from then on; hand"
     " over a copy, jax.tree.map(jnp.copy, ...)",
     "not put back": "{some} could not be put back: what a nesting left there is met by the next",
+    "peak on target": "the un-nested peak on {some} is {times} times the CPU's: {peaks}",
+    "left out on target": "left out on {all}: {of}",
+    "nothing on target": "no program was compiled for {all}: no nesting has a jit outside",
+    "asks for devices": "{of} is asked while the call is traced, and answers with what jax has here: on {all} another branch may run",
 }

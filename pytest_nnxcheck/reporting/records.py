@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.evidence import Evidence
+from pytest_nnxcheck.core.evidence import Evidence, OnTarget, Split
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.reporting import memory_breakdown, tally
 from pytest_nnxcheck.reporting.report import Report, replay, summary
@@ -86,6 +86,7 @@ class OfNesting(TypedDict):
     leaks: list[dict[str, Any]]
     moves: list[dict[str, Any]]
     reusable: list[str]
+    targets: list[dict[str, Any]]
     program: str
     program_text: str
     replay: str
@@ -249,6 +250,16 @@ def broken(record: Records) -> str:
     names = [violation["invariant"] for violation in nesting["violations"]] if nesting else []
     first = (record["test"]["message"] or record["test"]["outcome"]).partition("\n")[0].partition("  ")[0]
     return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
+
+
+def targets_of(nestings: Iterable[OfNesting]) -> tuple[OnTarget, ...]:
+    """Of each target the worst program of some nestings."""
+    return tally.worst_of_targets(_on_target(each) for nesting in nestings for each in nesting["targets"])
+
+
+def _on_target(found: Mapping[str, Any]) -> OnTarget:
+    split = Split(**found["split"]) if found["split"] else None
+    return OnTarget(**{**found, "split": split, "lost": tuple(found["lost"])})
 
 
 def worst_peak(record: Records) -> OfNesting | None:

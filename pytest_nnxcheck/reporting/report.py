@@ -18,8 +18,8 @@ from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, format_bytes
-from pytest_nnxcheck.reporting import notes
-from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_peak
+from pytest_nnxcheck.reporting import notes, targets
+from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting rejected by flax"
@@ -307,6 +307,9 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
     if worst is not None and worst.peak is not None:
         pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
+    if on := worst_on_targets(report.outcomes):
+        pairs.append(("nnx_targets", targets.brief(on)))
+        pairs.append(("nnx_target_seconds", ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on)))
     if expectations := _expectations(report):
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):
@@ -324,7 +327,7 @@ def _expectations(report: Report) -> list[str]:
 
 
 def summary(report: Report) -> str:
-    """One line: nestings run, their verdicts, the worst peak against its budget."""
+    """One line: nestings run, their verdicts, the worst peak against its budget, whether the programs fit their targets."""
     return summary_of(dict(properties(report)))
 
 
@@ -337,5 +340,6 @@ def summary_of(figures: Mapping[str, str | int]) -> str:
     if "nnx_peak" in figures:
         bound = f" of {format_bytes(int(figures['nnx_budget']))}" if "nnx_budget" in figures else ""
         text += f"; worst peak {format_bytes(int(figures['nnx_peak']))}{bound} ({figures['nnx_peak_nesting']})"
+    text += f"; {figures['nnx_targets']}" if "nnx_targets" in figures else ""
     text += f"; modes: {figures['nnx_modes']}" if "nnx_modes" in figures else ""
     return text

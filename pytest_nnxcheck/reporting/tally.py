@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from pytest_nnxcheck.core.evidence import Evidence, OnTarget
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 
@@ -50,6 +52,25 @@ def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
     return max(measured, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
 
 
+def worst_on_targets(outcomes: Iterable[Outcome]) -> tuple[OnTarget, ...]:
+    """Of each target the worst program: one that does not fit, then that with the largest part of what it may use."""
+    return worst_of_targets(on for outcome in outcomes if outcome.evidence for on in outcome.evidence.targets)
+
+
+def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
+    """The same of programs, each with the seconds of all on its target."""
+    worst: dict[str, OnTarget] = {}
+    for on in targets:
+        earlier = worst.get(on.target)
+        seconds = on.seconds + (earlier.seconds if earlier else 0.0)
+        worst[on.target] = replace(max(earlier or on, on, key=_badness), seconds=seconds)
+    return (*worst.values(),)
+
+
+def _badness(on: OnTarget) -> tuple[bool, bool, float]:
+    return not on.fits, not on.left_out, (on.peak or 0) / (on.limit or math.inf)
+
+
 _RANK = ("held", "rejected", "expected", "failed", "violated")
 
 
@@ -66,6 +87,8 @@ def worse(old: Outcome, new: Outcome) -> Outcome:
     keys = tuple(dict.fromkeys([*old.expected, *new.expected]))
     # The evidence of a violation is what the message tells of.
     shown = worst.evidence if worst.violations else measured.evidence
+    if targets := worst_on_targets([old, new]):
+        shown = replace(shown or Evidence(), targets=targets)
     seconds = old.seconds + new.seconds
     return replace(
         worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown, seconds=seconds

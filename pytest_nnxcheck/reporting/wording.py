@@ -20,13 +20,18 @@ from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
+    CopiedOnTarget,
+    DoesNotFit,
     Figures,
     Finding,
     LostBuffer,
+    LostOnTarget,
     MadeInEndedTrace,
     MemoryWasted,
     Orphaned,
     Outcome,
+    OverBudgetOnTarget,
+    PeakCause,
     PeakOverBudget,
     SharedBuffer,
     StateCopied,
@@ -36,10 +41,13 @@ from pytest_nnxcheck.core.outcome import (
     Violation,
 )
 from pytest_nnxcheck.core.text import Row, format_bytes
-from pytest_nnxcheck.reporting import hints, memory_breakdown, notes
+from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, targets
 
 Findings = tuple[Any, ...]
 """The findings of one violation: of one class, but for those of memory and donation."""
+
+OnCpu = PeakOverBudget | StateCopied | ConstantsCaptured
+"""Findings of memory on the CPU: they have figures."""
 
 Text = tuple[str, Iterable[Row], str]
 """Summary, rows and hint."""
@@ -51,12 +59,16 @@ SHOWN_BUFFERS = 12
 
 def worded(outcome: Outcome) -> Outcome:
     """The outcome with its sentences: of its violations, of why it cannot take the call, and its notes."""
-    violations = tuple(with_text(violation, outcome.evidence) for violation in outcome.violations)
+    # What targets say is told once: by memory, or by donation where that alone broke.
+    tells = next((violation for violation in outcome.violations if violation.invariant in ("memory", "donation")), None)
+    violations = tuple(
+        with_text(violation, outcome.evidence, on_targets=violation is tells) for violation in outcome.violations
+    )
     reason = outcome.reason if outcome.misfit is None else notes.of_misfit(outcome.misfit)
     return replace(outcome, violations=violations, reason=reason, notes=(*outcome.notes, *notes.texts(outcome.facts)))
 
 
-def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
+def with_text(violation: Violation, evidence: Evidence | None, *, on_targets: bool) -> Violation:
     """A violation with its sentences; one that found nothing has those that it was made with."""
     summary, rows, hint = violation.summary, violation.details, violation.hint
     if violation.findings:
@@ -65,9 +77,20 @@ def with_text(violation: Violation, evidence: Evidence | None) -> Violation:
     for cause in violation.explained:
         label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
         rows = (*rows, *((label, text) for text in notes.explanation(cause)))
-    if violation.invariant == "memory" and evidence is not None:
-        rows = (*rows, *memory_breakdown.rows(evidence))
+    if evidence is not None and on_targets:
+        rows = (*rows, *targets.rows(evidence.targets))
+    if evidence is not None and violation.invariant == "memory":
+        rows = (*rows, *of_cpu(evidence))
     return replace(violation, summary=summary, details=rows, hint=hint)
+
+
+def of_cpu(evidence: Evidence) -> tuple[Row, ...]:
+    """Where the bytes of the CPU's program are; below rows of targets it is said that they are of that."""
+    where = memory_breakdown.rows(evidence)
+    if not where or not evidence.targets or evidence.split is None:
+        return where
+    peak = format_bytes(evidence.split.peak)
+    return (("on the CPU", f"peak {peak}; the rows below are of this program"), *where)
 
 
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
@@ -110,16 +133,31 @@ def memory(findings: Findings) -> Text:
         texts = dict.fromkeys(map(advice, first.advice))
         return "the un-nested call spends memory that it need not", [("advice", text) for text in texts], ""
     summary, *others = map(of_memory, findings)
-    rows = [*(("", text) for text in others), *totals(first.figures)]
-    return summary, rows, hints.peak(first.figures.cause)
+    on_cpu = [finding.figures for finding in findings if isinstance(finding, OnCpu)]
+    bounds = [finding.bound for finding in findings if isinstance(finding, OverBudgetOnTarget)]
+    # Without a figure of the CPU's, the budget of a target stands alone.
+    figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
+    return summary, [*(("", text) for text in others), *figures], hint_of_memory(findings)
 
 
-def of_memory(finding: PeakOverBudget | StateCopied | ConstantsCaptured) -> str:
+def hint_of_memory(findings: Findings) -> str:
+    """Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target."""
+    causes: list[PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
+    causes += [finding.cause for finding in findings if isinstance(finding, CopiedOnTarget)]
+    unfit = [finding.on.target for finding in findings if isinstance(finding, DoesNotFit)]
+    if known := [cause for cause in causes if cause]:
+        return hints.peak(known[0])
+    return hints.does_not_fit(targets.larger_slices(unfit[0])) if unfit else ""
+
+
+def of_memory(finding: OnCpu | targets.FindingOnTarget) -> str:
+    if not isinstance(finding, OnCpu):
+        return targets.sentence(finding)
     figures = finding.figures
     match finding:
         case PeakOverBudget():
-            peak, budget = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
-            return f"peak {peak} is over the budget of {budget}"
+            peak, most = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
+            return f"peak {peak} is over the budget of {most}"
         case StateCopied(bytes=size):
             return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
         case ConstantsCaptured(bytes=size):
@@ -134,10 +172,14 @@ def totals(figures: Figures) -> list[Row]:
     )
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {parts} - aliased {format_bytes(split.aliased)}"),
-        ("budget", f"{format_bytes(bound.budget)} ({origin(bound)})"),
+        budget(bound),
         ("expected", f"{format_bytes(bound.expected)}   state {format_bytes(figures.state)}"),
     ]
     return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
+
+
+def budget(bound: Bound) -> Row:
+    return "budget", f"{format_bytes(bound.budget)} ({origin(bound)})"
 
 
 def origin(bound: Bound) -> str:
@@ -189,6 +231,8 @@ def donation(findings: Findings) -> Text:
 def of_buffer(finding: Finding) -> Row:
     path = finding.path
     match finding:
+        case LostOnTarget():
+            return "lost", targets.sentence(finding)
         case SharedBuffer(other=other, inside=True):
             return "shared", f"{path} and {other} share a buffer: a jit inside the call donates it, and deletes both"
         case Orphaned(other=other):

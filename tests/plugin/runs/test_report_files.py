@@ -6,7 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_nnxcheck.reporting import html_page, records
+from pytest_nnxcheck.reporting import records
+from pytest_nnxcheck.reporting.pages import html_page
 
 MIXED = """
 @marked

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from markdown_it import MarkdownIt
 
-from pytest_nnxcheck.reporting import markdown
+from pytest_nnxcheck.reporting.pages import markdown
 from pytest_nnxcheck.reporting.records import plain
 
 PARTS = [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from pytest_nnxcheck.core.outcome import Violation
-from pytest_nnxcheck.reporting import html_page
+from pytest_nnxcheck.reporting.pages import html_page
 from pytest_nnxcheck.reporting.records import plain
 
 VOID = {"meta", "link", "input", "wbr"}

@@ -3,7 +3,7 @@
 import documents
 import pytest
 
-from pytest_nnxcheck.reporting import markdown
+from pytest_nnxcheck.reporting.pages import markdown
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import UN_NESTED
 from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records
+from pytest_nnxcheck.reporting import records, targets
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
 
@@ -64,7 +64,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 def read(name: str) -> str:
     """The text of a file that the page is made of."""
-    return resources.files("pytest_nnxcheck.reporting").joinpath(name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _with_programs(tests: list[Records]) -> list[Records]:
@@ -226,6 +226,8 @@ def _facts_of_test(record: Records) -> Iterator[str]:
         yield f"{counted(len(record['nestings']), 'nesting')}: {counts(test['counts'])}{left}"
     if list(test["modes"]) not in ([], [MODES[0]]):
         yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
+    if on := records.targets_of(record["nestings"]):
+        yield targets.brief(on)
     yield f"{test['seconds']:.1f} s"
     if test["place"]:
         yield f"{test['place']['file']}:{test['place']['line']}"
@@ -315,12 +317,15 @@ def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
     yield from ((label, text, "") for label, text in nesting["explained"])
     yield from (("note", note, "") for note in nesting["notes"])
     yield from (("expected", f"{key}, to fail", "") for key in nesting["expected_failures"])
+    cpu = " on the CPU" if nesting["targets"] else ""
     if nesting["split"] and nesting["peak"] is not None and "peak" not in labels:
-        yield "peak", formula(nesting["peak"], nesting["split"]), ""
+        yield f"peak{cpu}", formula(nesting["peak"], nesting["split"]), ""
     if nesting["expected_peak"] is not None and "expected" not in labels:
-        yield "expected", format_bytes(nesting["expected_peak"]), ""
+        yield f"expected{cpu}", format_bytes(nesting["expected_peak"]), ""
     if not {"line", "un-nested"} & labels:
         yield from ((label, text, "") for label, text in nesting["story"])
+    on = [row for row in targets.rows(records.targets_of([nesting])) if row[0] not in labels]
+    yield from ((label, text, "") for label, text in on)
     if nesting["program"] and not nesting["program_text"]:
         yield "program", nesting["program"], "command"
     yield "replay", nesting["replay"], "command"

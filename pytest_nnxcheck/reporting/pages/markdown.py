@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records
-from pytest_nnxcheck.reporting.records import Records
+from pytest_nnxcheck.reporting import records, targets
+from pytest_nnxcheck.reporting.records import OfNesting, Records
 from pytest_nnxcheck.reporting.tally import counts
 
 COMMENT = 65_536
@@ -37,12 +37,18 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
     good = [record for record in tests if records.passed(record["test"])]
     space = _Space(limit - _RESERVED)
     space.take(_head(document, bad, tests))
-    rows = space.fill(_TABLE, map(_failing_row, bad))
+    on_targets = any(nesting["targets"] for nesting in document["nestings"])
+    table, passed = map(_with_targets, (_TABLE, _PASSED)) if on_targets else (_TABLE, _PASSED)
+    rows = space.fill(table, (_failing_row(record, on_targets=on_targets) for record in bad))
     detailed = space.fill("", map(_details, bad))
     left = len(bad) - min(rows, detailed)
     if good:
         label = f"{counted(len(good), 'test')} passed or skipped"
-        left += len(good) - space.fill(_open(label) + _PASSED, map(_passing_row, good), "\n</details>\n")
+        left += len(good) - space.fill(
+            _open(label) + passed,
+            (_passing_row(record, on_targets=on_targets) for record in good),
+            "\n</details>\n",
+        )
     if measured := [record for record in tests if record["test"]["un_nested_peak"]]:
         pieces = sum(len(record["test"]["advice"]) for record in measured)
         advice = f", and advice on {pieces} of them" if pieces else ""
@@ -140,24 +146,37 @@ def _head(document: Mapping[str, Any], bad: list[Records], tests: list[Records])
     )
 
 
-def _failing_row(record: Records) -> str:
+def _with_targets(table: str) -> str:
+    """The head of a table with a last column for the compilers of targets."""
+    names, rule = table.splitlines()
+    return f"{names} targets |\n{rule}---|\n"
+
+
+def _on_targets(nestings: list[OfNesting]) -> str:
+    """The cell of that column."""
+    return f" {text(targets.brief(records.targets_of(nestings))) or '-'} |"
+
+
+def _failing_row(record: Records, *, on_targets: bool) -> str:
     shown = records.shown(record)
     nesting = code(shown["nesting"]) if shown else "-"
     peak, budget = (_bytes(shown["peak"]), _bytes(shown["budget"])) if shown else ("-", "-")
-    return f"| {code(record['test']['nodeid'])} | {text(records.broken(record))} | {nesting} | {peak} | {budget} |\n"
+    row = f"| {code(record['test']['nodeid'])} | {text(records.broken(record))} | {nesting} | {peak} | {budget} |"
+    return row + (_on_targets([shown] if shown else []) if on_targets else "") + "\n"
 
 
 def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def _passing_row(record: Records) -> str:
+def _passing_row(record: Records, *, on_targets: bool) -> str:
     test, worst = record["test"], records.worst_peak(record)
     name = code(test["nodeid"])
     left = f", {test['not_run']} not run" if test["not_run"] else ""
     tried = f"{len(record['nestings'])}: {counts(test['counts'])}{left}" if record["nestings"] else test["outcome"]
     peak, budget = (_bytes(worst["peak"]), _bytes(worst["budget"])) if worst else ("-", "-")
-    return f"| {name} | {text(tried)} | {peak} | {budget} |\n"
+    row = f"| {name} | {text(tried)} | {peak} | {budget} |"
+    return row + (_on_targets(record["nestings"]) if on_targets else "") + "\n"
 
 
 def _memory(record: Records) -> str:

@@ -1,0 +1,1 @@
+"""A run as a page that people read: HTML, and Markdown."""

@@ -1,0 +1,109 @@
+"""What is said of the compilers of targets: a row for each, a few words for a summary line, the sentence of what broke there. Made of the data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_nnxcheck.core.chips import GIB, parse_target
+from pytest_nnxcheck.core.evidence import Bound, OnTarget
+from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, LostOnTarget, OverBudgetOnTarget
+from pytest_nnxcheck.core.text import Row, format_bytes, some
+
+FindingOnTarget = DoesNotFit | OverBudgetOnTarget | CopiedOnTarget | LostOnTarget
+
+PADDED = 0.1
+"""Of a peak: less padding is not told."""
+
+DEFAULT_SHARE = 0.75
+"""Of the memory of a GPU, which jax takes where nothing else is set."""
+
+
+def rows(targets: Iterable[OnTarget]) -> tuple[Row, ...]:
+    """One row a target: whether the program fits, its copies of the state, the donated leaves that keep their buffer."""
+    return tuple((on.target, "; ".join([fit(on), *details(on)])) for on in targets)
+
+
+def fit(on: OnTarget) -> str:
+    """``fits: peak 3.1 GiB of 15.75 GiB``, or why it does not, or is not known."""
+    if on.left_out:
+        return f"left out: {on.left_out}"
+    if on.peak is None:
+        refused = f"does not fit {limit(on)}: {on.refused}".removesuffix(": ")
+        return "compiles; this compiler tells no totals" if on.fits else refused
+    verb = "fits: peak {} of {}" if on.fits else "peak {} does not fit {}"
+    return verb.format(peak(on.peak, on.limit), limit(on)) + share(on)
+
+
+def details(on: OnTarget) -> Iterable[str]:
+    """What else is known of a program on a target; nothing of one that was refused or left out."""
+    if on.left_out or on.refused:
+        return
+    if on.peak and on.unpadded is not None and on.peak - on.unpadded >= PADDED * on.peak:
+        yield f"{100 * (1 - on.unpadded / on.peak):.0f} % of it is padding"
+    if on.state:
+        copies = f"{on.copies / on.state:.2f}"
+        yield f"{'no' if copies == '0.00' else copies} copies of the state"
+    if on.donated:
+        yield f"{on.donated - len(on.lost) - on.lost_too} of {on.donated} donated leaves kept"
+    if on.lost_too:
+        yield f"{on.lost_too} {lose(on.lost_too)} there and on the CPU"
+
+
+def limit(on: OnTarget) -> str:
+    return format_bytes(on.limit, decimals=2)
+
+
+def peak(size: int, bound: int) -> str:
+    """The peak, with a further decimal where rounding would hide which of the two is larger."""
+    return format_bytes(size, decimals=2 if abs(size - bound) < 0.1 * GIB else 1)
+
+
+def share(on: OnTarget) -> str:
+    """Which part of the memory of a GPU the limit is."""
+    if on.share == 1.0:
+        return ""
+    by_default = " by default" if on.share == DEFAULT_SHARE else ""
+    return f", the {100 * on.share:.0f} % of the memory that jax takes{by_default} (XLA_PYTHON_CLIENT_MEM_FRACTION)"
+
+
+def brief(targets: Iterable[OnTarget]) -> str:
+    """``fits v5e: 3.1 of 15.75 GiB; left out on h100``: for a summary line, or a cell of a table."""
+    return "; ".join(map(_brief, targets))
+
+
+def _brief(on: OnTarget) -> str:
+    if on.left_out:
+        return f"left out on {on.target}"
+    if on.peak is None:
+        return f"compiles for {on.target}" if on.fits else f"does not fit {on.target}: more than {limit(on)}"
+    figures, whole = peak(on.peak, on.limit), limit(on)
+    unit = whole.rpartition(" ")[2]
+    return f"{'fits' if on.fits else 'does not fit'} {on.target}: {figures.removesuffix(f' {unit}')} of {whole}"
+
+
+def sentence(finding: FindingOnTarget) -> str:
+    """What broke on a target."""
+    on = finding.on
+    match finding:
+        case DoesNotFit():
+            where = f"{'an' if on.target[0] in 'ah' else 'a'} {on.target}"
+            where = f"a device of {on.target}" if ":" in on.target else where
+            figures = f"peak {peak(on.peak, on.limit)} of" if on.peak is not None else "it needs more than"
+            return f"the program does not fit {where}: {figures} {limit(on)}"
+        case OverBudgetOnTarget(bound=Bound(budget=budget)):
+            return f"peak {peak(on.peak or 0, budget)} on {on.target} is over the budget of {format_bytes(budget)}"
+        case CopiedOnTarget():
+            return f"the program holds {on.copies / max(on.state, 1):.2f} more copies of its state on {on.target}"
+        case LostOnTarget():
+            lost = len(on.lost)
+            return f"{lost} of {on.donated} donated leaves {lose(lost)} on {on.target}: {some(on.lost)}"
+
+
+def lose(leaves: int) -> str:
+    return "loses its buffer" if leaves == 1 else "lose their buffer"
+
+
+def larger_slices(name: str) -> tuple[str, ...]:
+    """The next slices of a target's chip: of twice and of four times as many devices."""
+    target = parse_target(name)
+    return tuple(str(more) for times in (2, 4) if (more := target.of_size(times * target.devices)))
