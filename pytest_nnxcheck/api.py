@@ -11,7 +11,6 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 import hypothesis
 
 from pytest_nnxcheck import compat, devices
-from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
@@ -157,7 +156,7 @@ def _run(
     if chosen.devices is not None:
         devices.require(chosen.devices, devices.available())
     try:
-        compat.require_modes(modes.chosen(chosen))
+        compat.require_modes(chosen.chosen_modes)
     except SettingError as lacking:
         name = "nesting" if "nesting" in settings else "modes"
         raise SettingError(f"check(..., {name}=...): {lacking}") from None

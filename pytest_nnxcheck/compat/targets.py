@@ -159,7 +159,9 @@ def _devices(target: Target) -> tuple[Any, ...]:
             options: dict[str, Any] = {"chip_config_name": chip.config} if chip.config else {}
             sizes = [*map(int, shape.split("x")), 1][:3]
             if math.prod(sizes) < math.prod(_CHIPS_OF_A_HOST):
-                options["chips_per_host_bounds"] = sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
+                options["chips_per_host_bounds"] = (
+                    sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
+                )
             name = f"{chip.spelled}:{shape}"
             described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     except Exception as error:

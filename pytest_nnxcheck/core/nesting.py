@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, MODES, STYLES, Transform, layer_names, row_of, styles_of
@@ -144,3 +145,8 @@ def impossible(nesting: Nesting) -> Misfit | None:
             return Misfit("inside itself", row.excludes_itself)
         outer.append(row)
     return None
+
+
+def in_mode(nestings: Iterable[Nesting], mode: str) -> Iterator[Nesting]:
+    """The nestings in a mode, each once, less those that name another."""
+    yield from dict.fromkeys(replace(nesting, mode=mode) for nesting in nestings if nesting.mode in (MODES[0], mode))

@@ -211,6 +211,12 @@ class Settings:
         places=("command line",),
     )
 
+    @property
+    def chosen_modes(self) -> tuple[str, ...]:
+        """The modes that a test runs in: a replayed nesting may name its own."""
+        nesting = self.nesting
+        return self.modes if nesting is None or nesting.mode == MODES[0] else (nesting.mode,)
+
 
 TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(Settings)} | {
     "baseline": _run(

@@ -17,10 +17,10 @@ from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, InMappedFile, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory
 from pytest_nnxcheck.core.outcome import UnNested
+from pytest_nnxcheck.engine.on_targets import FactsOfTargets
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.raw_access import cell_content
-from pytest_nnxcheck.inspection.target_facts import FactsOfTargets
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import is_array
 from pytest_nnxcheck.subject.subject import Subject

@@ -100,11 +100,11 @@ class Count:
 
 def planned(settings: Settings) -> tuple[dict[Nesting, int], int]:
     """The place of every nesting that always runs, in their order, and how many nestings there are with the drawn ones."""
-    from pytest_nnxcheck.core import modes
+    from pytest_nnxcheck.core.nesting import in_mode
     from pytest_nnxcheck.runner import strategies
 
     always = (settings.nesting,) if settings.nesting is not None else (Nesting(), *strategies.sweep(settings))
-    every = dict.fromkeys(nesting for mode in modes.chosen(settings) for nesting in modes.in_mode(always, mode))
+    every = dict.fromkeys(nesting for mode in settings.chosen_modes for nesting in in_mode(always, mode))
     drawn = settings.max_examples if settings.nesting is None and strategies.draws_any(settings) else 0
     return {nesting: number for number, nesting in enumerate(every)}, len(every) + drawn
 

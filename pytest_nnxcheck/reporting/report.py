@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pytest_nnxcheck.core import expected_failures, modes
+from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, format_bytes
-from pytest_nnxcheck.reporting import notes, targets
+from pytest_nnxcheck.reporting import modes, notes, targets
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"

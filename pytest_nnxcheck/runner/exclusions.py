@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.catalogue import MODES, STATE_BOUND
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.notes import StateAdded
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.reporting import modes
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 

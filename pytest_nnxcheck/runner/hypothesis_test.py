@@ -13,7 +13,6 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import strategies
@@ -67,7 +66,7 @@ def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bo
 
 def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
     if run.settings.nesting is not None:
-        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in modes.chosen(run.settings)])
+        return st.sampled_from([replace(run.settings.nesting, mode=mode) for mode in run.settings.chosen_modes])
     return strategies.nestings(run.settings, lambda mode: run.exclusions[mode])
 
 
@@ -98,7 +97,7 @@ def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.set
 
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
-    in_modes = modes.chosen(settings)
+    in_modes = settings.chosen_modes
     full = Sweep(settings, in_modes)
     probes = Sweep(replace(settings, sweep="probes", expected_failures=()), in_modes)
     if settings.nesting is not None:

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pytest_nnxcheck.core import modes
 from pytest_nnxcheck.core.catalogue import JIT, MODES
 from pytest_nnxcheck.core.errors import InvariantViolation
-from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.core.nesting import Layer, Nesting, in_mode
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import chains, strategies
@@ -38,7 +37,7 @@ class Sweep:
         expected = tuple(strategies.expected_to_fail(self.settings))
         every = (*strategies.first_stage(self.settings), *strategies.second_stage(self.settings, exclusions))
         allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
-        return tuple(modes.in_mode(self.replayed or (*allowed, *expected), mode))
+        return tuple(in_mode(self.replayed or (*allowed, *expected), mode))
 
 
 class Executor(Protocol):
@@ -82,7 +81,7 @@ def _sweep(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
     runs_all = case.settings.all == "on"
     broke = error is not None
     # What is expected to fail is not ruled out: it must be seen to fail.
-    expected = tuple(modes.in_mode(strategies.expected_to_fail(case.settings), mode))
+    expected = tuple(in_mode(strategies.expected_to_fail(case.settings), mode))
     for stage in (_singles, _several):
         if broke and not runs_all:
             run.stop(case, mode)
@@ -99,7 +98,7 @@ def _sweep(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
 def _workable(
     run: Executor, nestings: Iterator[Nesting], mode: str, expected: tuple[Nesting, ...]
 ) -> Iterator[Nesting]:
-    return (nesting for nesting in modes.in_mode(nestings, mode) if nesting in expected or not run.rules_out(nesting))
+    return (nesting for nesting in in_mode(nestings, mode) if nesting in expected or not run.rules_out(nesting))
 
 
 def _singles(run: Executor, case: Sweep, mode: str, body: Body, expected: tuple[Nesting, ...]) -> Errors:
@@ -135,7 +134,7 @@ def _smaller(run: Executor, case: Sweep, nesting: Nesting, broken: BaseException
     Nothing runs beyond one that is known to break.
     """
     as_bad = {"violated"} if isinstance(broken, InvariantViolation) else {"violated", "failed"}
-    pairs = modes.in_mode(strategies.pairs(case.settings, run.exclusions[nesting.mode]), nesting.mode)
+    pairs = in_mode(strategies.pairs(case.settings, run.exclusions[nesting.mode]), nesting.mode)
     candidates = sorted({*chains.parts(nesting), *pairs}, key=lambda candidate: candidate.plainness)
     for candidate in candidates:
         if candidate.plainness >= nesting.plainness or run.rules_out(candidate):

@@ -1,25 +1,11 @@
-"""The modes of flax that a test runs in: which are asked for, which nestings run in one, and the verdict on it."""
+"""The verdict on a mode of flax, of the outcomes of the nestings that ran in it. Nothing here imports pytest, hypothesis, jax or flax."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 
-from pytest_nnxcheck.core.catalogue import JIT, MODES
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.outcome import Outcome, Verdict
-from pytest_nnxcheck.core.settings import Settings
-
-
-def chosen(settings: Settings) -> tuple[str, ...]:
-    """The modes that a test runs in: a replayed nesting may name its own."""
-    nesting = settings.nesting
-    return settings.modes if nesting is None or nesting.mode == MODES[0] else (nesting.mode,)
-
-
-def in_mode(nestings: Iterable[Nesting], mode: str) -> Iterator[Nesting]:
-    """The nestings in a mode, each once, less those that name another."""
-    yield from dict.fromkeys(replace(nesting, mode=mode) for nesting in nestings if nesting.mode in (MODES[0], mode))
 
 
 def by_mode(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
