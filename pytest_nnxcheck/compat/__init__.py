@@ -48,6 +48,7 @@ from pytest_nnxcheck.compat.flax_modes import (
     split,
     state,
 )
+from pytest_nnxcheck.compat.frames import devices_asked
 from pytest_nnxcheck.compat.graph import (
     asks_for_value,
     attributes,
@@ -106,6 +107,7 @@ __all__ = [
     "compiles",
     "concrete",
     "copied",
+    "devices_asked",
     "equation_line",
     "fault_of_jax",
     "first",

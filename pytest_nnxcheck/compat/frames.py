@@ -5,8 +5,18 @@ No public way to ask what a frame is: names of functions, many of them private, 
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import functools
+import sys
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
+from unittest import mock
+
+import jax
+
+from pytest_nnxcheck.core.text import near
 
 LAX = ("scan", "while_loop", "fori_loop", "cond", "switch")
 """The transforms of `jax.lax`, which `nnx` has too."""
@@ -46,6 +56,31 @@ MAP = "map"
 
 _LIBRARIES = ("jax", "jaxlib", "flax")
 _BY_ITSELF = ("make_jaxpr_f", "custom_root", "grad_f", "value_and_grad_f", "vmap_f", "fun_remat")
+
+
+_DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "default_backend")
+"""The functions of jax that a branch on the device asks."""
+
+
+@contextlib.contextmanager
+def devices_asked() -> Iterator[dict[str, None]]:
+    """The lines that ask jax for its devices or its backend for a while, ``jax.devices() at path:line``; those of jax and flax themselves are left out."""
+    lines: dict[str, None] = {}
+    with contextlib.ExitStack() as stack:
+        for name in _DEVICES:
+            stack.enter_context(mock.patch.object(jax, name, _noted(name, getattr(jax, name), lines)))
+        yield lines
+
+
+def _noted(name: str, function: Any, lines: dict[str, None]) -> Any:
+    @functools.wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)
+        if _package(caller) not in _LIBRARIES:
+            lines[f"jax.{name}() at {near(caller.f_code.co_filename)}:{caller.f_lineno}"] = None
+        return function(*args, **kwargs)
+
+    return noted
 
 
 def transforms_by_itself(frame: FrameType) -> bool:

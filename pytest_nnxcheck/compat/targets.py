@@ -10,6 +10,7 @@ import contextlib
 import functools
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} {runtime} device
 
 
 _CHIPS_OF_A_HOST = (2, 2, 1)
+_LONGEST = 200
 
 
 class LeftOut(Exception):
@@ -224,5 +226,7 @@ def _compiler_options(chip: Chip) -> dict[str, Any] | None:
 def _line(error: BaseException) -> str:
     """What jax or a compiler said, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
-    text = text.rpartition("RESOURCE_EXHAUSTED: ")[2]
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    text = re.sub(r"^.*RESOURCE_EXHAUSTED: (E\d+: )?(\w+: )?", "", text)
+    if len(text) > _LONGEST:  # whole sentences, as far as they go
+        text = text[:_LONGEST].rpartition(". ")[0] or f"{text[: _LONGEST - 3]}..."
+    return text

@@ -117,6 +117,9 @@ class Call:
         added = () if profile is None else tuple(map(self.subject.path, profile.added))
         running = tuple(row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract)
         notes = [Fact("abstract", running)] if running else []
+        notes += [
+            Fact("asks for devices", self.settings.target, line) for line in self.memo.devices_asked.get(self.key, ())
+        ]
         if profile is not None and profile.untrained:
             notes.append(Fact("untrained", tuple(map(self.subject.path, profile.untrained)), self.subject.name))
         if self.compares_values and profile is not None and profile.equations > MOST_EQUATIONS:
@@ -136,7 +139,9 @@ class Call:
 
         def evaluated() -> Profile:
             with self.subject.undone(self.subject.state, self.example.originals) as left:
-                evaluated = profile(self.subject)
+                with compat.devices_asked() as lines:
+                    evaluated = profile(self.subject)
+            self.memo.devices_asked[self.key] = (*lines,) if self.settings.target else ()
             if left:
                 raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
             return evaluated

@@ -171,10 +171,11 @@ class OnTargets:
 
         facts = self._facts(target, lowered, QUICK)
         copied = copies(facts, QUICK)
-        unsure = facts.refused or (facts.peak or 0) > NEAR * limit or copied >= least_copy(self.state)
-        if target.chip.gpu is None and unsure:
+        copies_count = copied >= least_copy(self.state)
+        if target.chip.gpu is None and (facts.refused or (facts.peak or 0) > NEAR * limit or copies_count):
             facts = self._facts(target, lowered, DEFAULT)
-            copied = copies(facts, DEFAULT)
+            # Where there is room the default effort spends memory on speed, in both programs: it says whether copies remain, not how many.
+            copied = copied if copies_count and copies(facts, DEFAULT) >= least_copy(self.state) else 0
         gone = set() if facts.aliased is None else donated.names.keys() - {*facts.aliased}
         return OnTarget(
             target=str(target),
@@ -185,7 +186,7 @@ class OnTargets:
             split=facts.split,
             unpadded=facts.unpadded,
             copies=copied,
-            state=self.state,
+            state=self.state if self.with_copies and facts.split else 0,
             donated=0 if facts.aliased is None else len(donated.names),
             lost=tuple(donated.names[number] for number in sorted(gone - donated.lost)),
             lost_too=len(gone & donated.lost),

@@ -27,11 +27,10 @@ from pytest_nnxcheck.subject.profile import Profile
 
 def judge(case: Case) -> Judgement:
     """The bound, and what breaks none but is advised against where the settings make that a violation."""
-    if case.bound is None:
-        return Judgement()
     advised = case.advice()  # whatever breaks: reports have the figures of the un-nested call that it is made of
-    on_target = tuple(finding for on in case.observation.targets for finding in memory_on(on, case.bound))
-    findings = (*memory(case, case.bound), *on_target) or wasted(advised)
+    on_cpu = memory(case, case.bound) if case.bound is not None else ()
+    on_target = tuple(finding for on in case.observation.targets for finding in memory_on(on, case))
+    findings = (*on_cpu, *on_target) or wasted(advised)
     return Judgement((Violation("memory", findings=findings),) if findings else ())
 
 
@@ -58,17 +57,18 @@ def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def memory_on(on: OnTarget, bound: Bound) -> Iterator[Finding]:
+def memory_on(on: OnTarget, case: Case) -> Iterator[Finding]:
     """What breaks on a target: it does not fit, or is over a budget in bytes; with the default bound also copies of the state.
 
     A multiple of the expected peak is not judged there: a healthy cache comes to 1.96 times on a TPU, in layouts of its own.
     """
+    bound = case.bound
     if not on.fits:
         yield DoesNotFit(on=on)
-    elif not bound.multiple and (on.peak or 0) > bound.budget:
+    elif bound is not None and not bound.multiple and (on.peak or 0) > bound.budget:
         yield OverBudgetOnTarget(on=on, bound=bound)
-    if bound.default and on.copies >= least_copy(on.state):
-        yield CopiedOnTarget(on=on)
+    if bound is not None and bound.default and on.copies >= least_copy(on.state):
+        yield CopiedOnTarget(on=on, cause=cause(case.observation, case.profile))
 
 
 def captures(observation: Observation, profile: Profile) -> bool:

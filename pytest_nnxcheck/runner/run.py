@@ -80,7 +80,7 @@ class Run:
         """What is known so far, as data."""
         test_id, argument, options = self._identity
         outcomes = tuple(self.outcomes.values())
-        known = notes.texts((*self.notes, *self.facts.notes))
+        known = notes.texts((*self.notes, *self._without_target(), *self.facts.notes))
         texts = {} if self.programs is None else self.programs.texts
         calls = self.facts.un_nested
         return report.Report(
@@ -94,6 +94,18 @@ class Run:
             self.not_run,
             advice=tuple(dict.fromkeys(wording.advice(piece) for call in calls for piece in call.advice)),
             un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
+        )
+
+    def _without_target(self) -> tuple[Note, ...]:
+        """A note where nestings were judged, and no program of any was compiled for a target."""
+        judged = [
+            outcome for outcome in self.outcomes.values() if outcome.nesting.layers and outcome.verdict != "rejected"
+        ]
+        compiled = any(outcome.evidence and outcome.evidence.targets for outcome in judged)
+        return (
+            (Fact("nothing on target", self.settings.target),)
+            if judged and self.settings.target and not compiled
+            else ()
         )
 
     def forget(self) -> None:
@@ -127,9 +139,12 @@ class Run:
         body, outcome = self._bodies.get(nesting), self.outcomes.get(nesting)
         if body is None or outcome is None or not nesting.layers or self.settings.nesting is not None:
             return
+        on_targets = outcome.evidence is not None and outcome.evidence.targets
+        # By default targets compile the plain jit alone: a way out must have been compiled for them too.
+        settings = replace(self.settings, effort="thorough") if on_targets else self.settings
         around = neighbours.look_around(
             outcome,
-            self.settings,
+            settings,
             self.exclusions[nesting.mode],
             lambda near, settings: self._try_out(near, settings, body),
         )
