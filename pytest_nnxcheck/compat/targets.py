@@ -167,7 +167,8 @@ def _devices(target: Target) -> tuple[Any, ...]:
             name = f"{chip.spelled}:{shape}"
             described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     except Exception as error:
-        raise CheckError(f"target {target}: its compiler cannot be loaded: {_line(error)}") from error
+        advice = "start Python with JAX_PLATFORMS=cpu in the environment, or update jax with its wheel"
+        raise CheckError(f"target {target}: its compiler cannot be loaded ({_line(error)}): {advice}") from error
     return tuple(described.devices)
 
 

@@ -138,9 +138,11 @@ class Call:
             return self.memo.remapped[self.key]
 
         def evaluated() -> Profile:
-            with self.subject.undone(self.subject.state, self.example.originals) as left:
-                with compat.devices_asked() as lines:
-                    evaluated = profile(self.subject)
+            with (
+                self.subject.undone(self.subject.state, self.example.originals) as left,
+                compat.devices_asked() as lines,
+            ):
+                evaluated = profile(self.subject)
             self.memo.devices_asked[self.key] = (*lines,) if self.settings.target else ()
             if left:
                 raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
