@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import hypothesis
 
-from pytest_nnxcheck import compat, devices
+from pytest_nnxcheck import compat, devices, wheels
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
-from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.core.settings import Settings, merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.reproducer import files
 from pytest_nnxcheck.runner import conclude, errors, hypothesis_test
@@ -153,13 +154,26 @@ def _run(
 ) -> tuple[Run, BaseException | None]:
     wrapped = wrapped_for(subject, frame)
     chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
-    if chosen.devices is not None:
-        devices.require(chosen.devices, devices.available())
     try:
         compat.require_modes(chosen.chosen_modes)
     except SettingError as lacking:
         name = "nesting" if "nesting" in settings else "modes"
         raise SettingError(f"check(..., {name}=...): {lacking}") from None
+    try:
+        put_back = wheels.prepare(os.environ, chosen.target)
+    except SettingError as lacking:
+        raise SettingError(f"check(..., target=...): {lacking}") from None
+    try:
+        return _run_nestings(wrapped, args, kwargs, chosen, frame)
+    finally:
+        put_back()
+
+
+def _run_nestings(
+    wrapped: Wrapped[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], chosen: Settings, frame: FrameType | None
+) -> tuple[Run, BaseException | None]:
+    if chosen.devices is not None:
+        devices.require(chosen.devices, devices.available())
 
     @hypothesis.settings(database=None, derandomize=True)
     def body() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,11 @@ def simulate(environment: MutableMapping[str, str], count: int) -> Callable[[], 
     changed = {FLAGS: with_flag(environment.get(FLAGS, ""), count)}
     if _OVERRIDE in environment:
         changed[_OVERRIDE] = str(count)
+    return set_variables(environment, changed)
+
+
+def set_variables(environment: MutableMapping[str, str], changed: Mapping[str, str]) -> Callable[[], None]:
+    """Set variables of the environment; what is returned puts it back."""
     before = {name: environment.get(name) for name in changed}
     environment.update(changed)
 
@@ -61,6 +66,11 @@ def simulate(environment: MutableMapping[str, str], count: int) -> Callable[[], 
                 environment[name] = value
 
     return restore
+
+
+def is_simulated(environment: Mapping[str, str]) -> bool:
+    """Whether the environment says how many CPU devices there are."""
+    return _OVERRIDE in environment or FLAG in environment.get(FLAGS, "")
 
 
 def available() -> Devices:

@@ -1,8 +1,154 @@
-"""Stub until the other branch is merged."""
+"""The wheels of the compilers of TPUs and GPUs: what a target needs of the machine, of what is installed and of the environment.
 
-from importlib.metadata import version
+Nothing here imports jax: it reads some of these variables as it is imported, and libtpu the others as it is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable, Iterable, MutableMapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.devices import set_variables
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+Compiler = Literal["tpu", "cuda"]
+
+OLDEST = "0.5.3"
+"""The oldest jax that targets were tried with. No version between it and 0.4.33 was."""
+_MISSING = {
+    "tpu": "needs the compiler of TPUs: pip install 'pytest-nnxcheck[tpu]' (0.6 GB, Linux on x86-64)",
+    "cuda": "needs the compiler of NVIDIA GPUs: pip install 'pytest-nnxcheck[cuda]' (0.5 GB, Linux on x86-64)",
+}
+_CUDA_PAIRS = (("jax-cuda13-pjrt", "jax-cuda13-plugin"), ("jax-cuda12-pjrt", "jax-cuda12-plugin"))
+"""In the order in which jax looks for them. It goes on to the next where one is of another version."""
+
+_TPUS = ("accel[0-9]*", "vfio/[0-9]*")
+_GPUS = ("nvidia[0-9]*", "dxg", "kfd")
+"""Device files: of NVIDIA, of any GPU in Linux on Windows, and of AMD."""
+_WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # else libtpu asks a cloud's metadata server, for minutes on jax 0.5.3
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # any will do: without one libtpu prints a line as it is loaded
+    "TPU_WORKER_HOSTNAMES": "localhost",  # and four lines without this one
+    "TPU_LOG_DIR": "disabled",  # else it makes a folder of logs in the temporary folder
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else it refuses a second process, such as a worker of pytest-xdist
+}
+_WITHOUT_GPU = {
+    # jax 0.5 to 0.7 print a traceback and drop the plugin where NVIDIA's libraries are not installed. No compiler needs them.
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+_WITHOUT_BOTH = {
+    "JAX_PLATFORMS": "cpu",  # else jax tries to start a GPU: a traceback of 29 lines without NVIDIA's libraries
+}
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+"""jax sets it to 1. XLA then warns of each program that is too large for a GPU or sorts, and jax 0.6 of a driver that is not there."""
 
 
-def versions(compiler: str) -> str:
-    name = "libtpu" if compiler == "tpu" else "jax-cuda12-pjrt"
-    return f"{name} {version(name)}"
+def problem(targets: Iterable[str]) -> str:
+    """Why nothing can be compiled for one of the targets here, and what to run; empty where all is well."""
+    first_of: dict[Compiler, str] = {}
+    for word in targets:
+        first_of.setdefault(parse_target(word).chip.compiler, word)
+    if not first_of:
+        return ""
+    system, processor = _machine()
+    if (system, processor) != ("Linux", "x86_64"):
+        return (
+            "the compilers of TPUs and NVIDIA GPUs come as wheels for Linux on x86-64 only, this is"
+            f" {system.replace('Darwin', 'macOS')} on {processor}"
+        )
+    from packaging.version import Version  # late, as below: only who names a target pays for it
+
+    if Version(version("jax")) < Version(OLDEST):
+        return f"targets need jax {OLDEST} or newer, this is {version('jax')}: pip install 'jax>={OLDEST}'"
+    problems = {"tpu": _problem_of_libtpu, "cuda": _problem_of_plugin}
+    return next((f"{word} {why}" for compiler, word in first_of.items() if (why := problems[compiler]())), "")
+
+
+def _problem_of_libtpu() -> str:
+    there = version("libtpu")
+    if not there:
+        return _MISSING["tpu"]
+    wanted = _libtpu_of_jax()
+    if wanted.contains(there, prereleases=True):
+        return ""
+    return f"needs the libtpu of jax {version('jax')}, this is {there}: pip install 'libtpu{wanted}'"
+
+
+@functools.cache
+def _libtpu_of_jax() -> SpecifierSet:
+    """What jax asks of libtpu in its extra; any where it has no such line."""
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    requirements = map(Requirement, metadata.requires("jax") or ())
+    return next((wanted.specifier for wanted in requirements if wanted.name == "libtpu"), SpecifierSet())
+
+
+def _problem_of_plugin() -> str:
+    from packaging.version import Version
+
+    pairs = [pair for pair in _CUDA_PAIRS if all(map(version, pair))]
+    if not pairs:
+        return _MISSING["cuda"]
+    jaxlib = version("jaxlib")
+    # As jax compares them, which leaves out a plugin of another version: a suffix such as .dev1 does not count.
+    others = [[name for name in pair if Version(version(name)).release != Version(jaxlib).release] for pair in pairs]
+    if not all(others):
+        return ""
+    name, install = others[0][0], " ".join(f"'{name}=={jaxlib}'" for name in pairs[0])
+    return f"needs the plugin of jaxlib {jaxlib}, {name} is {version(name)}: pip install {install}"
+
+
+@functools.cache  # a process asks for each marker that names a target
+def version(distribution: str) -> str:
+    """The version of a distribution, empty where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def versions(compiler: Compiler) -> str:
+    """The wheel of a compiler as a stamp has it: ``libtpu 0.0.50.1``. Empty where there is none."""
+    names = ("libtpu",) if compiler == "tpu" else tuple(pjrt for pjrt, _ in _CUDA_PAIRS)
+    return next((f"{name} {there}" for name in names if (there := version(name))), "")
+
+
+def slice_devices(targets: Iterable[str]) -> int:
+    """The devices of the largest slice that is named; 1 where none is."""
+    return max((parse_target(word).devices for word in targets), default=1)
+
+
+def prepare(environment: MutableMapping[str, str], targets: Iterable[str]) -> Callable[[], None]:
+    """Set what the compilers of targets need, where the user has not; what is returned puts the environment back.
+
+    Raises `SettingError` where nothing can be compiled for one of the targets.
+    """
+    targets = tuple(targets)
+    if why := problem(targets):
+        raise SettingError(why)
+    changed = {}
+    if targets:
+        tpu, gpu = _has_device(_TPUS), _has_device(_GPUS)
+        groups = ((_WITHOUT_TPU, tpu), (_WITHOUT_GPU, gpu), (_WITHOUT_BOTH, tpu or gpu))
+        wanted = {name: value for group, there in groups if not there for name, value in group.items()}
+        changed = {name: value for name, value in wanted.items() if not environment.get(name)}
+        if environment.get(_LOG_LEVEL, "1") == "1":
+            changed[_LOG_LEVEL] = "3"
+    return set_variables(environment, changed)
+
+
+def _machine() -> tuple[str, str]:
+    return platform.system(), platform.machine()
+
+
+def _has_device(patterns: Iterable[str]) -> bool:
+    return any(path for pattern in patterns for path in Path("/dev").glob(pattern))

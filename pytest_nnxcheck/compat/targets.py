@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import os
 import re
@@ -35,7 +36,7 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} {runtime} device
 
 
 _CHIPS_OF_A_HOST = (2, 2, 1)
-_LONGEST = 200
+_LONGEST = 150
 
 
 class LeftOut(Exception):
@@ -145,6 +146,7 @@ def _devices(target: Target) -> tuple[Any, ...]:
 
     jax.devices()  # the user's backend first: it stays the default
     chip = target.chip
+    options: dict[str, Any]
     try:
         if chip.gpu is not None:
             count = target.devices
@@ -153,12 +155,15 @@ def _devices(target: Target) -> tuple[Any, ...]:
             runtime = "" if jax.__version_info__ < (0, 6) else "runtime_version { major: 12 minor: 8 }"
             config = _GPU.format(chip.gpu, memory=chip.memory, runtime=runtime)
             shape = f"1x{hosts}x{each}"  # partitions, hosts, devices of a host
-            described = topologies.get_topology_desc(
-                platform="cuda", topology_name=chip.name, topology=shape, target_config=config
-            )
+            options = {"topology_name": chip.name, "topology": shape, "target_config": config}
+            try:
+                described = topologies.get_topology_desc(platform="cuda", **options)
+            except NotImplementedError:  # jax was started before the environment that takes the plugin without a driver
+                _start_plugin()
+                described = topologies.get_topology_desc(platform="cuda", **options)
         else:
             shape = target.slice or chip.slices[0]
-            options: dict[str, Any] = {"chip_config_name": chip.config} if chip.config else {}
+            options = {"chip_config_name": chip.config} if chip.config else {}
             sizes = [*map(int, shape.split("x")), 1][:3]
             if math.prod(sizes) < math.prod(_CHIPS_OF_A_HOST):
                 options["chips_per_host_bounds"] = (
@@ -167,9 +172,17 @@ def _devices(target: Target) -> tuple[Any, ...]:
             name = f"{chip.spelled}:{shape}"
             described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     except Exception as error:
-        advice = "start Python with JAX_PLATFORMS=cpu in the environment, or update jax with its wheel"
+        advice = "start Python with JAX_PLATFORMS=cpu in the environment, or update jax together with its wheel"
         raise CheckError(f"target {target}: its compiler cannot be loaded ({_line(error)}): {advice}") from error
     return tuple(described.devices)
+
+
+def _start_plugin() -> None:
+    """Start the CUDA plugin of jax, as jax itself does. Tried on jax 0.6.2 and 0.12.0.1."""
+    for name in ("xla_cuda13", "xla_cuda12"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"jax_plugins.{name}").initialize()
+            return
 
 
 def _mesh(like: Any, devices: Sequence[Any]) -> Any:

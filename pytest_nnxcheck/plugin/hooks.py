@@ -30,6 +30,7 @@ from pytest_nnxcheck.plugin.marker import (
     is_test_case,
     modes_origin,
     own_invariants,
+    prepare_targets,
     refuse_test_case,
     settings_of,
     where,
@@ -74,8 +75,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Simulate devices before a conftest can start jax."""
-    _simulate_devices(early_config, early_config.known_args_namespace)
+    """Simulate devices, and prepare for targets, before a conftest can start jax."""
+    _prepare_environment(early_config, early_config.known_args_namespace)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", table.marker_line())
     config.stash[_unreported] = {}
     # Again: a plugin that a conftest brings in is too late for the hook above.
-    _simulate_devices(config, config.option)
+    _prepare_environment(config, config.option)
     config.add_cleanup(catalogue.forget_own_later())
     try:
         own_invariants(config.hook.pytest_nnx_invariants, config)
@@ -128,10 +129,13 @@ def _register_watch(config: pytest.Config) -> None:
         watch.register(config)
 
 
-def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None:
-    """Ask jax for as many CPU devices as command line or ini file say, until the end of the run."""
+def _prepare_environment(config: pytest.Config, parsed: argparse.Namespace) -> None:
+    """Set what jax reads as it starts, for targets and simulated devices that command line or ini file name, until the end of the run."""
     try:
-        count = options.given(config, "devices", parsed)
+        target, count = (options.given(config, name, parsed) for name in ("target", "devices"))
+        if target is not None:
+            prepare_targets(config, target.value, target.origin)
+            count = count or _of_slice(target)
     except SettingError as error:
         raise pytest.UsageError(str(error)) from None
     if count is None:
@@ -142,6 +146,14 @@ def _simulate_devices(config: pytest.Config, parsed: argparse.Namespace) -> None
         config.add_cleanup(devices.simulate(os.environ, count.value))
     except CheckError as error:
         raise pytest.UsageError(f"{count.origin}: {error}") from None
+
+
+def _of_slice(target: options.Given) -> options.Given | None:
+    """The devices of the largest slice that is named; `None` where none is, or where the environment says how many to simulate."""
+    from pytest_nnxcheck import devices, wheels
+
+    count = wheels.slice_devices(target.value)
+    return target._replace(value=count) if count > 1 and not devices.is_simulated(os.environ) else None
 
 
 def _register_reports(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +79,23 @@ def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
             raise SettingError(f"{origin}: {arguments} has no name, write keyword arguments such as memory_budget='2x'")
         origins = dict.fromkeys(mark.kwargs, origin)
         given = table.parse_given(mark.kwargs, origins.__getitem__, "marker")
+        prepare_targets(item.config, given.get("target", ()), origin)
         if "expected_failures" in given:
             place = f"the marker at {where(node)}"
             given["expected_failures"] = tuple(replace(entry, origin=place) for entry in given["expected_failures"])
         yield given
+
+
+def prepare_targets(config: pytest.Config, targets: Collection[str], origin: str) -> None:
+    """Set what the compilers of targets need, until the end of the run. Raises `SettingError` that names the source."""
+    if not targets:
+        return
+    from pytest_nnxcheck import wheels
+
+    try:
+        config.add_cleanup(wheels.prepare(os.environ, targets))
+    except SettingError as error:
+        raise SettingError(f"{origin}: {error}") from None
 
 
 def modes_origin(item: pytest.Function, settings: Settings) -> str:

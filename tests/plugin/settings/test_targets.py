@@ -1,0 +1,178 @@
+"""Targets that command line, ini file, marker and call name: what is refused, and what the run is prepared for."""
+
+import os
+
+import jax
+import pytest
+from fake_engine import Model
+
+from pytest_nnxcheck import check, wheels
+from pytest_nnxcheck.core.errors import SettingError
+from pytest_nnxcheck.devices import FLAG
+
+NO_WHEEL = (
+    "v5e needs the compiler of TPUs: pip install 'pytest-nnxcheck[[]tpu]' (0.6 GB, Linux on x86-64)"  # for fnmatch
+)
+
+
+@pytest.fixture(autouse=True)
+def started():
+    """Jax is started before an inner run in this process could simulate devices, or name a platform, for all tests after it."""
+    assert jax.device_count() == 1
+
+
+@pytest.fixture
+def no_wheel(monkeypatch):
+    monkeypatch.setattr(wheels, "_machine", lambda: ("Linux", "x86_64"))
+    monkeypatch.setattr(wheels, "version", {"jax": "0.12.0", "jaxlib": "0.12.0"}.get)
+
+
+@pytest.fixture
+def all_wheels(monkeypatch):
+    monkeypatch.setattr(wheels, "problem", lambda _: "")
+
+
+def ours():
+    """The variables that a target sets."""
+    names = {*wheels._WITHOUT_TPU, *wheels._WITHOUT_GPU, *wheels._WITHOUT_BOTH, wheels._LOG_LEVEL}
+    return {name: os.environ.get(name) for name in names}
+
+
+def options_of(where, value):
+    return f"--nnx-target={value}" if where == "option --nnx-target" else f"--override-ini=nnx_target={value}"
+
+
+@pytest.mark.usefixtures("no_wheel")
+@pytest.mark.parametrize("where", ["option --nnx-target", "ini option nnx_target"])
+@pytest.mark.parametrize(
+    "value, line",
+    [
+        ("v5e", NO_WHEEL),
+        ("h100", "h100 needs the compiler of NVIDIA GPUs: pip install 'pytest-nnxcheck[[]cuda]' (0.5 GB, *)"),
+        ("v5", "unknown target 'v5', did you mean 'v5*'[?]"),
+        ("v5e:3x5", "unknown slice 'v5e:3x5', v5e has 1x1, *, 16x16"),
+        ("h100:many", "unknown slice 'h100:many', write the number of GPUs: h100:8"),
+    ],
+)
+def test_a_target_that_nothing_compiles_for_stops_the_run_before_any_conftest(run_inner, where, value, line):
+    result = run_inner("", options_of(where, value), conftest="raise SystemExit('too late')\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {where}*: {line}"])
+    assert "Traceback" not in result.stderr.str()
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_the_command_line_takes_the_target_of_the_ini_file_back(run_inner, pytester):
+    pytester.makeini("[pytest]\nnnx_target = v5e\n")
+    source = "def test_x(): pass"
+    run_inner(source, "--nnx-target=").assert_outcomes(passed=1)
+    result = run_inner(source)
+    result.stderr.fnmatch_lines([f"ERROR: ini option nnx_target (tox.ini): {NO_WHEEL}"])
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_a_target_in_a_marker_is_a_collection_error_and_other_files_run(run_inner, pytester):
+    head = "import pytest\nmarked = pytest.mark.nnx_invariants\n"
+    pytester.makepyfile(test_marked=head + "@marked(target='v5e')\ndef test_x(nnx_wrap): pass\n")
+    result = run_inner("def test_plain(): pass", "--continue-on-collection-errors")
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines([f"nnx_invariants marker at test_marked.py:3: {NO_WHEEL}"])
+    assert "Traceback" not in result.stdout.str()
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_a_target_in_a_marker_that_a_conftest_adds_later_fails_that_test(run_inner):
+    source = "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model): model(1)\ndef test_plain(): pass\n"
+    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    items[0].add_marker(pytest.mark.nnx_invariants(target='v5e'))\n"
+    result = run_inner(source, conftest=mark)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines([f"nnx_invariants marker at test_inner.py:6: {NO_WHEEL}"])
+
+
+@pytest.mark.usefixtures("no_wheel", "fake")
+def test_a_target_in_a_call_is_refused_before_anything_runs():
+    model = Model()
+    with pytest.raises(SettingError, match=r"^check\(..., target=...\): v5e needs the compiler of TPUs: pip install"):
+        check(model, 1, target="v5e")
+    assert model.calls == []
+
+
+class Looks(Model):
+    """Sees the environment that it is called in."""
+
+    def __call__(self, x):
+        self.seen = os.environ.get("ALLOW_MULTIPLE_LIBTPU_LOAD")
+        return x
+
+
+@pytest.mark.usefixtures("all_wheels", "fake")
+def test_a_call_has_its_environment_and_leaves_the_users():
+    before, model = ours(), Looks()
+    assert check(model, 1, target="v5e", sweep="probes", max_examples=0).ok
+    assert (model.seen, ours()) == ("1", before)
+
+
+PREPARED = "import os\ndef test_x(): assert os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] == '1'\n"
+AT_LOAD = "import os\nassert os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] == '1'\n"
+
+
+@pytest.mark.usefixtures("all_wheels")
+def test_a_conftest_finds_the_environment_and_the_end_of_the_run_puts_it_back(run_inner):
+    before = ours()
+    run_inner(PREPARED, "--nnx-target=v5e", conftest=AT_LOAD).assert_outcomes(passed=1)
+    assert ours() == before
+
+
+@pytest.mark.usefixtures("all_wheels")
+def test_a_marker_prepares_the_environment_too(run_inner):
+    before = ours()
+    source = f"{PREPARED}\n@marked(target='v5e')\ndef test_y(nnx_wrap): nnx_wrap(Model())(1)\n"
+    run_inner(source).assert_outcomes(passed=2)
+    assert ours() == before
+
+
+@pytest.mark.usefixtures("all_wheels")
+@pytest.mark.parametrize(
+    "args, flags, made",
+    [
+        (["--nnx-target=v5e:4x4"], "", f"{FLAG}=16"),
+        (["--nnx-target=h100:8,v5e:4x4,v5e"], "", f"{FLAG}=16"),
+        (["--override-ini=nnx_target=v5e:4x4"], "--xla_a=1", f"--xla_a=1 {FLAG}=16"),
+        (["--nnx-target=v5e:4x4", "--nnx-devices=4"], "", f"{FLAG}=4"),
+        (["--nnx-target=v5e:4x4"], f"{FLAG}=32", f"{FLAG}=32"),
+        (["--nnx-target=v5e,h100"], "", ""),
+    ],
+)
+def test_a_slice_simulates_its_devices_where_nobody_says_how_many(run_inner, monkeypatch, args, flags, made):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    source = f"import os\ndef test_x(): assert os.environ['XLA_FLAGS'] == {made!r}\n"
+    run_inner(source, *args).assert_outcomes(passed=1)
+    assert os.environ["XLA_FLAGS"] == flags
+
+
+@pytest.mark.usefixtures("all_wheels")
+def test_a_slice_skips_no_test(run_inner):
+    source = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
+    run_inner(source, "--nnx-target=v5e:4x4").assert_outcomes(passed=1)
+
+
+def test_who_names_no_target_loads_nothing(run_inner):
+    source = "import sys\ndef test_x(): assert not {'pytest_nnxcheck.wheels', 'pytest_nnxcheck.core.chips'} & sys.modules.keys()\n"
+    run_inner(source, subprocess=True).assert_outcomes(passed=1)
+
+
+@pytest.mark.skipif(bool(wheels.problem(["v5e"])), reason="needs the compiler of TPUs")
+@pytest.mark.slow
+def test_workers_find_the_environment(run_inner):
+    source = (
+        PREPARED + "import jax\nfrom jax.experimental import topologies\n@pytest.mark.parametrize('number', range(4))\n"
+    )
+    source += (
+        "def test_y(number): assert topologies.get_topology_desc(platform='tpu', topology_name='v5e:2x2').devices\n"
+    )
+    result = run_inner(source, "--nnx-target=v5e", "-n2", "-s", subprocess=True, conftest=AT_LOAD)
+    result.assert_outcomes(passed=5)
+    if (
+        "cudart_stub.cc" not in result.stderr.str()
+    ):  # the libraries of jax 0.10's CUDA plugin tell of it whatever is set
+        assert not result.stderr.str()
