@@ -70,6 +70,16 @@ class Staged:
     traced: Any
     lowered: Any
 
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Whether each of the flat arguments is donated; nothing of a program that captures a `jax.Ref`, whose arguments jax cannot tell."""
+        import jax
+
+        try:
+            return tuple(info.donated for info in jax.tree.leaves(self.lowered.args_info))
+        except ValueError:  # "Too many leaves for PyTreeDef"
+            return ()
+
 
 def staged(
     wrapper: Callable[..., Any],

@@ -17,7 +17,10 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.observation import Leaf
 from pytest_nnxcheck.inspection.hlo import aliases
 from pytest_nnxcheck.inspection.pointers import read_leaf
+from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.transforms.compose import Guards
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -85,3 +88,31 @@ def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look
         if path in value_at:
             compat.set_variable_value(variable, value_at[path])
     return out
+
+
+def traced(
+    program: Callable[..., Any], subject: Subject, guards: Guards, state: Any, inputs: tuple[Any, ...]
+) -> tuple[Any, Exception | None, tuple[Found, ...]]:
+    """Trace an abstract program whose outermost layer is no jit: output, exception, and the tracers that remain.
+
+    The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there.
+    """
+    dead: list[Found] = []
+
+    def look(module: Any) -> bool:
+        dead.extend(guards.dead(module, ours))
+        return bool(dead)
+
+    def watched(module: Any, *inputs: Any) -> Any:
+        ours.update(guards.traces_of(module, inputs))
+        return program(module, *inputs)
+
+    ours: dict[tuple[int, int], Any] = {}
+    with subject.leaks_undone(state, guards.earlier):
+        try:
+            output, error = trace(watched, state, inputs, look), None
+        except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
+            output, error = None, raised
+    if dead or guards.reports:
+        jax.clear_caches()
+    return output, error, tuple(dead)

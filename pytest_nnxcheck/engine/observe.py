@@ -19,7 +19,7 @@ from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.evidence import OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Copies, InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
-from pytest_nnxcheck.engine.abstract_run import Addresses, trace
+from pytest_nnxcheck.engine.abstract_run import Addresses, traced
 from pytest_nnxcheck.engine.on_targets import Donated, OnTargets
 from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.hlo import aliases
@@ -204,34 +204,6 @@ def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tup
             return jax.tree.map(as_array, jax.block_until_ready(program(state, *inputs))), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return None, error
-
-
-def traced(
-    program: Callable[..., Any], subject: Subject, guards: Guards, state: Any, inputs: tuple[Any, ...]
-) -> tuple[Any, Exception | None, tuple[Found, ...]]:
-    """Trace an abstract program whose outermost layer is no jit: output, exception, and the tracers that remain.
-
-    The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there.
-    """
-    dead: list[Found] = []
-
-    def look(module: Any) -> bool:
-        dead.extend(guards.dead(module, ours))
-        return bool(dead)
-
-    def watched(module: Any, *inputs: Any) -> Any:
-        ours.update(guards.traces_of(module, inputs))
-        return program(module, *inputs)
-
-    ours: dict[tuple[int, int], Any] = {}
-    with subject.leaks_undone(state, guards.earlier):
-        try:
-            output, error = trace(watched, state, inputs, look), None
-        except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
-            output, error = None, raised
-    if dead or guards.reports:
-        jax.clear_caches()
-    return output, error, tuple(dead)
 
 
 @dataclass(frozen=True, slots=True)

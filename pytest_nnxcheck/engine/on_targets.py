@@ -173,8 +173,10 @@ class OnTargets:
         copied = copies(facts, QUICK)
         copies_count = copied >= least_copy(self.state)
         if target.chip.gpu is None and (facts.refused or (facts.peak or 0) > NEAR * limit or copies_count):
-            facts = self._facts(target, lowered, DEFAULT)
-            # Where there is room the default effort spends memory on speed, in both programs: it says whether copies remain, not how many.
+            # Lowered anew: jax keeps what it compiled of a lowered program, whatever the effort.
+            facts = self._facts(target, lower(staged.jitted, staged.arguments), DEFAULT)
+            # Where there is room the default effort spends memory on speed, on bfloat16 twins of weights say: it tells whether copies remain,
+            # and not how many there are.
             copied = copied if copies_count and copies(facts, DEFAULT) >= least_copy(self.state) else 0
         gone = set() if facts.aliased is None else donated.names.keys() - {*facts.aliased}
         return OnTarget(

@@ -35,13 +35,12 @@ class TracedProgram:
     @classmethod
     def of(cls, staged: Any, leaves: int) -> TracedProgram:
         """What `compat.staged` staged."""
-        given = enumerate(jax.tree.leaves(staged.lowered.args_info))
-        donated = tuple(number for number, info in given if info.donated)
+        donated = tuple(number for number, is_donated in enumerate(staged.donated) if is_donated)
         return cls(staged.traced.jaxpr, jax.tree.leaves(staged.arguments), donated, leaves)
 
     @property
     def hoisted(self) -> bool:
-        """Whether it has inputs that nobody passes: leaked tracers, jax 0.5."""
+        """Whether it has inputs that nobody passes: leaked tracers on jax 0.5, a captured `jax.Ref`."""
         return len(compat.open_jaxpr(self.jaxpr).invars) != len(self.arguments)
 
 

@@ -135,13 +135,13 @@ def test_state_that_is_not_donated_has_to_be_an_output_of_its_own():
 
 def compiled_again(monkeypatch, subject, *args, nesting="jit"):
     """How many programs are compiled to look for copies under one nesting."""
-    lowered = []
-    real = observe.compat.lowered_jaxpr
+    jitted = []
+    real = observe.compat.jitted_jaxpr
     monkeypatch.setattr(
-        observe.compat, "lowered_jaxpr", lambda *given, **options: lowered.append(given) or real(*given, **options)
+        observe.compat, "jitted_jaxpr", lambda *given, **options: jitted.append(given) or real(*given, **options)
     )
     call(subject, *args, nesting=nesting)
-    return len(lowered)
+    return len(jitted)
 
 
 def test_a_program_is_compiled_again_only_where_there_is_room_for_copies(monkeypatch):

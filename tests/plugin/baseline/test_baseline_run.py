@@ -193,6 +193,7 @@ OTHERWISE = {
     "all": "on",
     "memory_budget": "2x",
     "memory_advice": "fail",
+    "target": "v5e",
     "donate": "none",
     "on_rejection": "fail",
     "devices": 2,
