@@ -1,0 +1,358 @@
+"""Compares what the compiler says of a GPU that is not there with what the GPU itself says, for six NNX programs.
+
+``python -m benchmarks.target_against_device [--target h100] [--json PATH]`` prints a Markdown table; with a path it keeps the
+figures there and the table beside them. Each program runs in two fresh processes: one has the CPU alone and compiles for the
+target, the other compiles for the GPU, and runs the program once. It takes at most six minutes. Without a GPU the table has
+the figures of the target alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from pytest_nnxcheck.compat import targets
+from pytest_nnxcheck.core.chips import BY_NAME, parse_target
+from pytest_nnxcheck.inspection.target_facts import TargetFacts
+
+MIB = 2**20
+SECONDS, OF_ONE = 340.0, 100.0
+"""For all programs, and for one of them."""
+PACKAGES = "jax jaxlib jax-cuda12-pjrt jax-cuda13-pjrt flax optax".split()
+WITHOUT_GPU = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+}
+WITH_GPU = {"JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Without a pool of memory the allocator's peak is the program's."""
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and its abstract arguments; the first is donated, and comes back."""
+
+
+# --- programs
+
+
+class Block(nnx.Module):
+    """A block of a transformer."""
+
+    def __init__(self, width: int, rngs: nnx.Rngs) -> None:
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(width // 128, width, decode=False, rngs=rngs)
+        self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.attention(self.norm(x))
+        return x + self.down(nnx.gelu(self.up(x)))
+
+
+class Stack(nnx.Module):
+    """A scan over rematerialized layers."""
+
+    def __init__(self, make: Callable[[nnx.Rngs], nnx.Module], depth: int, rngs: nnx.Rngs) -> None:
+        @nnx.split_rngs(splits=depth)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def layers(rngs: nnx.Rngs) -> nnx.Module:
+            return make(rngs)
+
+        self.layers = layers(rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def forward(x: jax.Array, layer: Any) -> Any:
+            return nnx.remat(type(layer).__call__)(layer, x)
+
+        y: jax.Array = forward(x, self.layers)
+        return y
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    """The shape of an argument."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def called(make: Callable[[nnx.Rngs], Any], calls: int, x: Any) -> Program:
+    """Calls of a model, one after the other, in one program."""
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+    def run(state: Any, x: Any) -> Any:
+        model = nnx.merge(graphdef, state)
+        for _ in range(calls):
+            x = model(x)
+        return nnx.state(model), x
+
+    return run, (state, x)
+
+
+def trained(make: Callable[[nnx.Rngs], Any], x: Any) -> Program:
+    """A step of adam on a mean of squares."""
+
+    def build() -> Any:
+        model = make(nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+
+    def step(state: Any, x: Any) -> Any:
+        model, optimizer = nnx.merge(graphdef, state)
+        loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+        optimizer.update(model, gradients)
+        return nnx.state((model, optimizer)), loss
+
+    return step, (state, x)
+
+
+def mlp(rngs: nnx.Rngs) -> nnx.Sequential:
+    return nnx.Sequential(nnx.Linear(4096, 16384, rngs=rngs), nnx.relu, nnx.Linear(16384, 4096, rngs=rngs))
+
+
+def convolutions(rngs: nnx.Rngs) -> nnx.Sequential:
+    return nnx.Sequential(*(nnx.Conv(64, 64, (3, 3), rngs=rngs) for _ in range(10)))
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "linear, 10 calls": lambda: called(lambda rngs: nnx.Linear(8192, 8192, rngs=rngs), 10, floats(8192, 8192)),
+    "stack of remat, 3 calls": lambda: called(
+        lambda rngs: Stack(lambda rngs: nnx.Linear(4096, 4096, rngs=rngs), 16, rngs), 3, floats(256, 4096)
+    ),
+    "mlp, step of adam": lambda: trained(mlp, floats(8192, 4096)),
+    "10 convolutions": lambda: called(convolutions, 1, floats(64, 256, 256, 64)),
+    "transformer, step of adam": lambda: trained(
+        lambda rngs: Stack(lambda rngs: Block(2048, rngs), 8, rngs), floats(4, 1024, 2048)
+    ),
+    "attention block": lambda: called(lambda rngs: Block(2048, rngs), 1, floats(8, 1024, 2048)),
+}
+
+
+# --- in the processes
+
+
+def on_target(name: str, target: str) -> dict[str, Any]:
+    """The figures of a program for a target, as the plugin gets them."""
+    function, arguments = PROGRAMS[name]()
+    jitted = jax.jit(function, donate_argnums=0, keep_unused=True)
+    donated = tuple(range(len(jax.tree.leaves(arguments[0]))))
+    there = parse_target(target)
+    facts = TargetFacts.of(
+        there, targets.compiled_for(there, targets.lowered_for(there, None, jitted, arguments, donated))
+    )
+    if facts.split is None:
+        return {"error": "the compiler gives no totals"}
+    return asdict(facts.split) | {"peak": facts.peak}
+
+
+def on_device(name: str) -> dict[str, Any]:
+    """The figures of a program on the GPU that jax has, and its allocator's peak while the program runs once."""
+    function, arguments = PROGRAMS[name]()
+    device = jax.devices("gpu")[0]
+    compiled = jax.jit(function, donate_argnums=0, keep_unused=True).lower(*arguments).compile()
+    totals: Any = compiled.memory_analysis()
+    sizes = {
+        "arguments": totals.argument_size_in_bytes,
+        "outputs": totals.output_size_in_bytes,
+        "temporaries": totals.temp_size_in_bytes,
+        "aliased": totals.alias_size_in_bytes,
+    }
+    sizes["peak"] = sizes["arguments"] + sizes["outputs"] + sizes["temporaries"] - sizes["aliased"]
+    values = jax.block_until_ready(jax.tree.map(filled, arguments))
+    before = device.memory_stats()
+    jax.block_until_ready(compiled(*values))
+    after = device.memory_stats()
+    return sizes | {
+        "in_use_before": before["bytes_in_use"],
+        "peak_before": before["peak_bytes_in_use"],
+        "peak_in_use": after["peak_bytes_in_use"],
+        "limit": after.get("bytes_limit"),
+    }
+
+
+def filled(leaf: Any) -> Any:
+    """A value for an argument."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0), leaf.shape) if leaf.shape else jax.random.key(0)
+    return jnp.full(leaf.shape, 1e-3 if jnp.issubdtype(leaf.dtype, jnp.floating) else 0, leaf.dtype)
+
+
+def kind() -> dict[str, Any]:
+    """The kind of the GPU that jax has."""
+    try:
+        device = jax.devices("gpu")[0]
+    except (RuntimeError, AssertionError) as error:  # jax asserts that it found some device
+        return {"missing": " ".join(str(error).split())[:200] or "jax finds none"}
+    return {"kind": device.device_kind}
+
+
+# --- the table
+
+
+def start(words: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[str]:
+    """A fresh process that prints its figures in its last line."""
+    command = [sys.executable, "-m", "benchmarks.target_against_device", *words]
+    return subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
+    """What a process printed, or why it printed nothing."""
+    try:
+        output, errors = process.communicate(timeout=max(seconds, 1.0))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return {"error": f"took over {seconds:.0f} s"}
+    if process.returncode != 0 or not output.strip():
+        return {"error": (errors.strip().splitlines() or [f"ended with {process.returncode}"])[-1][:300]}
+    figures: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return figures
+
+
+def chip_of(kind: str) -> str:
+    """The target that is a GPU of this kind: an H200 names itself ``NVIDIA H200``."""
+    name = next((name for name in ("h200", "h100", "b200", "a100") if name in kind.lower()), "")
+    if not name:
+        raise SystemExit(f"no target is a GPU of the kind {kind!r}: name one with --target")
+    return "a100-40" if name == "a100" and "40GB" in kind else name
+
+
+def measured(target: str, with_gpu: bool, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """A row a program; ``keep`` has them after each, so that an interrupted run loses one."""
+    ends, rows = time.monotonic() + SECONDS, list[dict[str, Any]]()
+    for name in PROGRAMS:
+        left = min(ends - time.monotonic(), OF_ONE)
+        if left < 20:
+            rows.append({"program": name, "error": f"left out: the others took {SECONDS:.0f} s"})
+            continue
+        began = time.monotonic()
+        there = start(["--on-target", name, "--target", target], WITHOUT_GPU)
+        here = start(["--on-device", name], WITH_GPU) if with_gpu else None
+        row: dict[str, Any] = {"program": name, "target": finished(there, left)}
+        if here is not None:
+            row["device"] = finished(here, left - (time.monotonic() - began))
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        keep(rows)
+    return rows
+
+
+def markdown(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The table, in MiB."""
+    columns = [
+        "program, MiB",
+        f"peak for {facts['target']}",
+        "temporaries",
+        "peak on the device",
+        "temporaries",
+        "target / device",
+        "`peak_bytes_in_use`",
+        "target / in use",
+    ]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in rows:
+        there, here = row.get("target", row), row.get("device", {})
+        cells = [sizes(there, "peak"), sizes(there, "temporaries"), sizes(here, "peak"), sizes(here, "temporaries")]
+        cells += [ratio(there, here, "peak"), sizes(here, "peak_in_use"), ratio(there, here, "peak_in_use")]
+        lines.append(f"| {row['program']} | {' | '.join(cells)} |")
+    for row in rows:
+        said = [f"{side}: {row[side]['error']}" for side in ("target", "device") if "error" in row.get(side, {})]
+        lines += [f"\n* {row['program']}: {text}" for text in said]
+        device = row.get("device", {})
+        if device.get("peak_before", -1) >= device.get("peak_in_use", 0):
+            lines.append(
+                f"\n* {row['program']}: the allocator's peak was reached before the call, so that it says nothing"
+            )
+    packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items())
+    return "\n".join([*lines, "", f"{facts['device']}; {packages}; Python {sys.version.split()[0]}.", ""])
+
+
+def sizes(figures: dict[str, Any], key: str) -> str:
+    """One figure, in MiB."""
+    return f"{figures[key] / MIB:.1f}" if figures.get(key) is not None else ""
+
+
+def ratio(there: dict[str, Any], here: dict[str, Any], key: str) -> str:
+    """The peak for the target, over a figure of the device."""
+    return f"{there['peak'] / here[key]:.3f}" if there.get("peak") and here.get(key) else ""
+
+
+def packages() -> dict[str, str]:
+    """The packages that decide the figures."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def run(target: str, path: Path | None) -> None:
+    """Measure, print, and keep."""
+    gpu = finished(start(["--kind"], WITH_GPU), OF_ONE)
+    there = "kind" in gpu
+    target = target or (chip_of(gpu["kind"]) if there else "h100")
+    device = f"device: {gpu['kind']}" if there else f"no device: {gpu.get('missing') or gpu.get('error')}"
+    facts = {"target": target, "device": device, "packages": packages()}
+    if not there:
+        print(f"jax has no GPU here, so that the table has the figures of {target} alone. {device}", file=sys.stderr)
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        if path is not None:
+            path.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+            path.with_suffix(".md").write_text(markdown(facts, rows))
+
+    rows = measured(target, there, keep)
+    keep(rows)
+    print(markdown(facts, rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.target_against_device", description=__doc__)
+    gpus = [name for name, chip in BY_NAME.items() if chip.gpu is not None]
+    parser.add_argument("--target", default="", choices=["", *gpus], help="that of the GPU by default, or h100")
+    parser.add_argument(
+        "--json", type=Path, default=None, metavar="PATH", help="keep the figures, and the table beside"
+    )
+    parser.add_argument("--on-target", default="", choices=["", *PROGRAMS], help=argparse.SUPPRESS)
+    parser.add_argument("--on-device", default="", choices=["", *PROGRAMS], help=argparse.SUPPRESS)
+    parser.add_argument("--kind", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.kind:
+        print(json.dumps(kind()))
+    elif given.on_target:
+        print(json.dumps(timed(lambda: on_target(given.on_target, given.target or "h100"))))
+    elif given.on_device:
+        print(json.dumps(timed(lambda: on_device(given.on_device))))
+    else:
+        run(given.target, given.json)
+
+
+def timed(figures: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Figures, and the seconds that they took."""
+    began = time.monotonic()
+    return figures() | {"seconds": round(time.monotonic() - began, 1)}
+
+
+if __name__ == "__main__":
+    main()
