@@ -27,7 +27,7 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import BY_NAME, parse_target
-from pytest_nnxcheck.inspection.target_facts import TargetFacts
+from pytest_nnxcheck.engine.on_targets import TargetFacts
 
 MIB = 2**20
 SECONDS, OF_ONE = 340.0, 100.0

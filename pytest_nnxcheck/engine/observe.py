@@ -300,8 +300,9 @@ class Root:
             self.copies.append(copies_in(program, self.memories[-1], self.profile.copied_bytes, self.split_of(program)))
         if self.targets is not None and not program.hoisted:
             self.on_targets.append(self.targets.all(staged, program, self.donated_leaves(compiled.program, program)))
-        outputs = staged.lowered.out_info
-        return self.addresses.assign(compiled.program, staged.arguments, outputs) if self.subject.abstract else None
+        if not self.subject.abstract:
+            return None
+        return self.addresses.assign(compiled.program, staged.arguments, staged.lowered.out_info)
 
     def split_of(self, program: TracedProgram) -> Callable[[Any], Split]:
         """What compiles another jitted function of the program's arguments, and gives its totals."""

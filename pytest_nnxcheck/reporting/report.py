@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, format_bytes
-from pytest_nnxcheck.reporting import modes, notes, targets
+from pytest_nnxcheck.reporting import notes, tally, targets
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
@@ -78,7 +78,7 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the whole check: its worst one; ``failed`` too where an expected failure did not happen, or nothing ran."""
-        worst = modes.verdict(list(self.outcomes))
+        worst = tally.of_mode(list(self.outcomes))
         if not self.outcomes or self.unexpected:
             return "violated" if worst == "violated" else "failed"
         return worst if worst != "held" or self.ok else "rejected"
@@ -95,7 +95,7 @@ class Report:
     @property
     def modes(self) -> dict[str, Verdict]:
         """The verdict on each mode of flax that nestings ran in: its worst one; ``rejected`` where flax does not take the call."""
-        return {mode: modes.verdict(outcomes) for mode, outcomes in modes.by_mode(self.outcomes).items()}
+        return {mode: tally.of_mode(outcomes) for mode, outcomes in tally.by_mode(self.outcomes).items()}
 
     def __str__(self) -> str:
         worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
@@ -124,13 +124,13 @@ def modes_note(report: Report) -> str:
 
 def _mode_lines(report: Report) -> str:
     """One line for each mode that nestings ran in: what it did, and the smallest nesting that it broke."""
-    return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in modes.by_mode(report.outcomes).items())
+    return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in tally.by_mode(report.outcomes).items())
 
 
 def _mode_line(report: Report, mode: str, outcomes: list[Outcome]) -> str:
     verdict = report.modes[mode]
     if verdict == "rejected":
-        return f"{mode} rejected by flax   {modes.rejection(outcomes)}"
+        return f"{mode} rejected by flax   {tally.rejection(outcomes)}"
     line = f"{mode} {verdict}   {counts(Counter(outcome.verdict for outcome in outcomes))}"
     return line if verdict == "held" else f"{line}; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
 

@@ -1,4 +1,4 @@
-"""Outcomes, counted: kinds of verdicts, the worst of several, the worst peak, whether anything was checked."""
+"""Outcomes, counted: kinds of verdicts, the worst of several, the worst peak, whether anything was checked, the verdict on a mode of flax."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.evidence import Evidence, OnTarget
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.outcome import Outcome, Verdict
 
 VERDICTS = {
     "violated": "violated",
@@ -93,3 +94,42 @@ def worse(old: Outcome, new: Outcome) -> Outcome:
     return replace(
         worst, peak=measured.peak, budget=measured.budget, notes=notes, expected=keys, evidence=shown, seconds=seconds
     )
+
+
+# --- by mode of flax
+
+
+def by_mode(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes of each mode, in the order in which they ran."""
+    outcomes_of: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        outcomes_of.setdefault(outcome.nesting.mode, []).append(outcome)
+    return outcomes_of
+
+
+def of_mode(outcomes: list[Outcome]) -> Verdict:
+    """The verdict on a mode: the worst one; ``rejected`` where flax does not take the call."""
+    bad: tuple[Verdict, ...] = ("violated", "failed")
+    worst = next((word for word in bad if any(outcome.verdict == word for outcome in outcomes)), None)
+    return worst or ("rejected" if rejection(outcomes) else "held")
+
+
+def ends(outcome: Outcome) -> bool:
+    """Whether flax refused, for its mode, the call itself or its plain jit: no nesting can run in that mode."""
+    layers = [(layer.transform, layer.captures) for layer in outcome.nesting.layers]
+    return refuses(outcome) and layers in ([], [(JIT, False)])
+
+
+def refuses(outcome: Outcome) -> bool:
+    """Whether flax refused the nesting for what its mode cannot do."""
+    return outcome.by_mode and outcome.verdict == "rejected"
+
+
+def rejection(outcomes: list[Outcome]) -> str:
+    """Why flax does not take the call in a mode; empty if it does. What a closure keeps from flax proves nothing."""
+    without_closure = [o for o in outcomes if o.nesting.layers and not o.nesting.captures]
+    refused = [outcome for outcome in outcomes if refuses(outcome)]
+    final = [outcome for outcome in refused if ends(outcome)]
+    if final or (refused and all(outcome.verdict == "rejected" for outcome in without_closure)):
+        return (final or refused)[0].reason
+    return ""

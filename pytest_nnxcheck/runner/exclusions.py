@@ -9,7 +9,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.notes import StateAdded
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.reporting import modes
+from pytest_nnxcheck.reporting import tally
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
 
@@ -20,7 +20,7 @@ def after(outcome: Outcome, exclusions: Exclusions, settings: Settings) -> Exclu
     A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit; a layer that alone
     cannot take the call is in no other nesting.
     """
-    if outcome.verdict == "rejected" and modes.ends(outcome):
+    if outcome.verdict == "rejected" and tally.ends(outcome):
         exclusions = replace(exclusions, closed=True)
     if outcome.verdict == "rejected" and (style := refused_style(outcome.nesting, settings)):
         exclusions = replace(exclusions, refused=exclusions.refused | {style})
