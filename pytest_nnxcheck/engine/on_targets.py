@@ -22,6 +22,16 @@ NEAR = 0.8
 QUICK, DEFAULT = "O0", "default"
 
 
+def is_unsure(refused: str, peak: int | None, limit: int, copies: int, state: int) -> bool:
+    """Whether what the fast effort of a TPU's compiler says is asked again."""
+    return bool(refused) or (peak or 0) > NEAR * limit or copies >= least_copy(state)
+
+
+def effort_of(on: OnTarget) -> str:
+    """The effort that what is said of a program comes from."""
+    return DEFAULT if is_unsure(on.refused, on.peak, on.limit, on.copies, on.state) else QUICK
+
+
 @dataclass(frozen=True, slots=True)
 class Donated:
     """The leaves that a program donates, by their numbers: their names, and those whose buffer no output of the CPU's program takes."""
@@ -77,9 +87,10 @@ class OnTargets:
 
         facts = self._facts(target, lowered, QUICK)
         copied = copies(facts, QUICK)
-        unsure = facts.refused or (facts.peak or 0) > NEAR * limit or copied >= least_copy(self.state)
+        unsure = is_unsure(facts.refused, facts.peak, limit, copied, self.state)
         if target.chip.gpu is None and unsure:
-            facts = self._facts(target, lowered, DEFAULT)
+            # Lowered anew: jax keeps what it compiled of a lowered program, whatever the effort.
+            facts = self._facts(target, lower(staged.jitted, staged.arguments), DEFAULT)
             copied = copies(facts, DEFAULT)
         gone = set() if facts.aliased is None else donated.names.keys() - {*facts.aliased}
         return OnTarget(
