@@ -33,22 +33,22 @@ _CUDA_PAIRS = (("jax-cuda13-pjrt", "jax-cuda13-plugin"), ("jax-cuda12-pjrt", "ja
 _TPUS = ("accel[0-9]*", "vfio/[0-9]*")
 _GPUS = ("nvidia[0-9]*", "dxg", "kfd")
 """Device files: of NVIDIA, of any GPU in Linux on Windows, and of AMD."""
-_WITHOUT_TPU = {
+WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # else libtpu asks a cloud's metadata server, for minutes on jax 0.5.3
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # any will do: without one libtpu prints a line as it is loaded
     "TPU_WORKER_HOSTNAMES": "localhost",  # and four lines without this one
     "TPU_LOG_DIR": "disabled",  # else it makes a folder of logs in the temporary folder
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else it refuses a second process, such as a worker of pytest-xdist
 }
-_WITHOUT_GPU = {
+WITHOUT_GPU = {
     # jax 0.5 to 0.7 print a traceback and drop the plugin where NVIDIA's libraries are not installed. No compiler needs them.
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
 }
-_WITHOUT_BOTH = {
+WITHOUT_BOTH = {
     "JAX_PLATFORMS": "cpu",  # else jax tries to start a GPU: a traceback of 29 lines without NVIDIA's libraries
 }
-_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-"""jax sets it to 1. XLA then warns of each program that is too large for a GPU or sorts, and jax 0.6 of a driver that is not there."""
+LOG_LEVEL = "TF_CPP_MINLOG_LEVEL"
+"""jax sets it to 1, and 3 is silence. XLA then warns of each program that is too large for a GPU or sorts, and jax 0.6 of a driver that is not there."""
 
 
 def problem(targets: Iterable[str]) -> str:
@@ -138,11 +138,11 @@ def prepare(environment: MutableMapping[str, str], targets: Iterable[str]) -> Ca
     changed = {}
     if targets:
         tpu, gpu = _has_device(_TPUS), _has_device(_GPUS)
-        groups = ((_WITHOUT_TPU, tpu), (_WITHOUT_GPU, gpu), (_WITHOUT_BOTH, tpu or gpu))
+        groups = ((WITHOUT_TPU, tpu), (WITHOUT_GPU, gpu), (WITHOUT_BOTH, tpu or gpu))
         wanted = {name: value for group, there in groups if not there for name, value in group.items()}
         changed = {name: value for name, value in wanted.items() if not environment.get(name)}
-        if environment.get(_LOG_LEVEL, "1") == "1":
-            changed[_LOG_LEVEL] = "3"
+        if environment.get(LOG_LEVEL, "1") == "1":
+            changed[LOG_LEVEL] = "3"
     return set_variables(environment, changed)
 
 

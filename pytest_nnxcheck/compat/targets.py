@@ -72,7 +72,8 @@ def mesh_of(leaves: Sequence[Any]) -> Any:
     named = [sharding.mesh for sharding in shardings if isinstance(sharding, jax.sharding.NamedSharding)]
     meshes = {(tuple(mesh.axis_names), tuple(mesh.shape.values())): mesh for mesh in named if mesh.size > 1}
     if len(meshes) > 1:
-        raise LeftOut(f"meshes of {' and '.join(str(mesh.size) for mesh in meshes.values())} devices in one program")
+        sizes = " and ".join(str(mesh.size) for mesh in meshes.values())
+        raise LeftOut(f"meshes of {sizes} devices in one program")
     return next(iter(meshes.values()), None)
 
 
@@ -91,10 +92,20 @@ def lowered_for(target: Target, mesh: Any, jitted: Any, arguments: Any, donated:
 
     Raises `LeftOut` for what jax cannot lower for another platform: a callback, a kernel that asks for the device.
     """
+    devices = _devices(target)
+    try:
+        return lowered_on(target.chip.compiler, devices, mesh, jitted, arguments, donated)
+    except Exception as error:
+        raise LeftOut(_line(error)) from error
+
+
+def lowered_on(
+    platform: str, devices: Sequence[Any], mesh: Any, jitted: Any, arguments: Any, donated: tuple[int, ...]
+) -> Any:
+    """The same for devices of a topology. A program to paste has a copy of it."""
     import jax
     import jax.export
 
-    devices = _devices(target)
     there = _mesh(mesh or active_mesh(), devices if mesh is not None else devices[:1])
     one = jax.sharding.SingleDeviceSharding(devices[0])
 
@@ -110,16 +121,13 @@ def lowered_for(target: Target, mesh: Any, jitted: Any, arguments: Any, donated:
         )
 
     leaves, tree = jax.tree.flatten(arguments)
-    try:
-        program = jax.export.export(jitted, platforms=[target.chip.compiler])(*arguments)
+    program = jax.export.export(jitted, platforms=[platform])(*arguments)
 
-        def call(*leaves: Any) -> Any:
-            return jax.tree.leaves(program.call(*jax.tree.unflatten(tree, leaves)))
+    def call(*leaves: Any) -> Any:
+        return jax.tree.leaves(program.call(*jax.tree.unflatten(tree, leaves)))
 
-        with _in_force(there):
-            return jax.jit(call, donate_argnums=donated, keep_unused=True).lower(*map(placed, leaves))
-    except Exception as error:
-        raise LeftOut(_line(error)) from error
+    with _in_force(there):
+        return jax.jit(call, donate_argnums=donated, keep_unused=True).lower(*map(placed, leaves))
 
 
 def compiled_for(target: Target, lowered: Any, *, effort: str = "O0") -> Any:
@@ -128,8 +136,8 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "O0") -> Any:
     Raises `DoesNotFit`, or `LeftOut` for what else the compiler refuses.
     """
     try:
-        with judged_compiles(ours=False), _options(target.chip, effort):
-            return lowered.compile(compiler_options=_compiler_options(target.chip))
+        with judged_compiles(ours=False), configured(effort if target.chip.gpu is None else "default"):
+            return lowered.compile(compiler_options=options_for(target.chip))
     except Exception as error:
         refused = "RESOURCE_EXHAUSTED" in str(error)
         raise (DoesNotFit if refused else LeftOut)(_line(error)) from error
@@ -145,36 +153,37 @@ def _devices(target: Target) -> tuple[Any, ...]:
     from jax.experimental import topologies
 
     jax.devices()  # the user's backend first: it stays the default
-    chip = target.chip
-    options: dict[str, Any]
     try:
-        if chip.gpu is not None:
-            count = target.devices
-            hosts, each = (count // HOST, HOST) if count % HOST == 0 else (1, count)
-            # Of jax 0.5 no such field; from 0.6 on it has to be there.
-            runtime = "" if jax.__version_info__ < (0, 6) else "runtime_version { major: 12 minor: 8 }"
-            config = _GPU.format(chip.gpu, memory=chip.memory, runtime=runtime)
-            shape = f"1x{hosts}x{each}"  # partitions, hosts, devices of a host
-            options = {"topology_name": chip.name, "topology": shape, "target_config": config}
-            try:
-                described = topologies.get_topology_desc(platform="cuda", **options)
-            except NotImplementedError:  # jax was started before the environment that takes the plugin without a driver
-                _start_plugin()
-                described = topologies.get_topology_desc(platform="cuda", **options)
-        else:
-            shape = target.slice or chip.slices[0]
-            options = {"chip_config_name": chip.config} if chip.config else {}
-            sizes = [*map(int, shape.split("x")), 1][:3]
-            if math.prod(sizes) < math.prod(_CHIPS_OF_A_HOST):
-                options["chips_per_host_bounds"] = (
-                    sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
-                )
-            name = f"{chip.spelled}:{shape}"
-            described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        try:
+            described = topologies.get_topology_desc(**topology(target))
+        except NotImplementedError:  # jax was started before the environment that takes the plugin without a driver
+            _start_plugin()
+            described = topologies.get_topology_desc(**topology(target))
     except Exception as error:
         advice = "start Python with JAX_PLATFORMS=cpu in the environment, or update jax together with its wheel"
         raise CheckError(f"target {target}: its compiler cannot be loaded ({_line(error)}): {advice}") from error
     return tuple(described.devices)
+
+
+def topology(target: Target) -> dict[str, Any]:
+    """What `jax.experimental.topologies.get_topology_desc` takes to give the devices of a target."""
+    import jax
+
+    chip = target.chip
+    if chip.gpu is not None:
+        count = target.devices
+        hosts, each = (count // HOST, HOST) if count % HOST == 0 else (1, count)
+        # Of jax 0.5 no such field; from 0.6 on it has to be there.
+        runtime = "" if jax.__version_info__ < (0, 6) else "runtime_version { major: 12 minor: 8 }"
+        config = _GPU.format(chip.gpu, memory=chip.memory, runtime=runtime)
+        shape = f"1x{hosts}x{each}"  # partitions, hosts, devices of a host
+        return {"platform": "cuda", "topology_name": chip.name, "topology": shape, "target_config": config}
+    shape = target.slice or chip.slices[0]
+    options: dict[str, Any] = {"chip_config_name": chip.config} if chip.config else {}
+    sizes = [*map(int, shape.split("x")), 1][:3]
+    if math.prod(sizes) < math.prod(_CHIPS_OF_A_HOST):
+        options["chips_per_host_bounds"] = sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
+    return {"platform": "tpu", "topology_name": f"{chip.spelled}:{shape}", **options}
 
 
 def _start_plugin() -> None:
@@ -209,7 +218,7 @@ def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def _options(chip: Chip, effort: str) -> Iterator[None]:
+def configured(effort: str) -> Iterator[None]:
     """What jax compiles with for a while: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler.
 
     The options are public, but have no attribute to read them by.
@@ -217,7 +226,7 @@ def _options(chip: Chip, effort: str) -> Iterator[None]:
     import jax
 
     options: dict[str, Any] = {"jax_disable_most_optimizations": False}
-    if chip.gpu is None and effort != "default":
+    if effort != "default":
         options["jax_optimization_level"] = effort
     before = {name: jax.config.values[name] for name in options}
     try:
@@ -229,7 +238,7 @@ def _options(chip: Chip, effort: str) -> Iterator[None]:
             jax.config.update(name, value)
 
 
-def _compiler_options(chip: Chip) -> dict[str, Any] | None:
+def options_for(chip: Chip) -> dict[str, Any] | None:
     """Before jax 0.10 the compiler of a GPU wants the device for what it tries out."""
     import jax
 

@@ -261,6 +261,8 @@ class OnTarget:
     """What the compiler said of a program that does not fit, in one line."""
     left_out: str = ""
     """Why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
+    effort: str = ""
+    """What the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
     wheel: str = ""
     """The compiler: ``libtpu 0.0.50.1``."""
     seconds: float = field(default=0.0, compare=False)

@@ -171,13 +171,14 @@ class OnTargets:
 
         facts = self._facts(target, lowered, QUICK)
         copied = copies(facts, QUICK)
-        copies_count = copied >= least_copy(self.state)
+        copies_count, effort = copied >= least_copy(self.state), QUICK
         if target.chip.gpu is None and (facts.refused or (facts.peak or 0) > NEAR * limit or copies_count):
+            effort = DEFAULT
             # Lowered anew: jax keeps what it compiled of a lowered program, whatever the effort.
-            facts = self._facts(target, lower(staged.jitted, staged.arguments), DEFAULT)
+            facts = self._facts(target, lower(staged.jitted, staged.arguments), effort)
             # Where there is room the default effort spends memory on speed, on bfloat16 twins of weights say: it tells whether copies remain,
             # and not how many there are.
-            copied = copied if copies_count and copies(facts, DEFAULT) >= least_copy(self.state) else 0
+            copied = copied if copies_count and copies(facts, effort) >= least_copy(self.state) else 0
         gone = set() if facts.aliased is None else donated.names.keys() - {*facts.aliased}
         return OnTarget(
             target=str(target),
@@ -193,6 +194,7 @@ class OnTargets:
             lost=tuple(donated.names[number] for number in sorted(gone - donated.lost)),
             lost_too=len(gone & donated.lost),
             refused=facts.refused,
+            effort=effort if target.chip.gpu is None else DEFAULT,
         )
 
     def _facts(self, target: Target, lowered: Any, effort: str) -> TargetFacts:

@@ -86,10 +86,8 @@ def sentence(finding: FindingOnTarget) -> str:
     on = finding.on
     match finding:
         case DoesNotFit():
-            where = f"{'an' if on.target[0] in 'ah' else 'a'} {on.target}"
-            where = f"a device of {on.target}" if ":" in on.target else where
             figures = f"peak {peak(on.peak, on.limit)} of" if on.peak is not None else "it needs more than"
-            return f"the program does not fit {where}: {figures} {limit(on)}"
+            return f"the program does not fit {device(on)}: {figures} {limit(on)}"
         case OverBudgetOnTarget(bound=Bound(budget=budget)):
             return f"peak {peak(on.peak or 0, budget)} on {on.target} is over the budget of {format_bytes(budget)}"
         case CopiedOnTarget():
@@ -97,6 +95,13 @@ def sentence(finding: FindingOnTarget) -> str:
         case LostOnTarget():
             lost = len(on.lost)
             return f"{lost} of {on.donated} donated leaves {lose(lost)} on {on.target}: {some(on.lost)}"
+
+
+def device(on: OnTarget) -> str:
+    """``a v5e``, ``a device of v5e:2x4``."""
+    if ":" in on.target:
+        return f"a device of {on.target}"
+    return f"{'an' if on.target[0] in 'ah' else 'a'} {on.target}"
 
 
 def lose(leaves: int) -> str:

@@ -6,16 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_nnxcheck.core.evidence import FLOOR
+from pytest_nnxcheck.compat import targets
+from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.evidence import FLOOR, OnTarget
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
+    CopiedOnTarget,
+    DoesNotFit,
     Finding,
     LostBuffer,
+    LostOnTarget,
     MadeInEndedTrace,
     MemoryWasted,
     Orphaned,
     Outcome,
+    OverBudgetOnTarget,
     PeakOverBudget,
     SharedBuffer,
     StateCopied,
@@ -25,6 +31,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
+from pytest_nnxcheck.reporting.targets import device
 from pytest_nnxcheck.reproducer.nesting_text import Facts, meaning_text, primal_text
 
 Kinds = dict[type[Finding], list[Any]]
@@ -47,7 +54,7 @@ class Assertions:
 
     ``leaked`` are tracers to look for in the run, ``touched`` the leaves that no ``eval_shape`` may change. The outermost jit ``donates`` as the plugin's
     does, or ``compiles`` a program that the lines measure, or of which they ask what is ``aliased``. What is ``viewed`` must not be copied before. ``eager`` says that the same calls are made without
-    the nesting, ``traced`` that a trace of an abstract call shows the finding.
+    the nesting, ``traced`` that a trace of an abstract call shows the finding. ``target`` is what the program compiles for, beside the CPU.
     """
 
     first: list[str] = field(default_factory=list)
@@ -61,6 +68,7 @@ class Assertions:
     aliased: bool = False
     eager: bool = False
     traced: bool = False
+    target: dict[str, Any] = field(default_factory=dict)
 
 
 def can_look_for(violation: Violation) -> bool:
@@ -74,6 +82,9 @@ def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Asser
     made = Assertions()
     violations = outcome.violations if outcome is not None else ()
     if outcome is None or not violations:
+        return made
+    if on := judged_on(outcome):
+        of_target(made, outcome, on, facts)
         return made
     made.donates = any(violation.invariant in ("donation", "memory") for violation in violations)
     for violation in violations:
@@ -91,6 +102,44 @@ def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Asser
                 of_parity(made, kinds, nesting, facts)
     made.traced = made.traced and not (made.compiles or made.aliased or made.leaked)
     return made
+
+
+ON_TARGET = (DoesNotFit, OverBudgetOnTarget, CopiedOnTarget, LostOnTarget)
+
+
+def judged_on(outcome: Outcome | None) -> OnTarget | None:
+    """The first target of which a program has to show something: where the CPU shows nothing."""
+    violations = outcome.violations if outcome is not None else ()
+    found = [each for violation in violations if violation.invariant in ASSERTED for each in violation.findings]
+    on = [finding.on for finding in found if isinstance(finding, ON_TARGET)]
+    return on[0] if on and len(on) == len(found) else None
+
+
+def of_target(made: Assertions, outcome: Outcome, on: OnTarget, facts: Facts) -> None:
+    """A program that does not fit a target, is over its budget there, or holds copies of its state; donated leaves that lose their buffer there."""
+    target = parse_target(on.target)
+    made.target = {
+        "name": on.target,
+        "device": device(on),
+        "limit": on.limit,
+        "topology": targets.topology(target),
+        "effort": on.effort,
+        "options": targets.options_for(target.chip),
+    }
+    for finding in (each for violation in outcome.violations for each in violation.findings):
+        match finding:
+            case DoesNotFit() if finding.on == on:
+                made.after.append("fits_target()")
+            case OverBudgetOnTarget(bound=bound) if finding.on == on:
+                made.after.append(f"fits_target({bound.budget})")
+            case CopiedOnTarget() if finding.on == on and on.split is not None:
+                copies = f"state={on.state}, copied={on.copies}, seen={on.split.peak}"
+                made.after.append(f"fits_target({copies})")
+            case LostOnTarget() if finding.on == on:
+                named = {path: facts.value(path) for path in on.lost[:SHOWN]}
+                leaves = dict_text({path: text for path, text in named.items() if text is not None})
+                made.before.append(f"donated = {leaves}")
+                made.after.append("keeps_buffers_on_target(donated)")
 
 
 def of_tracers(made: Assertions, outcome: Outcome, kinds: Kinds, facts: Facts) -> None:

@@ -20,8 +20,10 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.primitives import COPIES
+from pytest_nnxcheck.compat.targets import configured, lowered_on, mesh_of
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.jaxprs.flow import constants, inner_jaxprs
+from pytest_nnxcheck.reporting import targets
 from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -189,6 +191,66 @@ def captures_little(program: Any, state: Any, inputs: Any, most: int) -> None:
     jaxpr = jax.make_jaxpr(lambda leaves, *inputs: program(nnx.merge(graphdef, leaves), *inputs))(leaves, *inputs)
     size = sum(math.prod(array.shape) * array.dtype.itemsize for array in constants(jaxpr))
     report("memory", [f"the call captures {format_bytes(size)} of constants"] if size >= most else [])
+
+
+# --- on a target
+
+TARGET: dict[str, Any] = {}
+"""What is compiled for, and how. A program has its own."""
+ON_TARGET: list[Any] = []
+"""Of each program that was compiled for the target: its arguments, the numbers of those that it donates, and the program, or why the compiler refused it."""
+
+
+def compile_on_target(_compiled: Any, lowered: Any, jitted: Any, args: Any) -> None:
+    """Compile what jax has traced for a chip that is not there. Nothing runs on it."""
+    from jax.experimental import topologies
+
+    leaves = jax.tree.leaves(args)
+    donated = [number for number, info in enumerate(jax.tree.leaves(lowered.args_info)) if info.donated]
+    where = TARGET["topology"]
+    devices = topologies.get_topology_desc(**where).devices
+    there = lowered_on(where["platform"], devices, mesh_of(leaves), jitted, args, tuple(donated))
+    try:
+        with configured(TARGET["effort"]):
+            program = there.compile(compiler_options=TARGET["options"])
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        program = str(error).partition("\n")[0]
+    ON_TARGET.append((leaves, donated, program))
+
+
+def fits_target(budget: int = 0, state: int = 0, copied: int = 0, seen: int = 0) -> None:
+    """Hold the peak on the target against what fits, and a budget; ``copied`` are the bytes of a ``state`` that parts of ``seen`` bytes held once more."""
+    program, name, most = ON_TARGET[-1][2], TARGET["name"], TARGET["limit"]
+    limit, unfit = format_bytes(most, decimals=2), "the program does not fit " + TARGET["device"]
+    if isinstance(program, str):
+        report("memory", [f"{unfit}: it needs more than {limit}", program])
+    totals = program.memory_analysis()
+    parts = totals.argument_size_in_bytes + totals.output_size_in_bytes + totals.temp_size_in_bytes
+    parts -= totals.alias_size_in_bytes
+    gpu = TARGET["topology"]["platform"] == "cuda"
+    # What the compiler of a TPU counts is less than the sum of the parts, and it refuses what does not fit.
+    held = parts if gpu else getattr(totals, "peak_memory_in_bytes", 0) or parts
+    print(f"peak {targets.peak(held, most)} of {limit} on {name}")  # noqa: T201 - as above
+    wrong = [f"{unfit}: peak {targets.peak(held, most)} of {limit}"] if gpu and held > most else []
+    if budget and held > budget:
+        wrong.append(f"peak {targets.peak(held, budget)} on {name} is over the budget of {format_bytes(budget)}")
+    if copied and parts > seen - copied / 2:
+        wrong.append(f"the program holds {copied / max(state, 1):.2f} more copies of its state on {name}")
+    report("memory", wrong)
+
+
+def keeps_buffers_on_target(named: dict[str, Any]) -> None:
+    """Look among donated leaves for those whose buffer no output of the program takes there."""
+    leaves, donated, program = ON_TARGET[-1]
+    head = program.as_text().partition("\n")[0].partition("input_output_alias={")[2]
+    kept = [leaves[int(number)] for number in re.findall(r": \((\d+), \{\}", head)]
+    lost = [name for name, leaf in named.items() if not any(leaf is each for each in kept)]
+    lose = "loses its buffer" if len(lost) == 1 else "lose their buffer"
+    where, names = TARGET["name"], ", ".join(lost)
+    text = f"{len(lost)} of {len(donated)} donated leaves {lose} on {where}: {names}"
+    report("donation", [text] if lost else [])
 
 
 # --- values

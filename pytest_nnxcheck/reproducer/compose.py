@@ -17,11 +17,15 @@ import flax
 import jax
 import jaxlib
 
+from pytest_nnxcheck import wheels
+from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.reporting.report import headline
+from pytest_nnxcheck.reproducer.assertions import judged_on
 from pytest_nnxcheck.reproducer.calls_of_test import FILL_IN, Usage, one_line
 from pytest_nnxcheck.reproducer.form import form_of
 from pytest_nnxcheck.reproducer.nesting_text import Facts
@@ -69,7 +73,7 @@ def compose(spec: Spec, usage: Usage) -> str:
     parts = [
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
         "from __future__ import annotations" if sources.future else "",
-        "\n".join(environment([*sources.folders])),
+        "\n".join(environment([*sources.folders], judged_on(spec.outcome))),
         "\n".join([*imports, *configuration()]),
         f"{FILL_IN} = ..." if holes else "",
         *stand_ins,
@@ -105,13 +109,18 @@ def header(spec: Spec) -> list[str]:
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
     lines += [f"versions: {', '.join(versions)}, {machine}; it does not need the plugin"]
+    if on := judged_on(outcome):
+        lines += [f"needs the wheel {on.wheel}, which compiles for {on.target}, and none of its devices"]
     lines += [f"run:    python {shlex.quote(spec.path)}"] if spec.path else []
     return [*lines, f"replay: {spec.replay}"]
 
 
-def environment(folders: list[str]) -> list[str]:
-    """What must be set before jax is imported: simulated devices, the platform, where the user's modules are."""
+def environment(folders: list[str], on: OnTarget | None) -> list[str]:
+    """What must be set before jax is imported: simulated devices, the platform, what the compiler of a target needs, where the user's modules are."""
     lines = [f"import {'os, sys' if folders else 'os'}"]
+    if on is not None:
+        needed = wheels.WITHOUT_TPU if parse_target(on.target).chip.gpu is None else wheels.WITHOUT_GPU
+        lines.append(f"os.environ |= { ({**needed, wheels.LOG_LEVEL: '3'})!r}")
     if jax.default_backend() == "cpu":
         lines.append('os.environ.setdefault("JAX_PLATFORMS", "cpu")')
         if (count := jax.device_count()) > 1:

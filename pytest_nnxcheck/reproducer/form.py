@@ -21,8 +21,8 @@ from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 from pytest_nnxcheck.transforms.layer import first, stack
 from pytest_nnxcheck.transforms.mapping import on_mesh
 
-OPENED = (runtime.__name__, "OPENED")
-"""The table of fields, of which a program has its own."""
+OPENED, TARGET = (runtime.__name__, "OPENED"), (checks.__name__, "TARGET")
+"""The tables of fields, and of a target, of which a program has its own."""
 UNKNOWN = Facts((), {}, (), (), {}, 0, (), plain_output=False, partial=False, opened={}, abstract=False)
 
 
@@ -57,6 +57,8 @@ def form_of(
     support = {name: text for name, text in needed.definitions.items() if name not in ran}
     if OPENED in support:
         support[OPENED] = support[OPENED].replace("{}", repr(opened))
+    if TARGET in support:
+        support[TARGET] = support[TARGET].replace("{}", repr(asked.target))
     return Form(
         imports=(*(f"import {name}" for name in ("contextlib", "types") if name in used), *needed.imports),
         layers=tuple(text for name, text in needed.definitions.items() if name in ran),
@@ -118,9 +120,16 @@ def root_jit(nesting: Nesting, settings: Settings, facts: Facts, asked: Assertio
     if is_traced(nesting, facts, asked):
         return PLAIN
     if facts.abstract:
-        return f"lambda wrapper, f: staged(wrapper, f, abstract_outputs, {options})"
+        show = (
+            "lambda *stage: compile_on_target(*stage) or abstract_outputs(*stage)"
+            if asked.target
+            else "abstract_outputs"
+        )
+        return f"lambda wrapper, f: staged(wrapper, f, {show}, {options})"
+    if asked.target:
+        return f"lambda wrapper, f: staged(wrapper, f, compile_on_target, {options})"
     if asked.compiles:
-        return f"lambda wrapper, f: staged(wrapper, f, lambda compiled, _: COMPILED.append(compiled), {options})"
+        return f"lambda wrapper, f: staged(wrapper, f, lambda compiled, *_: COMPILED.append(compiled), {options})"
     return f"lambda wrapper, f: wrapper(f, {options})"
 
 

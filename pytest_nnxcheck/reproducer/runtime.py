@@ -193,15 +193,18 @@ def anything_at(state: Any, *keys: Any) -> Any:
 # --- a program that is compiled, or only traced
 
 
-def staged(wrapper: Any, f: Any, show: Callable[[Any, Any], Any], **options: Any) -> Any:
-    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, that shows what it compiled, and runs it unless its outputs are given then."""
+def staged(wrapper: Any, f: Any, show: Callable[..., Any], **options: Any) -> Any:
+    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, that shows what it compiled, and runs it unless its outputs are given then.
+
+    ``show`` gets the program, compiled and lowered, the jitted function, and its arguments.
+    """
 
     def stage(jitted: Any) -> Any:
         def run(*args: Any) -> Any:
             lowered = jitted.trace(*args).lower()
             level = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
             compiled = lowered.compile(compiler_options=level)
-            outputs = show(compiled, lowered)
+            outputs = show(compiled, lowered, jitted, args)
             return compiled(*args) if outputs is None else outputs
 
         return run
@@ -213,7 +216,7 @@ def staged(wrapper: Any, f: Any, show: Callable[[Any, Any], Any], **options: Any
         return wrapper(f, **options)
 
 
-def abstract_outputs(compiled: Any, lowered: Any) -> Any:
+def abstract_outputs(compiled: Any, lowered: Any, *_: Any) -> Any:
     """The outputs of a program that is not run."""
     infos, treedef = jax.tree.flatten(lowered.out_info)
     shardings = [each if each.num_devices > 1 else None for each in jax.tree.leaves(compiled.output_shardings)]
