@@ -47,7 +47,7 @@ WITHOUT_GPU = {
 WITHOUT_BOTH = {
     "JAX_PLATFORMS": "cpu",  # else jax tries to start a GPU: a traceback of 29 lines without NVIDIA's libraries
 }
-LOG_LEVEL = "TF_CPP_MINLOG_LEVEL"
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 """jax sets it to 1, and 3 is silence. XLA then warns of each program that is too large for a GPU or sorts, and jax 0.6 of a driver that is not there."""
 
 

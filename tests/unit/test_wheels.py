@@ -104,16 +104,16 @@ def test_the_largest_slice_counts(words, count):
     assert wheels.slice_devices(words.split()) == count
 
 
-ALL = {*wheels._WITHOUT_TPU, *wheels._WITHOUT_GPU, *wheels._WITHOUT_BOTH, "TF_CPP_MIN_LOG_LEVEL"}
+ALL = {*wheels.WITHOUT_TPU, *wheels.WITHOUT_GPU, *wheels.WITHOUT_BOTH, "TF_CPP_MIN_LOG_LEVEL"}
 
 
 @pytest.mark.parametrize(
     "devices, left_alone",
     [
         ((), set()),
-        (["nvidia[0-9]*"], {*wheels._WITHOUT_GPU, "JAX_PLATFORMS"}),
-        (["kfd"], {*wheels._WITHOUT_GPU, "JAX_PLATFORMS"}),
-        (["vfio/[0-9]*"], {*wheels._WITHOUT_TPU, "JAX_PLATFORMS"}),
+        (["nvidia[0-9]*"], {*wheels.WITHOUT_GPU, "JAX_PLATFORMS"}),
+        (["kfd"], {*wheels.WITHOUT_GPU, "JAX_PLATFORMS"}),
+        (["vfio/[0-9]*"], {*wheels.WITHOUT_TPU, "JAX_PLATFORMS"}),
     ],
 )
 def test_what_a_device_of_this_machine_needs_is_left_alone(machine, devices, left_alone):

@@ -34,7 +34,7 @@ def all_wheels(monkeypatch):
 
 def ours():
     """The variables that a target sets."""
-    names = {*wheels._WITHOUT_TPU, *wheels._WITHOUT_GPU, *wheels._WITHOUT_BOTH, wheels._LOG_LEVEL}
+    names = {*wheels.WITHOUT_TPU, *wheels.WITHOUT_GPU, *wheels.WITHOUT_BOTH, wheels.LOG_LEVEL}
     return {name: os.environ.get(name) for name in names}
 
 
