@@ -43,6 +43,12 @@ PROCESSES = "tests/system/processes"
 """Workers of xdist, simulated devices, a run after a run: on the newest row `system` has them, on the oldest `floors`."""
 PASTED = "tests/system/reproducer/test_reproducer.py"
 """In a session of its own, and in one process: what its tests share takes half a minute to make."""
+ON_TARGETS = (
+    "tests/system/reproducer/test_programs_on_targets.py",
+    "tests/system/processes/test_sharded_on_targets.py",
+    "tests/plugin/settings/test_target_setting.py",
+)
+"""What `targets` runs besides its own folder: without the wheels most of it is skipped."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
@@ -148,6 +154,16 @@ def verdicts(session: nox.Session, versions: tuple[str, ...]) -> None:
     session.run("python", "tests/verdicts.py", str(written))
     if session.posargs:
         session.run("python", "tests/verdicts.py", str(Path(session.posargs[0]) / written.name), str(written))
+
+
+@nox.session(python=NEWEST)
+def targets(session: nox.Session) -> None:
+    """The compilers of a TPU and of a GPU, which are wheels of 1.1 GB: healthy models and examples, each way to break there, programs to paste, meshes."""
+    session.install(".[test,tpu,cuda]")
+    session.run("pytest", *WORKERS, "-m", "not full", "tests/targets", *ON_TARGETS, *session.posargs)
+    session.run("pytest", *WORKERS, "--nnx-target", "v5e,h100", "examples/test_model.py")
+    # 62 GiB for a training step of seven billion parameters: no v5e, and three quarters of an H100, hold it.
+    session.run("pytest", "--nnx-target", "v5p,h200", "examples/test_language_model.py")
 
 
 @nox.session(python=NEWEST)

@@ -1,0 +1,228 @@
+"""What the compilers of targets judge: each way to break on one, with its healthy twin, and which programs are compiled for them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from healthy import assign
+from reports import ScanOverRemat, cures, inputs_scan_over_remat
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import targets
+from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, LostOnTarget, OverBudgetOnTarget
+from pytest_nnxcheck.engine import on_targets
+
+BOTH = ("v5e", "h100")
+FEW = {"sweep": "singles", "styles": "argument", "transforms": "jit", "max_examples": 0}
+
+
+def checked(subject, *args, **settings):
+    return check(subject, *args, **{**FEW, "target": BOTH, **settings})
+
+
+def found(report, kind):
+    """The targets on which something of a kind is broken."""
+    return {each.on.target for violation in report.violations for each in violation.findings if isinstance(each, kind)}
+
+
+def compiled(report):
+    """The nestings whose programs were compiled for targets."""
+    return {str(outcome.nesting) for outcome in report.outcomes if outcome.evidence and outcome.evidence.targets}
+
+
+def on(report, name):
+    """What one target makes of the plain jit."""
+    (outcome,) = (each for each in report.outcomes if str(each.nesting) == "jit")
+    return next(each for each in outcome.evidence.targets if each.target == name)
+
+
+# --- each way to break, and its twin
+
+
+def linear(width):
+    return nnx.eval_shape(lambda: nnx.Linear(width, 2 * width, use_bias=False, rngs=nnx.Rngs(0)))
+
+
+def test_a_program_fits_or_not():
+    x = lambda width: jax.ShapeDtypeStruct((8, width), jnp.float32)  # noqa: E731
+    large = checked(linear(100_000), x(100_000))
+    assert found(large, DoesNotFit) == {*BOTH}
+    text = str(large)
+    assert "the program does not fit a v5e: it needs more than 15.75 GiB" in text
+    assert "does not fit an h100: peak 74.5 GiB of 59.33 GiB" in text
+    assert "the 75 % of the memory that jax takes by default" in text
+    assert found(checked(linear(60_000), x(60_000)), DoesNotFit) == {"v5e"}
+    small = checked(linear(1000), x(1000))
+    assert small.ok
+    assert "fits v5e: " in str(small)
+
+
+class Padded(nnx.Module):
+    """A TPU pads the last axis of the kernel to 128 elements."""
+
+    def __init__(self, shape):
+        self.kernel = nnx.Param(jnp.zeros(shape))
+
+    def __call__(self, x):
+        return self.kernel[...] * x
+
+
+def test_a_budget_in_bytes_bounds_the_peak_of_a_target():
+    x = jnp.ones(())
+    report = checked(Padded((64, 64, 8, 8, 3)), x, memory_budget="9MB")
+    assert found(report, OverBudgetOnTarget) == {"v5e"}
+    assert "on v5e is over the budget of 8.6 MiB" in str(report)
+    assert checked(Padded((64, 64, 8, 8, 3)), x, memory_budget="64MB").ok
+    assert checked(Padded((48, 128, 128)), x, memory_budget="9MB").ok
+
+
+def test_a_multiple_of_the_expected_peak_is_not_judged_on_a_target():
+    assert checked(Padded((64, 64, 8, 8, 3)), jnp.ones(()), memory_budget="1.5x").ok
+
+
+def test_copies_are_found_on_each_compiler_and_the_cure_has_none():
+    report = checked(ScanOverRemat(nnx.Rngs(0), depth=8, width=256), *inputs_of(256))
+    assert found(report, CopiedOnTarget) == {*BOTH}
+    for name in BOTH:
+        assert on(report, name).copies >= 0.99 * on(report, name).state
+    for cure in cures():
+        cured = checked(ScanOverRemat(nnx.Rngs(0), cure, depth=8, width=256), *inputs_of(256))
+        assert cured.ok, str(cured)
+        assert {on(cured, name).copies for name in BOTH} == {0}
+
+
+def inputs_of(width):
+    (x, *rest) = inputs_scan_over_remat()
+    return jnp.ones((*x.shape[:-1], width), x.dtype), *rest
+
+
+class Two(nnx.Module):
+    def __init__(self):
+        self.a, self.b = nnx.Variable(jnp.zeros((33, 7))), nnx.Variable(jnp.zeros((33, 7)))
+
+
+def flatten(two):
+    """On the CPU the flat array takes the buffer of the other leaf, on a TPU it has other tiles."""
+    assign(two.a, (two.a[...] + 1).reshape(-1))
+
+
+def add(two):
+    assign(two.a, two.a[...] + 1)
+
+
+def test_a_donated_leaf_loses_its_buffer_on_a_target_alone():
+    report = checked(flatten, Two(), invariants="donation")
+    assert found(report, LostOnTarget) == {"v5e"}
+    assert "1 of 2 donated leaves loses its buffer on v5e: two.b" in str(report)
+    kept = checked(add, Two(), invariants="donation")
+    assert kept.ok
+    assert {(on(kept, name).donated, on(kept, name).lost) for name in BOTH} == {(2, ())}
+
+
+def widen(two):
+    assign(two.a, two.a[...].astype(jnp.bfloat16))
+
+
+def test_what_is_lost_on_the_cpu_as_well_is_counted():
+    report = checked(widen, Two(), invariants="donation")
+    assert not report.ok
+    assert not found(report, LostOnTarget)
+    assert {on(report, name).lost_too for name in BOTH} == {1}
+    assert "1 loses its buffer there and on the CPU" in str(report)
+
+
+# --- what is compiled, and what is not
+
+
+def test_by_default_the_plain_jit_and_what_broke_are_compiled_for_targets():
+    model, x = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8))
+    assert compiled(check(model, x, effort="quick", target="v5e")) == {"jit"}
+    assert compiled(check(model, x, effort="quick", target="v5e", styles="functional")) == {"jit[functional]"}
+    assert compiled(check(model, x, target="v5e", nesting="jit > scan")) == {"jit > scan"}
+    thorough = check(model, x, target="v5e", effort="thorough", sweep="short", max_examples=0)
+    assert compiled(thorough) > {"jit", "jit[closure]"}
+    broken = check(model, x, effort="quick", target="v5e", memory_budget=300, transforms="jit,scan", all=True)
+    assert {"jit", "jit[functional]", "jit > scan"} <= compiled(broken)
+
+
+def test_without_a_jit_outside_nothing_is_compiled_and_a_note_says_so():
+    report = check(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)), target="v5e", transforms="scan")
+    assert not compiled(report)
+    assert "no program was compiled for v5e: no nesting has a jit outside" in "\n".join(report.notes)
+
+
+def test_the_backend_of_the_user_stays_what_it_was():
+    before = jax.devices(), jax.default_backend()
+    checked(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)))
+    assert (jax.devices(), jax.default_backend()) == before
+
+
+def calls_back(model, x):
+    return jax.pure_callback(lambda y: y, jax.ShapeDtypeStruct(x.shape, x.dtype), model(x))
+
+
+def test_what_cannot_be_lowered_for_a_target_is_left_out_with_a_reason():
+    report = checked(calls_back, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)))
+    assert report.ok
+    assert all(on(report, name).left_out for name in BOTH)
+    (outcome,) = (each for each in report.outcomes if str(each.nesting) == "jit")
+    assert any(note.startswith("left out on v5e: ") for note in outcome.notes)
+
+
+def test_code_that_asks_for_the_devices_is_noted():
+    def branches(model, x):
+        return model(x) if jax.default_backend() == "cpu" else x
+
+    report = checked(branches, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)))
+    (note,) = (each for each in report.notes if "jax.default_backend() at " in each)
+    assert "test_on_targets.py:" in note
+    assert "v5e, h100" in note
+
+
+def test_a_far_larger_peak_is_noted():
+    report = checked(Padded((64, 64, 8, 8, 6)), jnp.ones(()))
+    (outcome,) = (each for each in report.outcomes if str(each.nesting) == "jit")
+    assert any(note.startswith("the un-nested peak on v5e is ") for note in outcome.notes), outcome.notes
+
+
+# --- the compilers are asked no more than once
+
+
+def test_facts_are_kept_for_the_next_run(pytester, monkeypatch):
+    pytester.makepyfile(
+        """
+        import jax.numpy as jnp
+        import pytest
+        from flax import nnx
+        from pytest_nnxcheck.compat import targets
+
+        @pytest.mark.nnx_invariants(effort="quick", target="v5e,h100")
+        def test_linear(nnx_wrap):
+            nnx_wrap(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))(jnp.ones((2, 8)))
+        """
+    )
+    first = pytester.runpytest_inprocess("-p", "no:randomly")
+    first.assert_outcomes(passed=1)
+    monkeypatch.setattr(targets, "compiled_for", None)
+    second = pytester.runpytest_inprocess("-p", "no:randomly")
+    second.assert_outcomes(passed=1)
+    second.stdout.fnmatch_lines(["*fits v5e: *; fits h100: *"])
+
+
+def test_the_default_effort_is_asked_where_the_fast_one_is_not_the_last_word(monkeypatch):
+    asked = []
+    real = targets.compiled_for
+    monkeypatch.setattr(
+        targets, "compiled_for", lambda *given, effort: asked.append(effort) or real(*given, effort=effort)
+    )
+    checked(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)), target="v5e")
+    assert asked == ["O0"]
+    asked.clear()
+    checked(linear(100_000), jax.ShapeDtypeStruct((8, 100_000), jnp.float32), target="v5e")
+    assert asked[:2] == ["O0", "default"]
+    asked.clear()
+    monkeypatch.setattr(on_targets, "NEAR", 0.0)
+    report = checked(nnx.Linear(16, 16, rngs=nnx.Rngs(0)), jnp.ones((2, 16)), target="v5e")
+    assert asked == ["O0", "default"]
+    assert on(report, "v5e").effort == "default"
