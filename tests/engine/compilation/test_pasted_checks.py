@@ -199,10 +199,12 @@ def test_all_that_programs_copy_beside_the_layers_is_small():
     for_target = [checks.compile_on_target, checks.fits_target, checks.keeps_buffers_on_target]
     functions = [each for each in (*vars(runtime).values(), *vars(checks).values()) if inspect.isfunction(each)]
     functions += [first, stack, on_mesh, abstract_state]
-    copied = extract(tuple(place(each) for each in functions if each not in {*for_target, configured, lowered_on, mesh_of}))
+    copied = extract(
+        tuple(place(each) for each in functions if each not in {*for_target, configured, lowered_on, mesh_of})
+    )
     assert "leaves_no_tracers" in {name for _, name in copied.definitions}
     assert lines_of(copied) <= 410
-    assert lines_of(extract(tuple(map(place, for_target)))) <= 110
+    assert lines_of(extract(tuple(map(place, for_target)))) <= 125
 
 
 def lines_of(copied):
