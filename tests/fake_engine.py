@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split
+from pytest_nnxcheck.core.evidence import Evidence, Held, OnTarget, Split
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome, Violation
 
@@ -40,6 +40,9 @@ class Model:
     causes: tuple[str, ...] = ()
     percent: int = 100
     """The peaks are this part of what they usually are: all of it in the temporaries."""
+    on_target: int = 0
+    """The peak of each program on a v5e, where there is one."""
+    wheel: str = "libtpu 0.0.50.1"
     calls: list[Nesting] = field(default_factory=list)
 
     def __call__(self, x):
@@ -57,6 +60,11 @@ class Checked:
 def violation(invariant: str) -> Violation:
     rows = (("leaked", "model.kernel   Param float32[3,32,32]"),)
     return Violation(invariant, f"{invariant} is broken", rows, "do it otherwise")
+
+
+def on_target(model: Model) -> tuple[OnTarget, ...]:
+    peak = model.on_target
+    return (OnTarget("v5e", limit=10 * peak, peak=peak, wheel=model.wheel),) if peak else ()
 
 
 def check_call(subject, args, kwargs, *, nesting, settings, example, publish, owner=""):
@@ -83,7 +91,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, example, publish, ow
     if peak is not None:
         peak = peak * model.percent // 100
         temporary = Held(peak - 300, f"uint8[{peak - 300}]", "temporary", "dot", ("model.py:7",))
-        known = Evidence(Split(200, 100, peak - 300, 0, 0), buffers=(temporary,))
+        known = Evidence(Split(200, 100, peak - 300, 0, 0), buffers=(temporary,), targets=on_target(model))
     verdict = "violated" if broken else "held"
     return Checked(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None, facts)
 

@@ -57,13 +57,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One test against the baseline, nestings as text: what ``grew`` the smallest first, ``stale`` what is known and neither was drawn nor ran."""
+    """One test against the baseline, nestings as text: what ``grew`` the smallest first, ``stale`` what is known and neither was drawn nor ran.
+
+    ``new_on_targets`` are peaks on targets that an entry does not have, ``other_wheels`` says of which targets another compiler counted them.
+    """
 
     compared: int = 0
     grew: tuple[str, ...] = ()
     shrank: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
+    new_on_targets: int = 0
+    other_wheels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ class Result:
 
     def of_failure(self) -> Result:
         """What is left where the test failed after all: what was compared, and nothing to keep."""
-        comparison = Comparison(self.comparison.compared, self.comparison.grew)
+        done = self.comparison
+        comparison = Comparison(done.compared, done.grew, other_wheels=done.other_wheels)
         return Result(self.test, differences=self.differences, comparison=comparison)
 
     def entries(self) -> dict[str, Entry]:
@@ -102,20 +108,45 @@ def lines_of(test: str, measured: Mapping[str, Measured]) -> tuple[str, ...]:
     return tuple(baseline_file.format_line((test, nesting), entry) for nesting, entry in kept.items())
 
 
+CPU = ""
+"""What stands for the CPU among the names of targets."""
+
+
+def peaks(before: Entry, now: Entry, *, any_wheel: bool) -> dict[str, tuple[int, int]]:
+    """The peaks to compare, by target: of one that another compiler counted only for ``any_wheel``."""
+    known = {on.target: on for on in before.targets}
+    both = [(known[on.target], on) for on in now.targets if on.target in known]
+    same = {new.target: (old.peak, new.peak) for old, new in both if any_wheel or old.wheel == new.wheel}
+    return {CPU: (before.peak, now.peak), **same}
+
+
 def compare(
-    earlier: Mapping[str, Entry], measured: Mapping[str, Measured], tolerance: Fraction, excused: Collection[str] = ()
+    earlier: Mapping[str, Entry],
+    measured: Mapping[str, Measured],
+    tolerance: Fraction,
+    excused: Collection[str] = (),
+    *,
+    any_wheel: bool = False,
 ) -> Comparison:
     """Hold what was measured against the entries of the same test; ``excused`` nestings ran, and are expected to fail."""
-    both = {name: (earlier[name].peak, now.entry.peak) for name, now in measured.items() if name in earlier}
-    grew = [name for name, (before, now) in both.items() if now > before * (1 + tolerance)]
+    entries = {name: (earlier[name], now.entry) for name, now in measured.items() if name in earlier}
+    both = {name: peaks(*pair, any_wheel=any_wheel).values() for name, pair in entries.items()}
+    grew = [name for name, pairs in both.items() if any(now > before * (1 + tolerance) for before, now in pairs)]
+    wheels = {name: {on.target: on.wheel for on in before.targets} for name, (before, _) in entries.items()}
+    on_targets = [(wheels[name].get(on.target, ""), on) for name, (_, now) in entries.items() for on in now.targets]
+    others = (f"{on.target} {wheel} -> {on.wheel}" for wheel, on in on_targets if wheel not in ("", on.wheel))
     return Comparison(
         compared=len(both),
         grew=tuple(sorted(grew, key=lambda name: measured[name].outcome.nesting.plainness)),
-        shrank=tuple(name for name, (before, now) in both.items() if now < before * (1 - tolerance)),
+        shrank=tuple(
+            name for name, pairs in both.items() if any(now < before * (1 - tolerance) for before, now in pairs)
+        ),
         new=tuple(name for name, now in measured.items() if name not in earlier and not now.fleeting),
         stale=tuple(
             name for name, entry in earlier.items() if not entry.drawn and name not in measured and name not in excused
         ),
+        new_on_targets=sum(not wheel for wheel, _ in on_targets),
+        other_wheels=tuple(dict.fromkeys(others)),
     )
 
 
@@ -134,6 +165,11 @@ def summary(request: Request, results: Collection[Result], *, exists: bool) -> I
         advice = f"nothing was compared: {ANY_STAMP} compares all the same, {UPDATE} measures all anew"
         how = f"compared all the same ({ANY_STAMP})" if request.any_stamp else advice
         yield f"{request.shown} is of another stamp, {differences}; {how}"
+    wheels = dict.fromkeys(text for comparison in comparisons for text in comparison.other_wheels)
+    if wheels:
+        advice = f"not compared: {ANY_STAMP} compares all the same, {UPDATE} measures them anew"
+        how = f"compared all the same ({ANY_STAMP})" if request.any_stamp else advice
+        yield f"{request.shown} has peaks of another compiler, {', '.join(wheels)}; {how}"
     if exists and request.compares(differences):
         compared = sum(comparison.compared for comparison in comparisons)
         yield f"{request.shown}: {counted(compared, 'nesting')} compared" + (f", {grew} grew {beyond}" if grew else "")
@@ -141,6 +177,9 @@ def summary(request: Request, results: Collection[Result], *, exists: bool) -> I
         yield f"{counted(shrank, 'nesting')} shrank {beyond}: {UPDATE} keeps the gain"
     if new and not request.update:
         yield f"{counted(new, 'nesting')} not in {request.shown}: {NEW_ONLY} adds them"
+    on_targets = sum(comparison.new_on_targets for comparison in comparisons)
+    if on_targets and not request.update:
+        yield f"{counted(on_targets, 'peak')} on targets not in {request.shown}: {NEW_ONLY} adds them"
 
 
 def message(
@@ -149,17 +188,31 @@ def message(
     measured: Mapping[str, Measured],
     tolerance: Fraction,
     checked: report.Report,
+    *,
+    any_wheel: bool = False,
 ) -> str:
     """The text of a failure: the smallest nesting that grew, and what in it did. The options of the report name the baseline."""
     smallest, *further = result.grew
     before, now = earlier[smallest], measured[smallest]
-    grown = [f"{name}   {change(earlier[name].peak, measured[name].entry.peak)}" for name in further[:_ALSO]]
+
+    def grown_in(name: str) -> dict[str, str]:
+        """What grew in a nesting, by target."""
+        pairs = peaks(earlier[name], measured[name].entry, any_wheel=any_wheel)
+        return {on: change(*pair) for on, pair in pairs.items() if pair[1] > pair[0] * (1 + tolerance)}
+
+    grown = [
+        f"{name}   {', '.join(f'{on} {text}'.strip() for on, text in grown_in(name).items())}"
+        for name in further[:_ALSO]
+    ]
+    there, on_cpu = grown_in(smallest), list[Row]()
+    if grew := there.pop(CPU, ""):
+        on_cpu += [("peak", f"{grew}, tolerance {percent(tolerance)}"), *split_rows(before.split, now.entry.split)]
+        on_cpu += [("buffer", text) for text in buffer_rows(before, now)]
     more = [f"and {len(further) - _ALSO} more"] if further[_ALSO:] else []
     rows = [
         ("nesting", f"{smallest:<38} smallest of {len(result.grew)} that grew, {result.compared} compared"),
-        ("peak", f"{change(before.peak, now.entry.peak)}, tolerance {percent(tolerance)}"),
-        *split_rows(before.split, now.entry.split),
-        *(("buffer", text) for text in buffer_rows(before, now)),
+        *on_cpu,
+        *((on, f"{text}, tolerance {percent(tolerance)}") for on, text in there.items()),
         *(("also grew", text) for text in (*grown, *more)),
         ("accept", f"pytest {shlex.quote(checked.argument)} {checked.options} {UPDATE}".replace("  ", " ")),
         ("replay", report.replay(checked, now.outcome.nesting)),

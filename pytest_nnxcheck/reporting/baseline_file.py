@@ -26,6 +26,9 @@ FEW = 3
 MOST = 2**63
 """No number of bytes is as large."""
 
+_OPTIONAL = {"optional": True}
+"""Of a field that is written only where it says something."""
+
 Key = tuple[str, str]
 """The node id of a test, and a nesting as text."""
 
@@ -40,6 +43,20 @@ class Buffers:
 
 
 @dataclass(frozen=True, slots=True)
+class OnTarget:
+    """The peak of the same program on a target: bytes a device, and the compiler that counted them, ``libtpu 0.0.50.1``."""
+
+    target: str
+    peak: int
+    wheel: str
+
+    @property
+    def chip(self) -> str:
+        """``v5e`` of ``v5e:2x4``."""
+        return self.target.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """The peak of one nesting of one test: bytes a device, its split, and its largest buffers that are no arguments.
 
@@ -50,6 +67,7 @@ class Entry:
     split: Split | None = None
     buffers: tuple[Buffers, ...] = ()
     drawn: bool = False
+    targets: tuple[OnTarget, ...] = field(default=(), metadata=_OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +88,9 @@ class Baseline:
 def entry_of(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:
     """What is kept of one nesting."""
     split = evidence.split if evidence is not None and evidence.split and evidence.split.peak == peak else None
-    return Entry(peak, split, alike(evidence.buffers)[:FEW] if split and evidence else (), drawn)
+    there = evidence.targets if evidence is not None else ()
+    targets = (OnTarget(on.target, on.peak, on.wheel) for on in there if on.peak is not None and on.wheel)
+    return Entry(peak, split, alike(evidence.buffers)[:FEW] if split and evidence else (), drawn, tuple(targets))
 
 
 def alike(buffers: Iterable[Held]) -> tuple[Buffers, ...]:
@@ -101,7 +121,10 @@ def format_baseline(baseline: Baseline) -> str:
 
 def format_line(key: Key, entry: Entry) -> str:
     """``{"test": "tests/test_a.py::test_b", "nesting": "jit > scan", "peak": 96, ...}``."""
-    return _json({"test": key[0], "nesting": key[1], **asdict(entry)})
+    content = asdict(entry)
+    if not entry.targets:
+        del content["targets"]
+    return _json({"test": key[0], "nesting": key[1], **content})
 
 
 def _json(value: object) -> str:
@@ -221,10 +244,11 @@ _KINDS = {"int": "a whole number", "str": "a text", "bool": "true or false"}
 def _made(cls: type[_T], content: object) -> _T:
     """A dataclass of what JSON holds: its names, and values of their annotated types. Raises `_BadLine`."""
     kinds = {member.name: str(member.type) for member in fields(cls)}
-    if not isinstance(content, dict) or content.keys() != kinds.keys():
+    needed = [member.name for member in fields(cls) if member.metadata != _OPTIONAL]
+    if not isinstance(content, dict) or not {*needed} <= content.keys() <= kinds.keys():
         there = [*content] if isinstance(content, dict) else content
-        raise _BadLine(f"here belong {', '.join(kinds)}, and there is {_json(there):.60}: {_ANEW}")
-    return cls(**{name: _value(name, kind, content[name]) for name, kind in kinds.items()})
+        raise _BadLine(f"here belong {', '.join(needed)}, and there is {_json(there):.60}: {_ANEW}")
+    return cls(**{name: _value(name, kinds[name], value) for name, value in content.items()})
 
 
 def _value(name: str, kind: str, value: Any) -> Any:
@@ -239,4 +263,6 @@ def _value(name: str, kind: str, value: Any) -> Any:
             return None if value is None else _made(Split, value)
         case "tuple[Buffers, ...]" if isinstance(value, list):
             return tuple(_made(Buffers, part) for part in value)
+        case "tuple[OnTarget, ...]" if isinstance(value, list):
+            return tuple(_made(OnTarget, part) for part in value)
     raise _BadLine(f"{name} is {_json(value):.60}, not {_KINDS.get(kind, 'a list')}: {_ANEW}")

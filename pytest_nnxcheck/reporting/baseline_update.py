@@ -5,13 +5,13 @@ Pure functions over plain data: nothing here imports jax, flax, hypothesis or py
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pytest_nnxcheck.core.evidence import Stamp
 from pytest_nnxcheck.core.text import counted
 from pytest_nnxcheck.reporting.baseline_comparison import UPDATE, Result
-from pytest_nnxcheck.reporting.baseline_file import Baseline, Key
+from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, Key, OnTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def renewed(
     """The baseline after a run. Raises `Refused`.
 
     ``results`` are of the tests that the run came to, whatever became of them, ``removed`` the entries whose test is no more. What the run
-    did not measure stays as it was.
+    did not measure stays as it was, as do the peaks of a test on chips for which the run has none.
     """
     passed = [result for result in results if result.stamp]
     stamp = _stamp(baseline, passed)
@@ -105,17 +105,28 @@ def renewed(
     if new_only:
         for result in passed:
             for nesting, entry in result.entries().items():
-                entries.setdefault((result.test, nesting), entry)
+                there = entries.get((result.test, nesting), entry)
+                entries[result.test, nesting] = with_targets(there, entry.targets)
         return Baseline(stamp, entries)
-    again = {result.test for result in passed if not result.replayed}
+    known, again = dict(entries), {result.test for result in passed if not result.replayed}
     entries = {key: entries[key] for key in entries.keys() - {*removed} if key[0] not in again}
     for result in passed:
-        for nesting, entry in result.entries().items():
+        measured = result.entries()
+        chips = {on.chip for entry in measured.values() for on in entry.targets}
+        for nesting, entry in measured.items():
             before = entries.get((result.test, nesting))
             # A replay does not know which nestings a draw would come to.
             drawn = entry.drawn if not result.replayed else before is None or before.drawn
-            entries[result.test, nesting] = replace(entry, drawn=drawn)
+            earlier = known.get((result.test, nesting), entry)
+            others = (on for on in earlier.targets if on.chip not in chips)
+            entries[result.test, nesting] = with_targets(replace(entry, drawn=drawn), others)
     return Baseline(stamp, entries)
+
+
+def with_targets(entry: Entry, more: Iterable[OnTarget]) -> Entry:
+    """The entry with the peaks on targets that it does not have."""
+    there = {on.target: on for on in (*more, *entry.targets)}
+    return replace(entry, targets=tuple(there[name] for name in sorted(there)))
 
 
 def _stamp(baseline: Baseline | None, passed: Collection[Result]) -> Stamp:

@@ -200,6 +200,7 @@ OTHERWISE = {
     "on_too_few_devices": "fail",
     "expected_failures": {"jit": "known"},
     "nesting": "jit",
+    "target": "v5e",
 }
 """Each setting of a check, otherwise than by default."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -142,6 +143,9 @@ def test_a_program_compiles_for_the_target_and_fails_as_the_test_does(programs, 
     assert last, ended.stderr
     assert SAYS[test] in last[1]
     assert f"# {last[0]}: {last[1].strip()}\n" in text, "the words of the message"
+    assert all(peak in text for peak in re.findall(r"^peak \S+ \S+", ended.stdout, re.MULTILINE)), (
+        "compiled as the check does"
+    )
     assert "# needs the wheel " in text
     assert text.count("\n") < 260
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_nnxcheck.core import evidence
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
 from pytest_nnxcheck.reporting import baseline_file
-from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry
+from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry, OnTarget
 
 OLD = Stamp("0.5.3", "0.5.3", "0.10.2", "cpu", "cpu")
 SPLIT = Split(arguments=64, outputs=16, temporaries=32, aliased=8, constants=4)
@@ -37,6 +38,24 @@ def test_the_file_is_read_as_it_is_written():
     assert baseline_file.parse(TEXT, "here") == KNOWN
 
 
+ON_V5E = OnTarget("v5e", 4096, "libtpu 0.0.50.1")
+
+
+def test_a_line_has_peaks_on_targets_where_there_are_some():
+    line = VMAP.replace("true}", 'true, "targets": [{"target": "v5e", "peak": 4096, "wheel": "libtpu 0.0.50.1"}]}')
+    known = Entry(7, drawn=True, targets=(ON_V5E,))
+    assert baseline_file.parse_line(line) == (("tests/test_ä.py::test_b", "jit > vmap"), known)
+    assert baseline_file.format_line(("tests/test_ä.py::test_b", "jit > vmap"), known) + "\n" == line
+
+
+def test_a_target_without_a_peak_is_not_kept():
+    there = (
+        evidence.OnTarget("v5e", peak=4096, wheel="libtpu 0.0.50.1"),
+        evidence.OnTarget("h100", left_out="a callback", wheel="jax-cuda12-pjrt 0.12.0.1"),
+    )
+    assert baseline_file.entry_of(7, Evidence(targets=there), drawn=False) == Entry(7, targets=(ON_V5E,))
+
+
 SIZES = st.integers(0, 10**18)
 # What no terminal shows, and lone surrogates, which a file name that is no UTF-8 leaves in a node id.
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1) | st.sampled_from(
@@ -46,7 +65,8 @@ SPLITS = st.tuples(SIZES, SIZES, SIZES, SIZES, SIZES).map(
     lambda s: Split(s[0], s[1], s[2], min(s[3], sum(s[:3])), s[4])
 )
 BUFFERS = st.lists(st.builds(Buffers, SIZES, NAMES, st.integers(1, 99)), max_size=3).map(tuple)
-ENTRIES = st.builds(lambda split, *more: Entry(split.peak, split, *more), SPLITS, BUFFERS, st.booleans())
+ON_TARGETS = st.lists(st.builds(OnTarget, NAMES, SIZES, NAMES), max_size=2).map(tuple)
+ENTRIES = st.builds(lambda split, *more: Entry(split.peak, split, *more), SPLITS, BUFFERS, st.booleans(), ON_TARGETS)
 STAMPS = st.builds(Stamp, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES)
 
 
@@ -119,6 +139,7 @@ BAD = {
     "no list": (edited('"buffers": []', '"buffers": {}'), "3: buffers is {}, not a list" + ANEW),
     "buffers": (edited('"buffers": []', '"buffers": [3]'), "3: here belong bytes, label, count, and there is 3" + ANEW),
     "split": (edited('"split": null', '"split": []'), "3: here belong arguments, outputs, temporaries, aliased, constants, and there is []" + ANEW),
+    "targets": (edited('"drawn": true', '"drawn": true, "targets": [7]'), "3: here belong target, peak, wheel, and there is 7" + ANEW),
     "sum": (edited("108", "109"), "2: the parts of the peak add up to 108 B, and 109 B is written" + ANEW),
     "twice": (
         TEXT + SCAN,

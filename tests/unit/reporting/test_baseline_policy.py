@@ -11,7 +11,7 @@ from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
 from pytest_nnxcheck.reporting.baseline_comparison import Comparison, Measured, Request, Result
-from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry
+from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, OnTarget
 from pytest_nnxcheck.reporting.baseline_update import Refused, RunEnd, renewed
 from pytest_nnxcheck.reporting.report import Report
 
@@ -40,6 +40,37 @@ def now_of(**sizes):
 
 
 # --- growth --------------------------------------------------------------------------------------------------------------
+
+
+def on_v5e(entry, peak, wheel="libtpu 1", target="v5e"):
+    return replace(entry, targets=(*entry.targets, OnTarget(target, peak, wheel)))
+
+
+def now_on_v5e(cpu, peak):
+    now = measured("jit", Split(cpu, 0, 0, 0, 0))
+    return {"jit": replace(now, entry=on_v5e(now.entry, peak))}
+
+
+@pytest.mark.parametrize(
+    "cpu, peak, wheel, any_wheel, expected",
+    [
+        (100, 105, "libtpu 1", False, Comparison(1)),
+        (100, 106, "libtpu 1", False, Comparison(1, grew=("jit",))),
+        (100, 94, "libtpu 1", False, Comparison(1, shrank=("jit",))),
+        (106, 100, "libtpu 1", False, Comparison(1, grew=("jit",))),
+        (100, 106, "libtpu 0", False, Comparison(1, other_wheels=("v5e libtpu 0 -> libtpu 1",))),
+        (100, 106, "libtpu 0", True, Comparison(1, grew=("jit",), other_wheels=("v5e libtpu 0 -> libtpu 1",))),
+    ],
+)
+def test_a_peak_on_a_target_is_compared_where_the_same_compiler_counted_it(cpu, peak, wheel, any_wheel, expected):
+    known = {"jit": on_v5e(Entry(100), 100, wheel)}
+    assert baseline_comparison.compare(known, now_on_v5e(cpu, peak), FIVE, any_wheel=any_wheel) == expected
+
+
+def test_a_peak_on_a_target_that_the_file_does_not_have_is_new():
+    known = {"jit": on_v5e(Entry(100), 100, target="h100")}
+    assert baseline_comparison.compare(known, now_on_v5e(100, 900), FIVE) == Comparison(1, new_on_targets=1)
+    assert baseline_comparison.compare(known, now_of(jit=100), FIVE) == Comparison(1), "a run without a target"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +145,22 @@ def test_the_message_says_what_grew():
         "  accept      pytest 't.py::test_x[a b]' --nnx-baseline 'a b.txt' --nnx-baseline-update",
         "  replay      pytest 't.py::test_x[a b]' --nnx-baseline 'a b.txt' --nnx-nesting 'jit > scan'",
     ]
+
+
+def test_the_message_names_the_target_that_grew():
+    known = {"jit": on_v5e(Entry(100), 100), "jit > scan": on_v5e(Entry(100), 100)}
+    now = now_on_v5e(101, 120)
+    lines = text_of(
+        known,
+        {**now, "jit > scan": replace(measured("jit > scan", Split(200, 0, 0, 0, 0)), entry=on_v5e(Entry(200), 130))},
+    )
+    assert lines[1:4] == [
+        "  nesting     jit                                    smallest of 2 that grew, 2 compared",
+        "  v5e         120 B, was 100 B: +20 B (+20.0 %), tolerance 5%",
+        "  also grew   jit > scan   200 B, was 100 B: +100 B (+100.0 %), v5e 130 B, was 100 B: +30 B (+30.0 %)",
+    ]
+    both = text_of({"jit": on_v5e(Entry(100), 100)}, now_on_v5e(110, 120))
+    assert [line.split()[0] for line in both[2:5]] == ["peak", "v5e", "accept"]
 
 
 def test_the_message_without_a_split():
@@ -277,6 +324,33 @@ def test_a_replay_replaces_its_nesting_alone():
     after = renewed(BEFORE, [result("a", jit_vmap=9, jit_scan=8, replayed=True)])
     assert sizes_of(after) == {("a", "jit"): 1, ("a", "jit > vmap"): 9, ("a", "jit > scan"): 8, ("b", "jit"): 3}
     assert after.entries["a", "jit > vmap"].drawn
+
+
+def on_targets(after):
+    return {nesting: [(on.target, on.peak) for on in entry.targets] for (_, nesting), entry in after.entries.items()}
+
+
+def of_targets(entry, *, replayed=False):
+    line = baseline_file.format_line(("a", "jit"), entry)
+    return Result("a", astuple(OLD), lines=(line,), replayed=replayed)
+
+
+ON_TWO = Baseline(OLD, {("a", "jit"): on_v5e(on_v5e(Entry(1), 5, target="h100"), 7, target="v5e:2x4")})
+
+
+def test_an_update_leaves_the_peaks_on_targets_that_the_run_has_none_of():
+    assert on_targets(renewed(ON_TWO, [result("a", jit=9)])) == {"jit": [("h100", 5), ("v5e:2x4", 7)]}
+    again = of_targets(on_v5e(Entry(9), 8))
+    assert on_targets(renewed(ON_TWO, [again])) == {"jit": [("h100", 5), ("v5e", 8)]}, "of a chip all are replaced"
+    assert sizes_of(renewed(ON_TWO, [again])) == {("a", "jit"): 9}
+    other = Result("a", astuple(NEW), lines=result("a", jit=9).lines)
+    assert on_targets(renewed(ON_TWO, [other])) == {"jit": []}, "all entries are of one stamp"
+
+
+def test_new_only_adds_peaks_on_targets():
+    after = renewed(ON_TWO, [of_targets(on_v5e(on_v5e(Entry(9), 8), 6, target="h100"))], new_only=True)
+    assert on_targets(after) == {"jit": [("h100", 5), ("v5e", 8), ("v5e:2x4", 7)]}
+    assert sizes_of(after) == {("a", "jit"): 1}
 
 
 def test_new_only_adds_and_changes_nothing():
