@@ -1,4 +1,7 @@
-"""``python -m benchmarks [NAME ...]`` measures speed: ratios of CPU time, side by side in one run. See docs/speed.md."""
+"""``python -m benchmarks [NAME ...]`` measures speed: ratios of CPU time, side by side in one run. See docs/speed.md.
+
+``targets`` and ``mistral_targets`` have programs compiled for TPUs and GPUs; they need the compilers, and run where they are named. See docs/targets.md.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from benchmarks import checks, figures, suites, table
 from benchmarks.children import ROOT
 from benchmarks.figures import Result
+from benchmarks.on_targets import commands as on_targets
 from benchmarks.plan import BEFORE, FIVE, Plan
 
 DOCUMENT, PLOT, DATA = (ROOT / "docs" / f"speed.{kind}" for kind in ("md", "svg", "json"))
@@ -31,8 +35,9 @@ BENCHMARKS: dict[str, Callable[[Plan], Result]] = {
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    names = ", ".join(BENCHMARKS)
-    options.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run, all by default: {names}")
+    names, others = ", ".join(BENCHMARKS), " and ".join(on_targets.BENCHMARKS)
+    text = f"benchmarks to run, all these by default: {names}; or {others}"
+    options.add_argument("names", nargs="*", metavar="NAME", help=text)
     options.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of each, 3 by default")
     options.add_argument("--quick", action="store_true", help="one round of the smallest subjects: does it work?")
     options.add_argument("--subjects", default="", metavar="LIST", help=f"some of {','.join(FIVE)}")
@@ -44,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
 def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
     """The plan that a command line asks for. Raises `SystemExit` for names that there are not."""
     subjects = tuple(given.subjects.split(",")) if given.subjects else FIVE[: 2 if given.quick else None]
-    for kind, names, valid in (("benchmark", given.names, BENCHMARKS), ("subject", subjects, FIVE)):
+    known = (*BENCHMARKS, *on_targets.BENCHMARKS)
+    for kind, names, valid in (("benchmark", given.names, known), ("subject", subjects, FIVE)):
         for name in names:
             if name not in valid:
                 raise SystemExit(f"no {kind} {name!r}: there are {', '.join(valid)}")
@@ -56,6 +62,9 @@ def plan_of(given: argparse.Namespace, folder: Path) -> Plan:
 def run(names: Sequence[str], plan: Plan, *, write: bool) -> None:
     """Run benchmarks one after the other. Each is printed, and written, when it is done: an interrupted run loses one."""
     for name in names or BENCHMARKS:
+        if name in on_targets.BENCHMARKS:
+            on_targets.run(name, write=write)
+            continue
         measured = BENCHMARKS[name](plan)
         print(table.markdown([measured]), flush=True)
         if write:
@@ -76,7 +85,7 @@ def keep(new: Result, *, partial: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line says."""
     given = parser().parse_args(arguments)
-    if given.write:
+    if given.write and not (given.names and {*given.names} <= {*on_targets.BENCHMARKS}):
         from benchmarks import plot
 
         plot.require()

@@ -77,10 +77,10 @@ def measured_on(results: Iterable[Result]) -> Iterator[str]:
         yield from (f"* {result.benchmark}: {note}." for note in result.notes)
 
 
-def put_between(document: str, table: str) -> str:
+def put_between(document: str, table: str, start: str = START, end: str = END) -> str:
     """The document with the table between its markers. Raises `ValueError` where they are not there once each, in order."""
-    before, found, rest = document.partition(START)
-    _, closed, after = rest.partition(END)
-    if not found or not closed or START in rest or END in after:
-        raise ValueError(f"the document must have {START} once and {END} once after it")
-    return f"{before}{START}\n\n{table}\n{END}{after}"
+    before, found, rest = document.partition(start)
+    _, closed, after = rest.partition(end)
+    if not found or not closed or start in rest or end in after:
+        raise ValueError(f"the document must have {start} once and {end} once after it")
+    return f"{before}{start}\n\n{table}\n{end}{after}"

@@ -1,0 +1,171 @@
+"""What the CPU's compiler and those of targets say of a program: measured by a check of its un-nested `jit`, kept as JSON, shown as tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pytest_nnxcheck import check, wheels
+from pytest_nnxcheck.core.evidence import OnTarget
+
+MIB, GIB = 2**20, 2**30
+LARGE = "1000GiB"
+"""A budget that nothing passes: these benchmarks show, and judge nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """A program on one target, bytes a device; no ``peak`` where its compiler refused the program."""
+
+    target: str
+    limit: int
+    fits: bool
+    peak: int | None
+    total: int | None
+    copies: int
+    donated: int
+    lost: int
+    said: str
+    seconds: float
+
+    @classmethod
+    def of(cls, row: OnTarget) -> There:
+        """What a check says."""
+        total = None if row.split is None else row.split.peak
+        said = row.refused or row.left_out
+        lost = len(row.lost) + row.lost_too
+        return cls(
+            row.target, row.limit, row.fits, row.peak, total, row.copies, row.donated, lost, said, round(row.seconds, 2)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One program; ``peak`` and ``seconds`` are those of the CPU, the seconds those of the whole check without targets."""
+
+    program: str
+    state: int
+    peak: int
+    seconds: float
+    targets: tuple[There, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The programs of one benchmark, and what they were compiled by."""
+
+    environment: str
+    rows: tuple[Row, ...]
+
+
+def measured(program: str, subject: Callable[..., Any], args: Sequence[Any], targets: str, **settings: Any) -> Row:
+    """Check the un-nested program, its state donated."""
+    started = time.perf_counter()
+    report = check(
+        subject,
+        *args,
+        nesting="jit",
+        transforms="jit",
+        invariants="memory,donation",
+        memory_budget=LARGE,
+        target=targets,
+        **settings,
+    )
+    seconds = time.perf_counter() - started
+    (outcome,) = report.outcomes
+    if outcome.peak is None or outcome.evidence is None or not outcome.evidence.targets:
+        raise RuntimeError(f"{program}: {outcome.verdict}, {outcome.violations}")
+    there = outcome.evidence.targets
+    alone = round(seconds - sum(row.seconds for row in there), 2)
+    return Row(program, there[0].state, outcome.peak, alone, tuple(map(There.of, there)))
+
+
+def environment() -> str:
+    """The versions and the machine, in one line."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "flax"))
+    compilers = ", ".join(filter(None, (wheels.versions("tpu"), wheels.versions("cuda"))))
+    return f"{packages}, {compilers}, Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+
+
+def save(tables: Mapping[str, Table], path: Path) -> None:
+    """Write as JSON."""
+    path.write_text(json.dumps({name: asdict(table) for name, table in tables.items()}, indent=1) + "\n")
+
+
+def load(path: Path) -> dict[str, Table]:
+    """Read; nothing where there is no file."""
+    tables = json.loads(path.read_text()) if path.exists() else {}
+    return {name: Table(table["environment"], tuple(map(_row, table["rows"]))) for name, table in tables.items()}
+
+
+def _row(value: dict[str, Any]) -> Row:
+    row = Row(**value)
+    return replace(row, targets=tuple(There(**there) for there in value["targets"]))
+
+
+# --- tables
+
+
+def programs(table: Table) -> str:
+    """The table of `targets`: peaks and their ratios to the CPU's, and the least, the median and the greatest of these."""
+    names = [there.target for there in table.rows[0].targets]
+    heads = ["program", "state, MiB", "CPU", *names]
+    heads += [f"{name} / CPU" for name in names] + [f"copies {name}" for name in names]
+    heads += ["CPU, s", *(f"{name}, s" for name in names)]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for row in table.rows:
+        cells = [row.program, _mib(row.state), _mib(row.peak), *(_mib(there.peak) for there in row.targets)]
+        cells += [f"**{ratio:.2f}**" if (ratio := _ratio(row, there)) else "" for there in row.targets]
+        cells += [f"{there.copies / row.state:.2f}" if row.state else "" for there in row.targets]
+        cells += [f"{row.seconds:.1f}", *(f"{there.seconds:.1f}" for there in row.targets)]
+        lines.append(_line(cells))
+    lines += ["", _line(["peak against the CPU's", "least", "median", "greatest"]), "|---|---|---|---|"]
+    for number, name in enumerate(names):
+        ratios = [ratio for row in table.rows if (ratio := _ratio(row, row.targets[number]))]
+        spread = [min(ratios), statistics.median(ratios), max(ratios)]
+        lines.append(_line([name, *(f"{ratio:.2f}" for ratio in spread)]))
+    efforts = "A TPU's compiler has its quick effort `O0`, and its default one where it found a copy."
+    return "\n".join([*lines, "", f"{table.environment}. {efforts}"]) + "\n"
+
+
+def fits(table: Table) -> str:
+    """The table of `mistral_targets`: a row a program and target."""
+    heads = ["program", "target", "peak, GiB", "of", "fits", "sum, GiB", "CPU, GiB", "leaves donated", "seconds"]
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    for row in table.rows:
+        for there in row.targets:
+            cells = [row.program, there.target, _gib(there.peak), _gib(there.limit), _word(there), _gib(there.total)]
+            leaves = f"{there.donated - there.lost} of {there.donated}" if there.donated else ""
+            lines.append(_line([*cells, _gib(row.peak), leaves, f"{there.seconds:.1f}"]))
+    said = [
+        f"* {row.program}, {there.target}: {there.said}" for row in table.rows for there in row.targets if there.said
+    ]
+    return "\n".join([*lines, "", *said, *([""] if said else []), f"{table.environment}."]) + "\n"
+
+
+def _word(there: There) -> str:
+    return "left out" if there.said and there.fits else "yes" if there.fits else "**no**"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _ratio(row: Row, there: There) -> float | None:
+    return there.peak / row.peak if there.peak else None
+
+
+def _mib(size: int | None) -> str:
+    return "" if size is None else f"{size / MIB:.0f}"
+
+
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / GIB:.2f}"

@@ -1,0 +1,146 @@
+"""Sharded models, in each form in which a mesh is named, compiled for a slice of TPUs and for eight GPUs: figures of one device."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pytest_nnxcheck import check
+
+DEVICES = 8
+WIDTH, HIDDEN, BATCH = 256, 1024, 16
+STATE = 2 * WIDTH * HIDDEN * 4
+COMPILERS = find_spec("libtpu") and (find_spec("jax_cuda12_plugin") or find_spec("jax_cuda13_plugin"))
+
+with_compilers = pytest.mark.skipif(not COMPILERS, reason="the compilers of TPUs and NVIDIA GPUs are not installed")
+with_a_set_mesh = pytest.mark.skipif(
+    jax.__version_info__ < (0, 8), reason="jax.set_mesh, and what tells it, came with jax 0.8"
+)
+on_eight_devices = pytest.mark.skipif(jax.device_count() < DEVICES, reason="runs in the process that has eight devices")
+
+
+@with_compilers
+@with_a_set_mesh
+@pytest.mark.skipif(jax.device_count() >= DEVICES, reason="this is the process that has eight devices")
+def test_this_file_passes_on_eight_devices():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nnx-devices", str(DEVICES)]
+    # Named, so that the process is ready for their compilers before jax starts; a test names its own.
+    command += ["--nnx-target", "v5e,h100", __file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"12 passed, 1 skipped", done.stdout), done.stdout
+
+
+class MLP(nnx.Module):
+    """Tensor parallel: the hidden axis is cut into one piece a device."""
+
+    def __init__(self, mesh, rngs):
+        init = nnx.initializers.lecun_normal()
+        up, down = nnx.with_partitioning(init, (None, "model")), nnx.with_partitioning(init, ("model", None))
+        self.up = nnx.Linear(WIDTH, HIDDEN, use_bias=False, kernel_init=up, rngs=rngs)
+        self.down = nnx.Linear(HIDDEN, WIDTH, use_bias=False, kernel_init=down, rngs=rngs)
+        self.mesh = mesh
+
+    def __call__(self, x):
+        return self.down(self.between(nnx.relu(self.up(x))))
+
+    def between(self, y):
+        return y
+
+
+class Constrained(MLP):
+    """Names the mesh in the middle: a `NamedSharding` of the user's devices."""
+
+    def between(self, y):
+        return jax.lax.with_sharding_constraint(y, NamedSharding(self.mesh, P(None, "model")))
+
+
+class Mapped(MLP):
+    """Multiplies on each device what it has, by `shard_map`."""
+
+    def __call__(self, x):
+        def of_a_device(up, down, x):
+            return jax.lax.psum(nnx.relu(x @ up) @ down, "model")
+
+        specs = (P(None, "model"), P("model", None), P())
+        mapped = jax.shard_map(of_a_device, mesh=self.mesh, in_specs=specs, out_specs=P())
+        return mapped(self.up.kernel[...], self.down.kernel[...], x)
+
+
+class Explicit(nnx.Module):
+    """Says the sharding of each product, where the axes of the mesh are explicit."""
+
+    def __init__(self, mesh, rngs):
+        self.up = nnx.Param(jax.random.normal(rngs(), (WIDTH, HIDDEN), out_sharding=P(None, "model")))
+        self.down = nnx.Param(jax.random.normal(rngs(), (HIDDEN, WIDTH), out_sharding=P("model", None)))
+
+    def __call__(self, x):
+        y = nnx.relu(jnp.einsum("bi,ij->bj", x, self.up[...], out_sharding=P(None, "model")))
+        return jnp.einsum("bi,ij->bj", y, self.down[...], out_sharding=P(None, None))
+
+
+def train(model, optimizer, x):
+    """A step of adam."""
+    loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+def mesh(kind):
+    return jax.make_mesh((DEVICES,), ("model",), axis_types=(getattr(jax.sharding.AxisType, kind),))
+
+
+def batch():
+    return jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+
+
+@on_eight_devices
+@pytest.mark.parametrize("target", ["v5e:2x4", "h100:8"])
+@pytest.mark.parametrize("form", [MLP, Constrained, Mapped, Explicit])
+def test_a_sharded_model_is_judged_on_a_slice(form, target):
+    with jax.set_mesh(made := mesh("Explicit" if form is Explicit else "Auto")):
+        model = form(made, nnx.Rngs(0))
+        report = check(model, jnp.ones((BATCH, WIDTH)), nesting="jit", target=target, devices=DEVICES)
+    assert report.ok, str(report)
+    (outcome,) = report.outcomes
+    (there,) = outcome.evidence.targets
+    assert (there.target, there.left_out, there.refused) == (target, "", "")
+    assert there.fits
+    assert (there.donated, there.lost, there.lost_too) == (2, (), 0)
+    # A piece of the state, the batch and its result, and of the hidden values no more than the whole.
+    assert STATE // DEVICES <= there.peak <= 1.25 * (STATE // DEVICES + 2 * BATCH * WIDTH * 4 + 2 * BATCH * HIDDEN * 4)
+
+
+@on_eight_devices
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+def test_a_bare_chip_is_the_slice_of_the_size_of_the_mesh_for_an_abstract_step(target):
+    with jax.set_mesh(made := mesh("Auto")):
+        model, optimizer = nnx.eval_shape(lambda: with_adam(made))
+        report = check(train, model, optimizer, batch(), nesting="jit", target=target, devices=DEVICES)
+    (outcome,) = report.outcomes
+    (there,) = outcome.evidence.targets
+    assert there.target == {"v5e": "v5e:2x4", "h100": "h100:8"}[target]
+    assert there.left_out == ""
+    assert 3 * STATE // DEVICES <= there.peak < 3 * STATE
+
+
+def with_adam(mesh):
+    model = MLP(mesh, nnx.Rngs(0))
+    return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+
+@on_eight_devices
+@pytest.mark.parametrize("target, write", [("v5e:4x4", "v5e:2x4"), ("h100:4", "h100:8")])
+def test_a_slice_of_another_size_says_what_to_write(target, write):
+    with jax.set_mesh(made := mesh("Auto")), pytest.raises(Exception, match=f"the mesh has 8 devices.*write {write}"):
+        check(MLP(made, nnx.Rngs(0)), jnp.ones((BATCH, WIDTH)), nesting="jit", target=target, devices=DEVICES)
