@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, STYLES, rows_of
+from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, MergedVariables
@@ -100,6 +103,13 @@ class Call:
         plain = next((style for style in STYLES[:2] if style in settings.styles), "")
         return layers == (Layer(JIT, plain),) or settings.effort == "thorough" or settings.nesting is not None
 
+    def require_slices(self) -> None:
+        """Raise `CheckError` where a slice was named of another size than the mesh of the call, before anything of the call runs."""
+        leaves = [*jax.tree.leaves(compat.split(self.subject.state)[1]), *self.subject.inputs]
+        with contextlib.suppress(targets.LeftOut):
+            for word in self.settings.target:
+                targets.target_of(parse_target(word), targets.mesh_of(leaves))
+
     def on_targets(self, profile: Profile) -> OnTargets:
         """What compiles the call's programs for the targets of the settings."""
         settings = self.settings
@@ -117,6 +127,7 @@ class Call:
         added = () if profile is None else tuple(map(self.subject.path, profile.added))
         running = tuple(row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract)
         notes = [Fact("abstract", running)] if running else []
+        notes += self.memo.of_targets.get(self.key, ())
         notes += [
             Fact("asks for devices", self.settings.target, line) for line in self.memo.devices_asked.get(self.key, ())
         ]

@@ -24,7 +24,7 @@ from pytest_nnxcheck.engine.memo import Memo, signature
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.invariants import Case, Judgement
-from pytest_nnxcheck.invariants.notes import of_failure, of_holding
+from pytest_nnxcheck.invariants.notes import of_failure, of_holding, of_targets
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -117,6 +117,7 @@ def nested(call: Call) -> Checked:
 
 def prepare(call: Call) -> Prepared:
     """What a nesting is judged by. Raises what the user's code raises under a trace, and `Unfit`."""
+    call.require_slices()
     profile = call.profile()
     misfit = call.misfit(profile)
     if misfit or not call.compares_values:
@@ -204,6 +205,8 @@ def remapped(call: Call, prepared: Prepared, observation: Observation) -> tuple[
 def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
     """What a nesting came to that ended, or broke an invariant: its verdict, the figures, and what explains them."""
     observation, bound = case.observation, case.bound
+    told = call.memo.of_targets.get(call.key, ())
+    call.memo.of_targets[call.key] = tuple(dict.fromkeys((*told, *of_targets(observation))))
     baseline = call.un_nested_memory() if bound else None
     measured = evidence(call.subject, case.profile, observation, bound, baseline)
     if any(violation.invariant == "memory" for violation in judgement.violations):

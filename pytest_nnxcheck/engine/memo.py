@@ -14,7 +14,7 @@ import numpy as np
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.notes import CapturedBy, InMappedFile, MergedVariables
+from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory
 from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.engine.on_targets import FactsOfTargets
@@ -57,6 +57,8 @@ class Memo:
     longer: dict[Any, Memory | None] = field(default_factory=dict)
     devices_asked: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     """The lines of a call that ask jax for its devices while it is traced."""
+    of_targets: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
+    """What is worth telling of a call's programs on targets."""
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)

@@ -23,7 +23,7 @@ def of_holding(subject: Subject, facts: Profile, observation: Observation) -> tu
         notes.append(Fact("inner donations", count=facts.inner_donations))
     if observation.still:
         notes.append(Fact("not moved", tuple(map(subject.path, observation.still)), str(observation.nesting)))
-    return (*notes, *of_targets(observation), *donation.notes(observation))
+    return (*notes, *donation.notes(observation))
 
 
 LITTLE = 10 * 2**20

@@ -309,7 +309,9 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
     if on := worst_on_targets(report.outcomes):
         pairs.append(("nnx_targets", targets.brief(on)))
-        pairs.append(("nnx_target_seconds", ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on)))
+        pairs.append(
+            ("nnx_target_seconds", ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out))
+        )
     if expectations := _expectations(report):
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):

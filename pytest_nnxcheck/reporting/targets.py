@@ -11,8 +11,8 @@ from pytest_nnxcheck.core.text import Row, format_bytes, some
 
 FindingOnTarget = DoesNotFit | OverBudgetOnTarget | CopiedOnTarget | LostOnTarget
 
-PADDED = 0.1
-"""Of a peak: less padding is not told."""
+PADDED, LITTLE = 0.1, 2**20
+"""Of a peak, and bytes: less padding is not told."""
 
 DEFAULT_SHARE = 0.75
 """Of the memory of a GPU, which jax takes where nothing else is set."""
@@ -38,7 +38,7 @@ def details(on: OnTarget) -> Iterable[str]:
     """What else is known of a program on a target; nothing of one that was refused or left out."""
     if on.left_out or on.refused:
         return
-    if on.peak and on.unpadded is not None and on.peak - on.unpadded >= PADDED * on.peak:
+    if on.peak and on.unpadded is not None and on.peak - on.unpadded >= max(PADDED * on.peak, LITTLE):
         yield f"{100 * (1 - on.unpadded / on.peak):.0f} % of it is padding"
     if on.state:
         copies = f"{on.copies / on.state:.2f}"
