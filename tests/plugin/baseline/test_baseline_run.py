@@ -200,7 +200,6 @@ OTHERWISE = {
     "on_too_few_devices": "fail",
     "expected_failures": {"jit": "known"},
     "nesting": "jit",
-    "target": "v5e",
 }
 """Each setting of a check, otherwise than by default."""
 
