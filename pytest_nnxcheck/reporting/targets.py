@@ -40,9 +40,8 @@ def details(on: OnTarget) -> Iterable[str]:
         return
     if on.peak and on.unpadded is not None and on.peak - on.unpadded >= max(PADDED * on.peak, LITTLE):
         yield f"{100 * (1 - on.unpadded / on.peak):.0f} % of it is padding"
-    if on.state:
-        copies = f"{on.copies / on.state:.2f}"
-        yield f"{'no' if copies == '0.00' else copies} copies of the state"
+    if on.state and (copies := f"{on.copies / on.state:.2f}") != "0.00":
+        yield f"{copies} copies of the state"
     if on.donated:
         yield f"{on.donated - len(on.lost) - on.lost_too} of {on.donated} donated leaves kept"
     if on.lost_too:

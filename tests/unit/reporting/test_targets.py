@@ -71,7 +71,7 @@ def held(*on, nesting="jit", verdict="held", **more):
         (LEFT_OUT, "left out: RuntimeError: cuDNN not found."),
         (OnTarget("h100", limit=GIB), "compiles; this compiler tells no totals"),
         (replace(V5E, copies=2 * GIB, state=GIB), "fits: peak 3.1 GiB of 15.75 GiB; 2.00 copies of the state"),
-        (replace(V5E, state=GIB), "fits: peak 3.1 GiB of 15.75 GiB; no copies of the state"),
+        (replace(V5E, state=GIB), "fits: peak 3.1 GiB of 15.75 GiB"),
         (
             LOST,
             "fits: peak 3.1 GiB of 15.75 GiB; 9 of 12 donated leaves kept; 2 lose their buffer there and on the CPU",
