@@ -271,18 +271,23 @@ def markdown(facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         there, here = row.get("target", row), row.get("device", {})
         cells = [sizes(there, "peak"), sizes(there, "temporaries"), sizes(here, "peak"), sizes(here, "temporaries")]
-        cells += [ratio(there, here, "peak"), sizes(here, "peak_in_use"), ratio(there, here, "peak_in_use")]
+        of_call = {} if reached_before(here) else here
+        cells += [ratio(there, here, "peak"), sizes(of_call, "peak_in_use"), ratio(there, of_call, "peak_in_use")]
         lines.append(f"| {row['program']} | {' | '.join(cells)} |")
     for row in rows:
         said = [f"{side}: {row[side]['error']}" for side in ("target", "device") if "error" in row.get(side, {})]
         lines += [f"\n* {row['program']}: {text}" for text in said]
-        device = row.get("device", {})
-        if device.get("peak_before", -1) >= device.get("peak_in_use", 0):
+        if reached_before(row.get("device", {})):
             lines.append(
-                f"\n* {row['program']}: the allocator's peak was reached before the call, so that it says nothing"
+                f"\n* {row['program']}: the allocator's peak was reached before the call, so that it says nothing."
             )
     packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items())
-    return "\n".join([*lines, "", f"{facts['device']}; {packages}; Python {sys.version.split()[0]}.", ""])
+    return "\n".join([*lines, "", f"{facts['device']}; {packages}.", ""])
+
+
+def reached_before(device: dict[str, Any]) -> bool:
+    """Whether the allocator's peak is not that of the call: something before it, as the arguments were made, held as much."""
+    return bool(device.get("peak_before", -1) >= device.get("peak_in_use", 0))
 
 
 def sizes(figures: dict[str, Any], key: str) -> str:

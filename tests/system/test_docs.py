@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections import Counter
@@ -12,19 +13,24 @@ import pytest
 from healthy import FLAX
 
 import pytest_nnxcheck
+from benchmarks import target_against_device
+from pytest_nnxcheck import wheels
+from pytest_nnxcheck.compat.targets import SHARE
 from pytest_nnxcheck.core.catalogue import OWN_INVARIANTS, REGISTERED
+from pytest_nnxcheck.core.chips import CHIPS, GIB, sizes_of
 from pytest_nnxcheck.core.settings import flag, names, table_markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 SETTINGS = (DOCS / "settings.md").read_text()
+TARGETS = (DOCS / "targets.md").read_text()
 SHOWN = (DOCS / "failures.md").read_text().partition("<!-- fails: ")[2].partition("```text\n")[2].partition("```")[0]
 PAGES = sorted(DOCS.glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *PAGES]
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(
-    r"(?:^<!-- file: (?P<file>\S+) -->\n)?(?:^<!-- fails: (?P<fails>\w+)(?: under (?P<nesting>[^\n]+?))? -->\n)?"
+    r"(?:^<!-- file: (?P<file>\S+) -->\n)?(?:^<!-- target: (?P<target>\S+) -->\n)?(?:^<!-- fails: (?P<fails>\w+)(?: under (?P<nesting>[^\n]+?))? -->\n)?"
     r"(?:^<!-- from flax (?P<since>[\d.]+) -->\n)?(?:^<!-- before flax (?P<until>[\d.]+) -->\n)?^```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -35,7 +41,7 @@ FEW = ["--nnx-sweep=singles", "--nnx-max-examples=0", "--nnx-styles=argument"]
 
 @dataclass(frozen=True)
 class Snippet:
-    """A block of Python: where it stands, the flax it is written for, and the file that it is in a tutorial; of one that must fail, how, under which nesting, and what is shown of it."""
+    """A block of Python: where it stands, the flax and the targets it is written for, and the file that it is in a tutorial; of one that must fail, how and under which nesting; what is shown of its output."""
 
     place: str
     code: str
@@ -44,14 +50,17 @@ class Snippet:
     since: str
     until: str
     file: str | None
+    target: str
     shown: str
 
     @property
     def elsewhere(self) -> str:
-        """The versions that it is written for, where the installed one is none of them."""
+        """Why it cannot run here: the versions that it is written for, or the compilers that it needs; empty where it can."""
         if versions(self.since) > FLAX:
-            return f"from flax {self.since}"
-        return f"before flax {self.until}" if FLAX >= versions(self.until) else ""
+            return f"written for versions from flax {self.since}"
+        if FLAX >= versions(self.until):
+            return f"written for versions before flax {self.until}"
+        return wheels.problem(self.target.split(",")) if self.target else ""
 
     @property
     def module(self) -> str:
@@ -75,7 +84,8 @@ def snippets(document: Path) -> list[Snippet]:
             m["since"] or "0",
             m["until"] or "999",
             m["file"],
-            shown_after(text, m.end()) if m["fails"] else "",
+            m["target"] or "",
+            shown_after(text, m.end()) if m["fails"] or m["target"] else "",
         )
         for m in BLOCK.finditer(text)
     ]
@@ -99,7 +109,7 @@ RUN = [snippet for snippet in SNIPPETS if not snippet.file]  # files of the tuto
 @pytest.mark.parametrize("snippet", RUN, ids=lambda snippet: snippet.place)
 def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args):
     if snippet.elsewhere:
-        pytest.skip(f"written for versions {snippet.elsewhere}")
+        pytest.skip(snippet.elsewhere)
     if "def test_" not in snippet.code:
         registered, own = dict(REGISTERED), dict(OWN_INVARIANTS)
         try:
@@ -115,12 +125,16 @@ def test_code_of_the_documents_does_what_they_say(snippet, pytester, inner_args)
     pytester.makepyfile(**{snippet.module: snippet.code})
     options = [f"--nnx-nesting={snippet.nesting}"] if snippet.fails else FEW
     run = pytester.runpytest_inprocess
-    if devices := re.search(r"devices=(\d+)", snippet.code):  # one process has one number of them
+    if snippet.target:  # its variables are those of a process
+        run, options = pytester.runpytest_subprocess, [*options, f"--nnx-target={snippet.target}"]
+    if devices := re.search(r"(?:devices=|CHIPS = )(\d+)", snippet.code):  # one process has one number of them
         run, options = pytester.runpytest_subprocess, [*options, f"--nnx-devices={devices[1]}"]
     result = run(*inner_args, "--strict-markers", *options)
     result.assert_outcomes(
         failed=int(bool(snippet.fails)), passed=0 if snippet.fails else snippet.code.count("def test_")
     )
+    if not snippet.fails:
+        assert [line for line in snippet.shown.splitlines() if line not in result.stdout.str()] == []
     if snippet.fails:
         message = rows(result.stdout.str().replace(f"{pytester.path}/", ""))
         assert snippet.fails == "raises" or f"nnx invariant broken: {snippet.fails}" in message[0]
@@ -179,6 +193,30 @@ def test_the_tables_of_settings_are_those_of_the_code(scope):
     (table,) = re.findall(rf"<!-- settings of a {scope} -->\n(.*?)<!-- /settings -->", SETTINGS, re.DOTALL)
     assert table == table_markdown(scope), (
         f"paste pytest_nnxcheck.core.settings.table_markdown({scope!r}) into docs/settings.md"
+    )
+
+
+def between(start: str, end: str) -> str:
+    """What the page on targets has between two marks."""
+    (text,) = re.findall(rf"<!-- {start} -->\n\n(.*?)<!-- {end} -->", TARGETS, re.DOTALL)
+    return text
+
+
+def test_the_table_of_chips_is_that_of_the_code():
+    table = ["| target | chip | memory, GiB | a program may use, GiB | devices of a slice |", "|---|---|---|---|---|"]
+    for chip in CHIPS:
+        name, share = (chip.gpu.label, SHARE) if chip.gpu else (f"TPU {chip.name}", 1)
+        memory = f"{chip.memory / GIB:.2f} | {share * chip.memory / GIB:.2f}"
+        table.append(f"| `{chip.name}` | {name} | {memory} | {sizes_of(chip)} |")
+    wanted = "\n".join([*table, ""])
+    assert between("chips", "end of chips") == wanted, f"paste into docs/targets.md:\n{wanted}"
+
+
+def test_the_table_of_a_gpu_is_that_of_its_figures():
+    facts = json.loads((DOCS / "target_against_device.json").read_text())
+    wanted = target_against_device.markdown(facts, facts["rows"])
+    assert between("target against device", "end of target against device") == wanted, (
+        f"paste into docs/targets.md:\n{wanted}"
     )
 
 
