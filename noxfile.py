@@ -23,6 +23,8 @@ ROWS = [
     nox.param("3.11", ("jax", "flax"), id="newest-3.11"),
     nox.param("3.13", ("jax", "flax"), id="newest-3.13"),
 ]
+# Those of docs/targets.md.
+OLDER_TARGETS = [*ROWS[1:3], nox.param("3.11", ("jax==0.10.2", "flax==0.12.8"), id="jax-0.10.2")]
 WORKFLOWS = [
     str(path.relative_to(HERE))
     for folder in (HERE, HERE / "examples" / "downstream")
@@ -164,6 +166,14 @@ def targets(session: nox.Session) -> None:
     session.run("pytest", *WORKERS, "--nnx-target", "v5e,h100", "examples/test_model.py")
     # 62 GiB for a training step of seven billion parameters: no v5e, and three quarters of an H100, hold it.
     session.run("pytest", "--nnx-target", "v5p,h200", "examples/test_language_model.py")
+
+
+@nox.session
+@nox.parametrize(("python", "versions"), OLDER_TARGETS)
+def older_targets(session: nox.Session, versions: tuple[str, ...]) -> None:
+    """The compilers that belong to older versions of jax, and what they do not tell."""
+    session.install(".[test,tpu,cuda]", *versions)
+    session.run("pytest", *WORKERS, "-m", "not full", "tests/targets", *ON_TARGETS, *session.posargs)
 
 
 @nox.session(python=NEWEST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 from healthy import assign
 from reports import ScanOverRemat, cures, inputs_scan_over_remat
@@ -13,7 +14,11 @@ from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, LostOnTarget, OverBudgetOnTarget
 from pytest_nnxcheck.engine import on_targets
 
+JAX = jax.__version_info__
 BOTH = ("v5e", "h100")
+TOLD = ("v5e", "h100") if JAX >= (0, 6) else ("v5e",)
+"""The targets whose compilers tell totals: that of a GPU does not on jax 0.5."""
+tells_aliases = pytest.mark.skipif(JAX < (0, 10), reason="before jax 0.10 the compiler of a GPU tells no aliases")
 FEW = {"sweep": "singles", "styles": "argument", "transforms": "jit", "max_examples": 0}
 
 
@@ -47,11 +52,11 @@ def linear(width):
 def test_a_program_fits_or_not():
     x = lambda width: jax.ShapeDtypeStruct((8, width), jnp.float32)  # noqa: E731
     large = checked(linear(100_000), x(100_000))
-    assert found(large, DoesNotFit) == {*BOTH}
+    assert found(large, DoesNotFit) == {*TOLD}
     text = str(large)
     assert "the program does not fit a v5e: it needs more than 15.75 GiB" in text
-    assert "does not fit an h100: peak 74.5 GiB of 59.33 GiB" in text
-    assert "the 75 % of the memory that jax takes by default" in text
+    assert ("does not fit an h100: peak 74.5 GiB of 59.33 GiB" in text) == ("h100" in TOLD)
+    assert ("the 75 % of the memory that jax takes by default" in text) == ("h100" in TOLD)
     assert found(checked(linear(60_000), x(60_000)), DoesNotFit) == {"v5e"}
     small = checked(linear(1000), x(1000))
     assert small.ok
@@ -83,8 +88,8 @@ def test_a_multiple_of_the_expected_peak_is_not_judged_on_a_target():
 
 def test_copies_are_found_on_each_compiler_and_the_cure_has_none():
     report = checked(ScanOverRemat(nnx.Rngs(0), depth=8, width=256), *inputs_of(256))
-    assert found(report, CopiedOnTarget) == {*BOTH}
-    for name in BOTH:
+    assert found(report, CopiedOnTarget) == {*TOLD}
+    for name in TOLD:
         assert on(report, name).copies >= 0.99 * on(report, name).state
     for cure in cures():
         cured = checked(ScanOverRemat(nnx.Rngs(0), cure, depth=8, width=256), *inputs_of(256))
@@ -111,6 +116,7 @@ def add(two):
     assign(two.a, two.a[...] + 1)
 
 
+@tells_aliases
 def test_a_donated_leaf_loses_its_buffer_on_a_target_alone():
     report = checked(flatten, Two(), invariants="donation")
     assert found(report, LostOnTarget) == {"v5e"}
@@ -124,6 +130,7 @@ def widen(two):
     assign(two.a, two.a[...].astype(jnp.bfloat16))
 
 
+@tells_aliases
 def test_what_is_lost_on_the_cpu_as_well_is_counted():
     report = checked(widen, Two(), invariants="donation")
     assert not report.ok
@@ -205,7 +212,9 @@ def test_facts_are_kept_for_the_next_run(pytester, monkeypatch):
     monkeypatch.setattr(targets, "compiled_for", None)
     second = pytester.runpytest_inprocess("-p", "no:randomly")
     second.assert_outcomes(passed=1)
-    second.stdout.fnmatch_lines(["*fits v5e: *; fits h100: *"])
+    second.stdout.fnmatch_lines(
+        ["*fits v5e: *; fits h100: *" if "h100" in TOLD else "*fits v5e: *; compiles for h100*"]
+    )
 
 
 def test_the_default_effort_is_asked_where_the_fast_one_is_not_the_last_word(monkeypatch):
