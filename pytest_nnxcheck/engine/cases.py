@@ -112,9 +112,8 @@ class Call:
 
     def on_targets(self, profile: Profile) -> OnTargets:
         """What compiles the call's programs for the targets of the settings."""
-        settings = self.settings
-        memory = "memory" in settings.invariants
-        return OnTargets(settings.target, self.memo.target_facts, profile.copied_bytes, with_copies=memory)
+        state = profile.copied_bytes if "memory" in self.settings.invariants else 0
+        return OnTargets(self.settings.target, self.memo.on_targets, state)
 
     def announce(self, profile: Profile | None) -> None:
         """Say that the nesting is about to run; without a profile, that the call is about to be traced, where it never was."""
