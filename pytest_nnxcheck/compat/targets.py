@@ -12,9 +12,10 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.sharding import active_mesh
 from pytest_nnxcheck.core.chips import HOST, Chip, Target, sizes_of
@@ -25,15 +26,6 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 SHARE = 0.75
 """Of a GPU's memory: what jax takes, unless one of these says another part."""
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-_GPU = """gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-shared_memory_per_core: {0.shared_memory_per_core} threads_per_core_limit: 2048 core_count: {0.cores} fpus_per_core: {0.fpus_per_core}
-block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {0.bandwidth}
-l2_cache_size: {0.l2_cache} clock_rate_ghz: {0.clock_ghz} device_memory_size: {memory}
-shared_memory_per_block_optin: {0.shared_memory_per_block} registers_per_core_limit: 65536 registers_per_block_limit: 65536
-cuda_compute_capability {{ major: {0.compute_capability[0]} minor: {0.compute_capability[1]} }} }}
-platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} {runtime} device_description_str: "{0.label}" """
-"""A ``GpuTargetConfigProto`` as text: jax has no names for GPUs. XLA reads the memory, and rematerializes to stay within it."""
-
 
 _CHIPS_OF_A_HOST = (2, 2, 1)
 _LONGEST = 150
@@ -79,7 +71,7 @@ def mesh_of(leaves: Sequence[Any]) -> Any:
 
 def limit_of(chip: Chip) -> tuple[int, float]:
     """Bytes that a program may use, and which share of the memory that is."""
-    if chip.gpu is None:
+    if not chip.gpu:
         return chip.memory, 1.0
     given = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), "")
     with contextlib.suppress(ValueError):
@@ -130,13 +122,13 @@ def lowered_on(
         return jax.jit(call, donate_argnums=donated, keep_unused=True).lower(*map(placed, leaves))
 
 
-def compiled_for(target: Target, lowered: Any, *, effort: str = "O0") -> Any:
-    """Compile what `lowered_for` lowered; at ``O0`` a TPU's compiler takes a ninth of the time that it takes by ``default``.
+def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> Any:
+    """Compile what `lowered_for` lowered; at ``O0`` a TPU's compiler takes a ninth of the time that it takes by ``default``. A GPU's knows no other.
 
     Raises `DoesNotFit`, or `LeftOut` for what else the compiler refuses.
     """
     try:
-        with judged_compiles(ours=False), configured(effort if target.chip.gpu is None else "default"):
+        with judged_compiles(ours=False), configured(effort_options(effort)):
             return lowered.compile(compiler_options=options_for(target.chip))
     except Exception as error:
         refused = "RESOURCE_EXHAUSTED" in str(error)
@@ -170,12 +162,12 @@ def topology(target: Target) -> dict[str, Any]:
     import jax
 
     chip = target.chip
-    if chip.gpu is not None:
+    if chip.gpu:
         count = target.devices
         hosts, each = (count // HOST, HOST) if count % HOST == 0 else (1, count)
-        # Of jax 0.5 no such field; from 0.6 on it has to be there.
+        # jax 0.5 has no such field; from 0.6 on it has to be there.
         runtime = "" if jax.__version_info__ < (0, 6) else "runtime_version { major: 12 minor: 8 }"
-        config = _GPU.format(chip.gpu, memory=chip.memory, runtime=runtime)
+        config = f"{chip.gpu} {runtime}"
         shape = f"1x{hosts}x{each}"  # partitions, hosts, devices of a host
         return {"platform": "cuda", "topology_name": chip.name, "topology": shape, "target_config": config}
     shape = target.slice or chip.slices[0]
@@ -217,32 +209,17 @@ def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
 # --- options
 
 
-@contextlib.contextmanager
-def configured(effort: str) -> Iterator[None]:
-    """What jax compiles with for a while: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler.
-
-    The options are public, but have no attribute to read them by.
-    """
-    import jax
-
-    options: dict[str, Any] = {"jax_disable_most_optimizations": False}
-    if effort != "default":
-        options["jax_optimization_level"] = effort
-    before = {name: jax.config.values[name] for name in options}
-    try:
-        for name, value in options.items():
-            jax.config.update(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+def effort_options(effort: str) -> dict[str, Any]:
+    """The options of jax to compile with: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler."""
+    level = {} if effort == "default" else {"jax_optimization_level": effort}
+    return {"jax_disable_most_optimizations": False, **level}
 
 
 def options_for(chip: Chip) -> dict[str, Any] | None:
     """Before jax 0.10 the compiler of a GPU wants the device for what it tries out."""
     import jax
 
-    old = chip.gpu is not None and jax.__version_info__ < (0, 10)
+    old = chip.gpu and jax.__version_info__ < (0, 10)
     return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if old else None
 
 

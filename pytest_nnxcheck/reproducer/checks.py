@@ -19,8 +19,9 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.primitives import COPIES
-from pytest_nnxcheck.compat.targets import configured, lowered_on, mesh_of
+from pytest_nnxcheck.compat.targets import effort_options, lowered_on, mesh_of
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.jaxprs.flow import constants, inner_jaxprs
 from pytest_nnxcheck.reporting import targets
@@ -211,7 +212,7 @@ def compile_on_target(_compiled: Any, lowered: Any, jitted: Any, args: Any) -> N
     devices = topologies.get_topology_desc(**where).devices
     there = lowered_on(where["platform"], devices, mesh_of(leaves), jitted, args, tuple(donated))
     try:
-        with configured(TARGET["effort"]):
+        with configured(effort_options(TARGET["effort"])):
             program = there.compile(compiler_options=TARGET["options"])
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
