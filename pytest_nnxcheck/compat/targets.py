@@ -27,7 +27,7 @@ SHARE = 0.75
 """Of a GPU's memory: what jax takes, unless one of these says another part."""
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
-_CHIPS_OF_A_HOST = (2, 2, 1)
+_CHIPS_OF_A_HOST = 4
 _LONGEST = 150
 
 
@@ -44,20 +44,21 @@ def target_of(named: Target, mesh: Any) -> Target:
 
     Raises `CheckError` where another slice was named, `LeftOut` where the chip has none of that size.
     """
-    devices = 1 if mesh is None else mesh.size
-    target = named.of_size(devices)
-    if devices > 1 and named.slice and named.devices != devices:
-        size = f"write {target}" if target else f"{named.chip.name} has slices of {sizes_of(named.chip)} devices"
-        raise CheckError(f"target {named}: the mesh has {devices} devices, {named} has {named.devices}: {size}")
-    if devices > 1 and named.slice:
+    if mesh is None:
+        return Target(named.chip)
+    if mesh.size == named.devices:
         return named
+    target, sizes = named.of_size(mesh.size), f"{named.chip.name} has slices of {sizes_of(named.chip)} devices"
+    if named.slice:
+        advice = f"write {target}" if target else sizes
+        raise CheckError(f"target {named}: the mesh has {mesh.size} devices, {named} has {named.devices}: {advice}")
     if target is None:
-        raise LeftOut(f"a mesh of {devices} devices: {named.chip.name} has slices of {sizes_of(named.chip)} devices")
+        raise LeftOut(f"a mesh of {mesh.size} devices: {sizes}")
     return target
 
 
 def mesh_of(leaves: Sequence[Any]) -> Any:
-    """The mesh of the leaves that are sharded, `None` on one device. Raises `LeftOut` for meshes of two shapes."""
+    """The mesh of several devices that leaves are sharded over, `None` where there is none. Raises `LeftOut` for meshes of two shapes."""
     import jax
 
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
@@ -108,9 +109,7 @@ def lowered_on(
         # Not the kind of memory: that of a CPU device has a name which no chip has before jax 0.8.
         spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else jax.sharding.PartitionSpec()
         put = one if mesh is None else jax.sharding.NamedSharding(there, spec)
-        return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=put, weak_type=bool(getattr(leaf, "weak_type", False))
-        )
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=put, weak_type=getattr(leaf, "weak_type", False))
 
     leaves, tree = jax.tree.flatten(arguments)
     program = jax.export.export(jitted, platforms=[platform])(*arguments)
@@ -173,7 +172,7 @@ def topology(target: Target) -> dict[str, Any]:
     shape = target.slice or chip.slices[0]
     options: dict[str, Any] = {"chip_config_name": chip.config} if chip.config else {}
     sizes = [*map(int, shape.split("x")), 1][:3]
-    if math.prod(sizes) < math.prod(_CHIPS_OF_A_HOST):
+    if math.prod(sizes) < _CHIPS_OF_A_HOST:
         options["chips_per_host_bounds"] = sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
     return {"platform": "tpu", "topology_name": f"{chip.spelled}:{shape}", **options}
 

@@ -99,8 +99,6 @@ class Target(NamedTuple):
 
     def of_size(self, devices: int) -> Target | None:
         """The slice of this chip that has so many devices; `None` where there is none."""
-        if devices == 1:
-            return Target(self.chip)
         slices = (Target(self.chip, name) for name in self.chip.slices)
         return next((target for target in slices if target.devices == devices), None)
 

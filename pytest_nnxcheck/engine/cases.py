@@ -127,9 +127,6 @@ class Call:
         running = tuple(row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract)
         notes = [Fact("abstract", running)] if running else []
         notes += self.memo.of_targets.get(self.key, ())
-        notes += [
-            Fact("asks for devices", self.settings.target, line) for line in self.memo.devices_asked.get(self.key, ())
-        ]
         if profile is not None and profile.untrained:
             notes.append(Fact("untrained", tuple(map(self.subject.path, profile.untrained)), self.subject.name))
         if self.compares_values and profile is not None and profile.equations > MOST_EQUATIONS:
@@ -153,7 +150,8 @@ class Call:
                 compat.devices_asked() as lines,
             ):
                 evaluated = profile(self.subject)
-            self.memo.devices_asked[self.key] = (*lines,) if self.settings.target else ()
+            if named := self.settings.target:
+                self.memo.of_targets[self.key] = tuple(Fact("asks for devices", named, line) for line in lines)
             if left:
                 raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
             return evaluated

@@ -55,10 +55,8 @@ class Memo:
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     un_nested: dict[Any, UnNested] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
-    devices_asked: dict[Any, tuple[str, ...]] = field(default_factory=dict)
-    """The lines of a call that ask jax for its devices while it is traced."""
     of_targets: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
-    """What is worth telling of a call's programs on targets."""
+    """What is worth telling of a call where targets are named: lines that ask jax for its devices while it is traced, and its programs on targets."""
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)

@@ -55,11 +55,11 @@ def observe(
     nesting: Nesting,
     donate: str,
     programs: SharedPrograms | None = None,
+    targets: OnTargets | None = None,
     *,
     alone: bool = False,
     originals: Walk | None = None,
     with_copies: bool = False,
-    targets: OnTargets | None = None,
 ) -> Observation:
     """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
 

@@ -50,6 +50,15 @@ class Program:
         donated = {number: named.get(number, "") for number in traced.donated if traced.arguments[number].size}
         return cls(staged, traced, donated, frozenset(donated.keys() - (kept_buffers(compiled) or ())))
 
+    def with_donation(self, on: OnTarget, compiled: Any) -> OnTarget:
+        """What is said of the program with the leaves that lose their buffer as it was compiled for a target."""
+        kept = kept_buffers(compiled)
+        if kept is None:
+            return on
+        gone = self.donated.keys() - kept
+        lost = tuple(self.donated[number] for number in sorted(gone - self.lost))
+        return replace(on, donated=len(self.donated), lost=lost, lost_too=len(gone & self.lost))
+
 
 def kept_buffers(compiled: Any) -> set[int] | None:
     """The numbers of the parameters whose buffer an output takes; `None` where the compiler does not tell."""
@@ -111,16 +120,7 @@ class OnTargets:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.DoesNotFit as error:
                 return replace(said, effort=effort, fits=False, refused=str(error))
-            kept = kept_buffers(there)
-            gone = set() if kept is None else program.donated.keys() - kept
-            on = replace(
-                said,
-                effort=effort,
-                donated=0 if kept is None else len(program.donated),
-                lost=tuple(program.donated[number] for number in sorted(gone - program.lost)),
-                lost_too=len(gone & program.lost),
-            )
-            return with_totals(on, there)
+            return with_totals(program.with_donation(replace(said, effort=effort), there), there)
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:
@@ -146,22 +146,18 @@ class OnTargets:
 
     def _kept(self, judge: Callable[[], OnTarget], *text: str) -> OnTarget:
         """What is said of a program, by what decides it: as it was said before, in this process or in the folder of compiled programs."""
-        decides = [
-            *map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib")),
-            *(os.environ.get(name, "") for name in _ENVIRONMENT),
-        ]
-        key = hashlib.sha256("\n".join([*text, *decides]).encode()).hexdigest()
+        versions = map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib"))
+        environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
+        key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
         folder = compile_cache.folder_of_compiles()
-        with contextlib.suppress(
-            OSError, ValueError, TypeError, LookupError
-        ):  # what cannot be read or written costs a compile, never a test
-            if folder is not None and key not in self.known:
-                self.known[key] = OnTarget.of_json(
-                    json.loads((folder / f"{key}-target.json").read_text(encoding="utf-8"))
-                )
+        path = None if folder is None else folder / f"{key}-target.json"
+        # A file that cannot be read or written costs a compile, never a test.
+        if path is not None and key not in self.known:
+            with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+                self.known[key] = OnTarget.of_json(json.loads(path.read_text(encoding="utf-8")))
         if key not in self.known:
             self.known[key] = judge()
-            if folder is not None:
+            if path is not None:
                 with contextlib.suppress(OSError):
-                    atomic_file.write(folder / f"{key}-target.json", json.dumps(asdict(self.known[key])))
+                    atomic_file.write(path, json.dumps(asdict(self.known[key])))
         return self.known[key]
