@@ -18,14 +18,13 @@ from typing import Any
 from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.sharding import active_mesh
-from pytest_nnxcheck.core.chips import HOST, Chip, Target, sizes_of
+from pytest_nnxcheck.core.chips import HOST, SHARE, Chip, Target, sizes_of
 from pytest_nnxcheck.core.errors import CheckError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-SHARE = 0.75
-"""Of a GPU's memory: what jax takes, unless one of these says another part."""
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""What the part of a GPU's memory that jax takes is read from."""
 
 _CHIPS_OF_A_HOST = 4
 _LONGEST = 150

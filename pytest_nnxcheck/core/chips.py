@@ -19,6 +19,8 @@ _CUBE = tuple("1x1x1 1x1x2 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x1
 HOST = 8
 """GPUs of one host."""
 MOST_GPUS = 4096
+SHARE = 0.75
+"""Of a GPU's memory: what jax takes, unless the environment says another part."""
 
 
 class Chip(NamedTuple):

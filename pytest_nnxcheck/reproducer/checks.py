@@ -248,9 +248,8 @@ def keeps_buffers_on_target(named: dict[str, Any]) -> None:
     head = program.as_text().partition("\n")[0].partition("input_output_alias={")[2]
     kept = [leaves[int(number)] for number in re.findall(r": \((\d+), \{\}", head)]
     lost = [name for name, leaf in named.items() if not any(leaf is each for each in kept)]
-    lose = "loses its buffer" if len(lost) == 1 else "lose their buffer"
     where, names = TARGET["name"], ", ".join(lost)
-    text = f"{len(lost)} of {len(donated)} donated leaves {lose} on {where}: {names}"
+    text = f"{len(lost)} of {len(donated)} donated leaves {targets.lose(len(lost))} on {where}: {names}"
     report("donation", [text] if lost else [])
 
 
