@@ -10,13 +10,10 @@ import platform
 from collections.abc import Callable, Collection, Iterable, MutableMapping
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
-from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.chips import Compiler, parse_target
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.devices import set_variables
-
-Compiler = Literal["tpu", "cuda"]
 
 OLDEST = "0.5.3"
 """The oldest jax that targets were tried with. No version between it and 0.4.33 was."""

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
+Compiler = Literal["tpu", "cuda"]
 GIB = 2**30
 _PLANE = tuple("1x1 1x2 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split())
 """The slices of a v5e and a v6e, as clouds rent them."""
@@ -39,7 +40,7 @@ class Chip(NamedTuple):
     gpu: str = ""
 
     @property
-    def compiler(self) -> Literal["tpu", "cuda"]:
+    def compiler(self) -> Compiler:
         """The platform of jax that compiles for it."""
         return "cuda" if self.gpu else "tpu"
 
