@@ -142,7 +142,7 @@ class OnTargets:
             return replace(again, copies=on.copies if remain else 0)
 
         lowered = lower()
-        return self._kept(judged, canonical(lowered.as_text()), repr((said, program.donated, program.lost)))
+        return self._kept(judged, canonical(lowered.as_text()), repr((said, program.donated, sorted(program.lost))))
 
     def _kept(self, judge: Callable[[], OnTarget], *text: str) -> OnTarget:
         """What is said of a program, by what decides it: as it was said before, in this process or in the folder of compiled programs."""
