@@ -27,7 +27,8 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import BY_NAME, parse_target
-from pytest_nnxcheck.engine.on_targets import TargetFacts
+from pytest_nnxcheck.core.evidence import OnTarget
+from pytest_nnxcheck.engine.on_targets import with_totals
 
 MIB = 2**20
 SECONDS, OF_ONE = 340.0, 100.0
@@ -148,9 +149,8 @@ def on_target(name: str, target: str) -> dict[str, Any]:
     jitted = jax.jit(function, donate_argnums=0, keep_unused=True)
     donated = tuple(range(len(jax.tree.leaves(arguments[0]))))
     there = parse_target(target)
-    facts = TargetFacts.of(
-        there, targets.compiled_for(there, targets.lowered_for(there, None, jitted, arguments, donated))
-    )
+    compiled = targets.compiled_for(there, targets.lowered_for(there, None, jitted, arguments, donated))
+    facts = with_totals(OnTarget(target), compiled)
     if facts.split is None:
         return {"error": "the compiler gives no totals"}
     return asdict(facts.split) | {"peak": facts.peak}
@@ -334,7 +334,7 @@ def run(target: str, path: Path | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.target_against_device", description=__doc__)
-    gpus = [name for name, chip in BY_NAME.items() if chip.gpu is not None]
+    gpus = [name for name, chip in BY_NAME.items() if chip.gpu]
     parser.add_argument("--target", default="", choices=["", *gpus], help="that of the GPU by default, or h100")
     parser.add_argument(
         "--json", type=Path, default=None, metavar="PATH", help="keep the figures, and the table beside"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -13,7 +14,7 @@ import hypothesis
 
 from pytest_nnxcheck import compat, devices, wheels
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
-from pytest_nnxcheck.core.settings import Settings, merge, parse_given
+from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.reproducer import files
 from pytest_nnxcheck.runner import conclude, errors, hypothesis_test
@@ -163,30 +164,23 @@ def _run(
         put_back = wheels.prepare(os.environ, chosen.target)
     except SettingError as lacking:
         raise SettingError(f"check(..., target=...): {lacking}") from None
-    try:
-        return _run_nestings(wrapped, args, kwargs, chosen, frame)
-    finally:
-        put_back()
+    with contextlib.ExitStack() as environment:
+        environment.callback(put_back)
+        if chosen.devices is not None:
+            devices.require(chosen.devices, devices.available())
 
+        @hypothesis.settings(database=None, derandomize=True)
+        def body() -> None:
+            __tracebackhide__ = True
+            wrapped(*args, **kwargs)
 
-def _run_nestings(
-    wrapped: Wrapped[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], chosen: Settings, frame: FrameType | None
-) -> tuple[Run, BaseException | None]:
-    if chosen.devices is not None:
-        devices.require(chosen.devices, devices.available())
-
-    @hypothesis.settings(database=None, derandomize=True)
-    def body() -> None:
-        __tracebackhide__ = True
-        wrapped(*args, **kwargs)
-
-    called_by = None if frame is None else frame.f_back
-    texts = files.of_check(called_by, wrapped.__wrapped__, args, kwargs, chosen)
-    built, run = hypothesis_test.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
-    error = _outcome(built, run)
-    run.forget()
-    if error is None and (problem := run.finish()):
-        error = CheckError(problem)
+        called_by = None if frame is None else frame.f_back
+        texts = files.of_check(called_by, wrapped.__wrapped__, args, kwargs, chosen)
+        built, run = hypothesis_test.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
+        error = _outcome(built, run)
+        run.forget()
+        if error is None and (problem := run.finish()):
+            error = CheckError(problem)
     return run, error
 
 

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
-from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.chips import Compiler, parse_target
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.devices import set_variables
-
-if TYPE_CHECKING:
-    from packaging.specifiers import SpecifierSet
-
-Compiler = Literal["tpu", "cuda"]
 
 OLDEST = "0.5.3"
 """The oldest jax that targets were tried with. No version between it and 0.4.33 was."""
@@ -51,12 +45,9 @@ LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 """jax sets it to 1, and 3 is silence. XLA then warns of each program that is too large for a GPU or sorts, and jax 0.6 of a driver that is not there."""
 
 
-def problem(targets: Iterable[str]) -> str:
+def problem(targets: Collection[str]) -> str:
     """Why nothing can be compiled for one of the targets here, and what to run; empty where all is well."""
-    first_of: dict[Compiler, str] = {}
-    for word in targets:
-        first_of.setdefault(parse_target(word).chip.compiler, word)
-    if not first_of:
+    if not targets:
         return ""
     system, processor = _machine()
     if (system, processor) != ("Linux", "x86_64"):
@@ -69,27 +60,20 @@ def problem(targets: Iterable[str]) -> str:
     if Version(version("jax")) < Version(OLDEST):
         return f"targets need jax {OLDEST} or newer, this is {version('jax')}: pip install 'jax>={OLDEST}'"
     problems = {"tpu": _problem_of_libtpu, "cuda": _problem_of_plugin}
-    return next((f"{word} {why}" for compiler, word in first_of.items() if (why := problems[compiler]())), "")
+    return next((f"{word} {why}" for word in targets if (why := problems[parse_target(word).chip.compiler]())), "")
 
 
 def _problem_of_libtpu() -> str:
+    from packaging.requirements import Requirement
+
     there = version("libtpu")
     if not there:
         return _MISSING["tpu"]
-    wanted = _libtpu_of_jax()
-    if wanted.contains(there, prereleases=True):
+    of_jax = (Requirement(line) for line in metadata.requires("jax") or () if line.startswith("libtpu"))
+    wanted = next((each.specifier for each in of_jax if each.name == "libtpu"), None)
+    if wanted is None or wanted.contains(there, prereleases=True):
         return ""
     return f"needs the libtpu of jax {version('jax')}, this is {there}: pip install 'libtpu{wanted}'"
-
-
-@functools.cache
-def _libtpu_of_jax() -> SpecifierSet:
-    """What jax asks of libtpu in its extra; any where it has no such line."""
-    from packaging.requirements import Requirement
-    from packaging.specifiers import SpecifierSet
-
-    requirements = map(Requirement, metadata.requires("jax") or ())
-    return next((wanted.specifier for wanted in requirements if wanted.name == "libtpu"), SpecifierSet())
 
 
 def _problem_of_plugin() -> str:
@@ -127,19 +111,17 @@ def slice_devices(targets: Iterable[str]) -> int:
     return max((parse_target(word).devices for word in targets), default=1)
 
 
-def prepare(environment: MutableMapping[str, str], targets: Iterable[str]) -> Callable[[], None]:
+def prepare(environment: MutableMapping[str, str], targets: Collection[str]) -> Callable[[], None]:
     """Set what the compilers of targets need, where the user has not; what is returned puts the environment back.
 
     Raises `SettingError` where nothing can be compiled for one of the targets.
     """
-    targets = tuple(targets)
     if why := problem(targets):
         raise SettingError(why)
     changed = {}
     if targets:
         tpu, gpu = _has_device(_TPUS), _has_device(_GPUS)
-        groups = ((WITHOUT_TPU, tpu), (WITHOUT_GPU, gpu), (WITHOUT_BOTH, tpu or gpu))
-        wanted = {name: value for group, there in groups if not there for name, value in group.items()}
+        wanted = ({} if tpu else WITHOUT_TPU) | ({} if gpu else WITHOUT_GPU) | ({} if tpu or gpu else WITHOUT_BOTH)
         changed = {name: value for name, value in wanted.items() if not environment.get(name)}
         if environment.get(LOG_LEVEL, "1") == "1":
             changed[LOG_LEVEL] = "3"

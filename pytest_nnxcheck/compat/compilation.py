@@ -143,35 +143,36 @@ def jitted_jaxpr(closed: Any, donated: tuple[int, ...], *, keep_unused: bool) ->
 
 
 @contextlib.contextmanager
-def quick_compiles() -> Iterator[None]:
+def configured(options: dict[str, Any]) -> Iterator[None]:
+    """Options of jax for a while. They are public, but not all have an attribute to read them by. All versions."""
+    import jax
+
+    before = {name: jax.config.values[name] for name in options}
+    try:
+        for name, value in options.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def quick_compiles() -> contextlib.AbstractContextManager[None]:
     """Compile without most optimizations for a while: what runs outside of our own jit compiles in two thirds of the time.
 
-    The option is public, but has no attribute to read it by; it is left alone where the backend is no CPU. All versions.
+    The option is left alone where the backend is no CPU. All versions.
     """
     import jax
 
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", before or jax.default_backend() == "cpu")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
+    return configured({"jax_disable_most_optimizations": True} if jax.default_backend() == "cpu" else {})
 
 
-@contextlib.contextmanager
-def whole_stacks() -> Iterator[None]:
+def whole_stacks() -> contextlib.AbstractContextManager[None]:
     """Programs keep every frame of the user's for a while; jax keeps the ten innermost, which may all be a library's.
 
-    The option is public, but has no attribute to read it by. Measured: no time that can be told from noise. All versions.
+    Measured: no time that can be told from noise. All versions.
     """
-    import jax
-
-    before = jax.config.values["jax_traceback_in_locations_limit"]
-    jax.config.update("jax_traceback_in_locations_limit", -1)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_traceback_in_locations_limit", before)
+    return configured({"jax_traceback_in_locations_limit": -1})
 
 
 def checks_values() -> bool:

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from pytest_nnxcheck.compat.compilation import configured
+
 EQUAL_FROM = (0, 6, 2)
 """The first jax whose cache gives back what went in: totals, buffers, lines and aliases, and donation keeps its pointers.
 
@@ -103,21 +105,15 @@ def judged_compiles(*, ours: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def _set(options: dict[str, Any]) -> Iterator[None]:
     """Options of jax for a while, with the folder that it has opened closed; then all is put back as it was."""
-    import jax
-
-    before = {name: jax.config.values[name] for name in options}
     module = _module()
     opened = {name: getattr(module, name) for name in _OPENED if hasattr(module, name)}
-    try:
-        for name, value in options.items():
-            jax.config.update(name, value)
-        module.reset_cache()
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        for name, value in opened.items():
-            setattr(module, name, value)
+    with configured(options):
+        try:
+            module.reset_cache()
+            yield
+        finally:
+            for name, value in opened.items():
+                setattr(module, name, value)
 
 
 def _module() -> Any:

@@ -66,13 +66,13 @@ _DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "d
 def devices_asked() -> Iterator[dict[str, None]]:
     """The lines that ask jax for its devices or its backend for a while, ``jax.devices() at path:line``; those of jax and flax themselves are left out."""
     lines: dict[str, None] = {}
-    with contextlib.ExitStack() as stack:
-        for name in _DEVICES:
-            stack.enter_context(mock.patch.object(jax, name, _noted(name, getattr(jax, name), lines)))
+    with mock.patch.multiple(jax, **{name: _noted(name, lines) for name in _DEVICES}):
         yield lines
 
 
-def _noted(name: str, function: Any, lines: dict[str, None]) -> Any:
+def _noted(name: str, lines: dict[str, None]) -> Any:
+    function = getattr(jax, name)
+
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)

@@ -12,30 +12,21 @@ import importlib
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.sharding import active_mesh
-from pytest_nnxcheck.core.chips import HOST, Chip, Target, sizes_of
+from pytest_nnxcheck.core.chips import HOST, SHARE, Chip, Target, sizes_of
 from pytest_nnxcheck.core.errors import CheckError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-SHARE = 0.75
-"""Of a GPU's memory: what jax takes, unless one of these says another part."""
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-_GPU = """gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-shared_memory_per_core: {0.shared_memory_per_core} threads_per_core_limit: 2048 core_count: {0.cores} fpus_per_core: {0.fpus_per_core}
-block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {0.bandwidth}
-l2_cache_size: {0.l2_cache} clock_rate_ghz: {0.clock_ghz} device_memory_size: {memory}
-shared_memory_per_block_optin: {0.shared_memory_per_block} registers_per_core_limit: 65536 registers_per_block_limit: 65536
-cuda_compute_capability {{ major: {0.compute_capability[0]} minor: {0.compute_capability[1]} }} }}
-platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} {runtime} device_description_str: "{0.label}" """
-"""A ``GpuTargetConfigProto`` as text: jax has no names for GPUs. XLA reads the memory, and rematerializes to stay within it."""
+"""What the part of a GPU's memory that jax takes is read from."""
 
-
-_CHIPS_OF_A_HOST = (2, 2, 1)
+_CHIPS_OF_A_HOST = 4
 _LONGEST = 150
 
 
@@ -52,20 +43,21 @@ def target_of(named: Target, mesh: Any) -> Target:
 
     Raises `CheckError` where another slice was named, `LeftOut` where the chip has none of that size.
     """
-    devices = 1 if mesh is None else mesh.size
-    target = named.of_size(devices)
-    if devices > 1 and named.slice and named.devices != devices:
-        size = f"write {target}" if target else f"{named.chip.name} has slices of {sizes_of(named.chip)} devices"
-        raise CheckError(f"target {named}: the mesh has {devices} devices, {named} has {named.devices}: {size}")
-    if devices > 1 and named.slice:
+    if mesh is None:
+        return Target(named.chip)
+    if mesh.size == named.devices:
         return named
+    target, sizes = named.of_size(mesh.size), f"{named.chip.name} has slices of {sizes_of(named.chip)} devices"
+    if named.slice:
+        advice = f"write {target}" if target else sizes
+        raise CheckError(f"target {named}: the mesh has {mesh.size} devices, {named} has {named.devices}: {advice}")
     if target is None:
-        raise LeftOut(f"a mesh of {devices} devices: {named.chip.name} has slices of {sizes_of(named.chip)} devices")
+        raise LeftOut(f"a mesh of {mesh.size} devices: {sizes}")
     return target
 
 
 def mesh_of(leaves: Sequence[Any]) -> Any:
-    """The mesh of the leaves that are sharded, `None` on one device. Raises `LeftOut` for meshes of two shapes."""
+    """The mesh of several devices that leaves are sharded over, `None` where there is none. Raises `LeftOut` for meshes of two shapes."""
     import jax
 
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
@@ -79,7 +71,7 @@ def mesh_of(leaves: Sequence[Any]) -> Any:
 
 def limit_of(chip: Chip) -> tuple[int, float]:
     """Bytes that a program may use, and which share of the memory that is."""
-    if chip.gpu is None:
+    if not chip.gpu:
         return chip.memory, 1.0
     given = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), "")
     with contextlib.suppress(ValueError):
@@ -116,9 +108,7 @@ def lowered_on(
         # Not the kind of memory: that of a CPU device has a name which no chip has before jax 0.8.
         spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else jax.sharding.PartitionSpec()
         put = one if mesh is None else jax.sharding.NamedSharding(there, spec)
-        return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=put, weak_type=bool(getattr(leaf, "weak_type", False))
-        )
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=put, weak_type=getattr(leaf, "weak_type", False))
 
     leaves, tree = jax.tree.flatten(arguments)
     program = jax.export.export(jitted, platforms=[platform])(*arguments)
@@ -130,13 +120,13 @@ def lowered_on(
         return jax.jit(call, donate_argnums=donated, keep_unused=True).lower(*map(placed, leaves))
 
 
-def compiled_for(target: Target, lowered: Any, *, effort: str = "O0") -> Any:
-    """Compile what `lowered_for` lowered; at ``O0`` a TPU's compiler takes a ninth of the time that it takes by ``default``.
+def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> Any:
+    """Compile what `lowered_for` lowered; at ``O0`` a TPU's compiler takes a ninth of the time that it takes by ``default``. A GPU's knows no other.
 
     Raises `DoesNotFit`, or `LeftOut` for what else the compiler refuses.
     """
     try:
-        with judged_compiles(ours=False), configured(effort if target.chip.gpu is None else "default"):
+        with judged_compiles(ours=False), configured(effort_options(effort)):
             return lowered.compile(compiler_options=options_for(target.chip))
     except Exception as error:
         refused = "RESOURCE_EXHAUSTED" in str(error)
@@ -170,18 +160,18 @@ def topology(target: Target) -> dict[str, Any]:
     import jax
 
     chip = target.chip
-    if chip.gpu is not None:
+    if chip.gpu:
         count = target.devices
         hosts, each = (count // HOST, HOST) if count % HOST == 0 else (1, count)
-        # Of jax 0.5 no such field; from 0.6 on it has to be there.
+        # jax 0.5 has no such field; from 0.6 on it has to be there.
         runtime = "" if jax.__version_info__ < (0, 6) else "runtime_version { major: 12 minor: 8 }"
-        config = _GPU.format(chip.gpu, memory=chip.memory, runtime=runtime)
+        config = f"{chip.gpu} {runtime}"
         shape = f"1x{hosts}x{each}"  # partitions, hosts, devices of a host
         return {"platform": "cuda", "topology_name": chip.name, "topology": shape, "target_config": config}
     shape = target.slice or chip.slices[0]
     options: dict[str, Any] = {"chip_config_name": chip.config} if chip.config else {}
     sizes = [*map(int, shape.split("x")), 1][:3]
-    if math.prod(sizes) < math.prod(_CHIPS_OF_A_HOST):
+    if math.prod(sizes) < _CHIPS_OF_A_HOST:
         options["chips_per_host_bounds"] = sizes  # before libtpu 0.0.50 a slice has at least the chips of a host
     return {"platform": "tpu", "topology_name": f"{chip.spelled}:{shape}", **options}
 
@@ -217,32 +207,17 @@ def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
 # --- options
 
 
-@contextlib.contextmanager
-def configured(effort: str) -> Iterator[None]:
-    """What jax compiles with for a while: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler.
-
-    The options are public, but have no attribute to read them by.
-    """
-    import jax
-
-    options: dict[str, Any] = {"jax_disable_most_optimizations": False}
-    if effort != "default":
-        options["jax_optimization_level"] = effort
-    before = {name: jax.config.values[name] for name in options}
-    try:
-        for name, value in options.items():
-            jax.config.update(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+def effort_options(effort: str) -> dict[str, Any]:
+    """The options of jax to compile with: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler."""
+    level = {} if effort == "default" else {"jax_optimization_level": effort}
+    return {"jax_disable_most_optimizations": False, **level}
 
 
 def options_for(chip: Chip) -> dict[str, Any] | None:
     """Before jax 0.10 the compiler of a GPU wants the device for what it tries out."""
     import jax
 
-    old = chip.gpu is not None and jax.__version_info__ < (0, 10)
+    old = chip.gpu and jax.__version_info__ < (0, 10)
     return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if old else None
 
 

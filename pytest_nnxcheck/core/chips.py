@@ -6,11 +6,12 @@ A target is a chip (``v5e``) or a slice of several (``v5e:4x4``, ``h100:8``). No
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
+Compiler = Literal["tpu", "cuda"]
 GIB = 2**30
 _PLANE = tuple("1x1 1x2 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split())
 """The slices of a v5e and a v6e, as clouds rent them."""
@@ -19,41 +20,56 @@ _CUBE = tuple("1x1x1 1x1x2 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x1
 HOST = 8
 """GPUs of one host."""
 MOST_GPUS = 4096
-
-
-class Gpu(NamedTuple):
-    """The numbers of a GPU that its compiler reads: those of ``xla/backends/gpu/target_config/specs`` in openxla/xla."""
-
-    label: str
-    compute_capability: tuple[int, int]
-    cores: int
-    fpus_per_core: int
-    shared_memory_per_core: int
-    shared_memory_per_block: int
-    bandwidth: int
-    l2_cache: int
-    clock_ghz: float
+SHARE = 0.75
+"""Of a GPU's memory: what jax takes, unless the environment says another part."""
 
 
 class Chip(NamedTuple):
     """One chip. ``memory`` are the bytes that a program may use, of a GPU all of the device's.
 
-    A TPU is ``spelled`` so in the name of a topology, with these ``slices``; some have several ``devices`` a chip, or need a ``config``.
-    The memory of a TPU is what its compiler says when it refuses a program (libtpu 0.0.50); that of a GPU stands in openxla's file.
+    A TPU is ``spelled`` so in the name of a topology; some have several ``devices`` a chip, or need a ``config``. Of a ``gpu`` it is the text of
+    what its compiler reads. The memory of a TPU is what its compiler says when it refuses a program (libtpu 0.0.50).
     """
 
     name: str
     memory: int
-    slices: tuple[str, ...] = ()
+    slices: tuple[str, ...]
     spelled: str = ""
     devices: int = 1
     config: str = ""
-    gpu: Gpu | None = None
+    gpu: str = ""
 
     @property
-    def compiler(self) -> Literal["tpu", "cuda"]:
+    def compiler(self) -> Compiler:
         """The platform of jax that compiles for it."""
-        return "tpu" if self.gpu is None else "cuda"
+        return "cuda" if self.gpu else "tpu"
+
+
+_GPU = """gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+shared_memory_per_core: {core_memory} threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {fpus}
+block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth}
+l2_cache_size: {l2_cache} clock_rate_ghz: {clock} device_memory_size: {memory}
+shared_memory_per_block_optin: {block_memory} registers_per_core_limit: 65536 registers_per_block_limit: 65536
+cuda_compute_capability {{ major: {major} minor: {minor} }} }}
+platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} device_description_str: "NVIDIA {label}" """
+"""A ``GpuTargetConfigProto`` as text: jax has no names for GPUs. XLA reads the memory, and rematerializes to stay within it."""
+
+_GPUS = """
+name    memory       major minor cores fpus core_memory block_memory bandwidth     l2_cache  clock label
+a100-40 42331013120  8     0     108   64   167936      166912       1555200000000 41943040  1.41  A100-SXM4-40GB
+a100    85100068864  8     0     108   64   167936      166912       2039040000000 41943040  1.41  A100-SXM4-80GB
+h100    84942979072  9     0     132   128  233472      232448       3352320000000 52428800  1.98  H100 80GB HBM3
+h200    151397597184 9     0     132   128  233472      232448       4800000000000 52428800  1.98  H200
+b200    191514411008 10    0     148   128  233472      232448       7672320000000 132644864 1.965 B200
+"""
+"""What differs from GPU to GPU: the numbers of ``xla/backends/gpu/target_config/specs`` in openxla/xla."""
+
+
+def _gpus() -> Iterator[Chip]:
+    names, *rows = (line.split(maxsplit=11) for line in _GPUS.strip().splitlines())
+    for row in rows:
+        gpu = dict(zip(names, row, strict=True))
+        yield Chip(gpu["name"], int(gpu["memory"]), tuple(map(str, range(1, MOST_GPUS + 1))), gpu=_GPU.format(**gpu))
 
 
 CHIPS = (
@@ -63,27 +79,7 @@ CHIPS = (
     Chip("v5p", round(95.73 * GIB), _CUBE, "v5p"),
     Chip("v6e", round(31.24 * GIB), _PLANE, "v6e"),
     Chip("v7x", round(94.74 * GIB), _CUBE, "tpu7x", devices=2),
-    Chip(
-        "a100-40",
-        42331013120,
-        gpu=Gpu("NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 167936, 166912, 1555200000000, 41943040, 1.41),
-    ),
-    Chip(
-        "a100",
-        85100068864,
-        gpu=Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 167936, 166912, 2039040000000, 41943040, 1.41),
-    ),
-    Chip(
-        "h100",
-        84942979072,
-        gpu=Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 233472, 232448, 3352320000000, 52428800, 1.98),
-    ),
-    Chip("h200", 151397597184, gpu=Gpu("NVIDIA H200", (9, 0), 132, 128, 233472, 232448, 4800000000000, 52428800, 1.98)),
-    Chip(
-        "b200",
-        191514411008,
-        gpu=Gpu("NVIDIA B200", (10, 0), 148, 128, 233472, 232448, 7672320000000, 132644864, 1.965),
-    ),
+    *_gpus(),
 )
 """All chips, the oldest first."""
 
@@ -102,15 +98,10 @@ class Target(NamedTuple):
     @property
     def devices(self) -> int:
         """The devices of the slice; 1 where none was named."""
-        sizes = math.prod(map(int, self.slice.split("x"))) if self.slice else 1
-        return sizes * self.chip.devices if self.slice else sizes
+        return math.prod(map(int, self.slice.split("x"))) * self.chip.devices if self.slice else 1
 
     def of_size(self, devices: int) -> Target | None:
         """The slice of this chip that has so many devices; `None` where there is none."""
-        if devices == 1:
-            return Target(self.chip)
-        if self.chip.gpu is not None:
-            return Target(self.chip, str(devices)) if devices <= MOST_GPUS else None
         slices = (Target(self.chip, name) for name in self.chip.slices)
         return next((target for target in slices if target.devices == devices), None)
 
@@ -121,19 +112,18 @@ def parse_target(word: str) -> Target:
     chip = BY_NAME[one_of("target", name.strip().lower(), BY_NAME)]
     if not colon:
         return Target(chip)
-    if chip.gpu is not None:
-        if not re.fullmatch(r"[1-9]\d{0,3}", slice_, re.ASCII) or int(slice_) > MOST_GPUS:
-            raise Unreadable(f"unknown slice {word!r}, write the number of GPUs: {chip.name}:{HOST}")
-        return Target(chip, slice_)
     by_size = {tuple(sorted(known.split("x"))): known for known in chip.slices}
     known = by_size.get(tuple(sorted(slice_.split("x"))))
     if known is None:
-        raise Unreadable(f"unknown slice {word!r}, {chip.name} has {', '.join(chip.slices)}")
+        there = (
+            f"write the number of GPUs: {chip.name}:{HOST}" if chip.gpu else f"{chip.name} has {', '.join(chip.slices)}"
+        )
+        raise Unreadable(f"unknown slice {word!r}, {there}")
     return Target(chip, known)
 
 
 def sizes_of(chip: Chip) -> str:
     """``1, 2, 4, 8``: the numbers of devices that slices of a chip have, as a sentence says them."""
-    if chip.gpu is not None:
+    if chip.gpu:
         return f"1 to {MOST_GPUS}"
     return ", ".join(str(Target(chip, name).devices) for name in chip.slices)

@@ -5,8 +5,9 @@ Pure data: nothing here imports jax, flax, hypothesis or pytest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -267,6 +268,11 @@ class OnTarget:
     """The compiler: ``libtpu 0.0.50.1``."""
     seconds: float = field(default=0.0, compare=False)
     """What it took to lower and compile."""
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> OnTarget:
+        """Read what JSON holds of one. Raises `LookupError` or `TypeError`."""
+        return cls(**{**found, "split": found["split"] and Split(**found["split"]), "lost": tuple(found["lost"])})
 
 
 @dataclass(frozen=True, slots=True)

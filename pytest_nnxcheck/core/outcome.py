@@ -86,33 +86,34 @@ class StateCopied(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoesNotFit(Finding):
-    """More than a program may use of the memory of a target."""
+class FindingOnTarget(Finding):
+    """What a program breaks on a target."""
 
     on: OnTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverBudgetOnTarget(Finding):
+class DoesNotFit(FindingOnTarget):
+    """More than a program may use of the memory of a target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverBudgetOnTarget(FindingOnTarget):
     """More than a budget in bytes allows, on a target."""
 
-    on: OnTarget
     bound: Bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedOnTarget(Finding):
+class CopiedOnTarget(FindingOnTarget):
     """Copies of the state at the peak, on a target; ``cause`` is that of the CPU's program."""
 
-    on: OnTarget
     cause: PeakCause = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LostOnTarget(Finding):
+class LostOnTarget(FindingOnTarget):
     """Donated leaves, ``on.lost``, whose buffers are lost on a target, and kept on the CPU."""
-
-    on: OnTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,17 +109,22 @@ def words(valid: Callable[[], tuple[str, ...]]) -> Kind:
 
     def parse(name: str, value: object) -> tuple[str, ...]:
         there = valid()
-        parts = [value] if isinstance(value, str) else value
-        parts = list(parts) if isinstance(parts, Iterable) else [None]
-        if not all(isinstance(part, str) for part in parts):
-            raise SettingError(f"{name}={value!r} is not a list of words, write some of {', '.join(there)}")
-        chosen = {one_of(name.removesuffix("s"), word, there) for part in parts for word in _split(str(part))}
+        chosen = {one_of(name.removesuffix("s"), word, there) for word in _listed(name, value, ", ".join(there))}
         if not chosen:
             raise SettingError(f"{name}={value!r} is empty, write some of {', '.join(there)}")
         # The order of the tuple is the order in which hypothesis shrinks: always the plainest first.
         return tuple(word for word in there if word in chosen)
 
     return Kind(parse, "LIST", "list")
+
+
+def _listed(name: str, value: object, known: str) -> list[str]:
+    """The words of a text, or of a list of texts. Raises `SettingError` with those that are ``known``."""
+    parts = [value] if isinstance(value, str) else value
+    parts = list(parts) if isinstance(parts, Iterable) else [None]
+    if not all(isinstance(part, str) for part in parts):
+        raise SettingError(f"{name}={value!r} is not a list of words, write some of {known}")
+    return [word for part in parts for word in _split(str(part))]
 
 
 def _split(text: str) -> list[str]:
@@ -130,12 +135,8 @@ def targets(name: str, value: object) -> tuple[str, ...]:
     """Read ``'v5e,h100:8'``, or a list of such words, each once and as it is written best."""
     from pytest_nnxcheck.core.chips import CHIPS, parse_target  # late: most runs name no target
 
-    parts = [value] if isinstance(value, str) else value
-    parts = list(parts) if isinstance(parts, Iterable) else [None]
-    if not all(isinstance(part, str) for part in parts):
-        example = f"{', '.join(chip.name for chip in CHIPS)}, or a slice such as 'v5e:4x4'"
-        raise SettingError(f"{name}={value!r} is not a list of words, write some of {example}")
-    return tuple(dict.fromkeys(str(parse_target(word)) for part in parts for word in _split(str(part))))
+    known = f"{', '.join(chip.name for chip in CHIPS)}, or a slice such as 'v5e:4x4'"
+    return tuple(dict.fromkeys(str(parse_target(word)) for word in _listed(name, value, known)))
 
 
 def choice(*valid: str) -> Kind:

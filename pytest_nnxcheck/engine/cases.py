@@ -112,9 +112,8 @@ class Call:
 
     def on_targets(self, profile: Profile) -> OnTargets:
         """What compiles the call's programs for the targets of the settings."""
-        settings = self.settings
-        memory = "memory" in settings.invariants
-        return OnTargets(settings.target, self.memo.target_facts, profile.copied_bytes, with_copies=memory)
+        state = profile.copied_bytes if "memory" in self.settings.invariants else 0
+        return OnTargets(self.settings.target, self.memo.on_targets, state)
 
     def announce(self, profile: Profile | None) -> None:
         """Say that the nesting is about to run; without a profile, that the call is about to be traced, where it never was."""
@@ -128,9 +127,6 @@ class Call:
         running = tuple(row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract)
         notes = [Fact("abstract", running)] if running else []
         notes += self.memo.of_targets.get(self.key, ())
-        notes += [
-            Fact("asks for devices", self.settings.target, line) for line in self.memo.devices_asked.get(self.key, ())
-        ]
         if profile is not None and profile.untrained:
             notes.append(Fact("untrained", tuple(map(self.subject.path, profile.untrained)), self.subject.name))
         if self.compares_values and profile is not None and profile.equations > MOST_EQUATIONS:
@@ -154,7 +150,8 @@ class Call:
                 compat.devices_asked() as lines,
             ):
                 evaluated = profile(self.subject)
-            self.memo.devices_asked[self.key] = (*lines,) if self.settings.target else ()
+            if named := self.settings.target:
+                self.memo.of_targets[self.key] = tuple(Fact("asks for devices", named, line) for line in lines)
             if left:
                 raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
             return evaluated

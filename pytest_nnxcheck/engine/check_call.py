@@ -156,19 +156,11 @@ def run(call: Call, profile: Profile) -> Observation:
 
 def run_once(call: Call, profile: Profile, *, alone: bool = False, broken: bool = False) -> Observation:
     """The facts of a nesting that is run, ``alone`` where its program must be its own, ``broken`` where targets have to say what they make of it."""
-    programs, originals = call.memo.shared_programs, call.example.originals
-    donate = call.settings.donate
-    memory = "memory" in call.settings.invariants
+    programs, originals, nesting = call.memo.shared_programs, call.example.originals, call.nesting
+    donate, memory = call.settings.donate, "memory" in call.settings.invariants
+    targets = call.on_targets(profile) if broken or call.is_for_targets else None
     return observe(
-        call.subject,
-        profile,
-        call.nesting,
-        donate,
-        programs,
-        alone=alone,
-        originals=originals,
-        with_copies=memory,
-        targets=call.on_targets(profile) if broken or call.is_for_targets else None,
+        call.subject, profile, nesting, donate, programs, targets, alone=alone, originals=originals, with_copies=memory
     )
 
 

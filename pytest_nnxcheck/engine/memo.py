@@ -13,11 +13,11 @@ import numpy as np
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory
 from pytest_nnxcheck.core.outcome import UnNested
-from pytest_nnxcheck.engine.on_targets import FactsOfTargets
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.raw_access import cell_content
@@ -55,10 +55,8 @@ class Memo:
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     un_nested: dict[Any, UnNested] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
-    devices_asked: dict[Any, tuple[str, ...]] = field(default_factory=dict)
-    """The lines of a call that ask jax for its devices while it is traced."""
     of_targets: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
-    """What is worth telling of a call's programs on targets."""
+    """What is worth telling of a call where targets are named: lines that ask jax for its devices while it is traced, and its programs on targets."""
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)
@@ -67,7 +65,7 @@ class Memo:
     own_jits: set[str] = field(default_factory=set)
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
-    target_facts: FactsOfTargets = field(default_factory=FactsOfTargets)
+    on_targets: dict[str, OnTarget] = field(default_factory=dict)
 
 
 def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:

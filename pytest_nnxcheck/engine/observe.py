@@ -20,9 +20,8 @@ from pytest_nnxcheck.core.evidence import OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Copies, InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
 from pytest_nnxcheck.engine.abstract_run import Addresses, traced
-from pytest_nnxcheck.engine.on_targets import Donated, OnTargets
+from pytest_nnxcheck.engine.on_targets import OnTargets, Program
 from pytest_nnxcheck.inspection import buffers
-from pytest_nnxcheck.inspection.hlo import aliases
 from pytest_nnxcheck.inspection.origins import marked
 from pytest_nnxcheck.inspection.pointers import inner_donation, read_leaf
 from pytest_nnxcheck.inspection.visit import Found
@@ -56,11 +55,11 @@ def observe(
     nesting: Nesting,
     donate: str,
     programs: SharedPrograms | None = None,
+    targets: OnTargets | None = None,
     *,
     alone: bool = False,
     originals: Walk | None = None,
     with_copies: bool = False,
-    targets: OnTargets | None = None,
 ) -> Observation:
     """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
 
@@ -299,7 +298,7 @@ class Root:
         if self.with_copies:
             self.copies.append(copies_in(program, self.memories[-1], self.profile.copied_bytes, self.split_of(program)))
         if self.targets is not None and not program.hoisted:
-            self.on_targets.append(self.targets.all(staged, program, self.donated_leaves(compiled.program, program)))
+            self.on_targets.append(self.targets.all(Program.of(staged, program, names, compiled.program)))
         if not self.subject.abstract:
             return None
         return self.addresses.assign(compiled.program, staged.arguments, staged.lowered.out_info)
@@ -307,14 +306,6 @@ class Root:
     def split_of(self, program: TracedProgram) -> Callable[[Any], Split]:
         """What compiles another jitted function of the program's arguments, and gives its totals."""
         return lambda jitted: buffers.split_of(self.programs.program(jitted.lower(*program.arguments)))
-
-    def donated_leaves(self, compiled: Any, program: TracedProgram) -> Donated:
-        """The leaves that the program donates, by their numbers. An empty one has no buffer."""
-        names = dict(enumerate((*self.parameters(), *self.subject.input_names)))
-        donated = {number: names.get(number, "") for number in program.donated if program.arguments[number].size}
-        module = compat.serialized_hlo_module(compiled)
-        kept = set() if module is None else {*aliases(module).values()}
-        return Donated(donated, frozenset(donated.keys() - kept))
 
     def leaf(self, path: str, array: Any) -> Leaf:
         return self.addresses.leaf(path, array) if self.subject.abstract else read_leaf(path, array)

@@ -1,7 +1,7 @@
 """One program on each target: lowered from the trace that is there, compiled, and read. Nothing runs there, and nothing of the user's runs again.
 
 What is read is kept, in the process and between runs. jax's own cache cannot read a program for a chip that is not there, so the facts are
-kept, not the program: 200 bytes, for a second of compiling.
+kept, not the program: some 400 bytes, for a second of compiling.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_nnxcheck import atomic_file, compat, wheels
@@ -23,6 +21,7 @@ from pytest_nnxcheck.compat.compilation import Staged
 from pytest_nnxcheck.compat.shared_programs import canonical
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.evidence import OnTarget, Split, least_copy
+from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.hlo import aliases
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 
@@ -36,92 +35,51 @@ _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 @dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """Facts of one program, bytes a device; without totals where the compiler gives none, or ``refused`` the program for its size."""
+class Program:
+    """A program that was compiled for the CPU: as it was staged and traced; of the leaves that it donates the names, by their numbers, and those it loses."""
 
-    split: Split | None = None
-    peak: int | None = None
-    """What the compiler counts against the memory: jax's ``peak_memory_in_bytes`` on a TPU, from jax 0.7.2 on, else the sum of the totals."""
-    unpadded: int | None = None
-    aliased: tuple[int, ...] | None = None
-    """The numbers of the parameters whose buffer an output takes; `None` where the compiler does not tell."""
-    refused: str = ""
+    staged: Staged
+    traced: TracedProgram
+    donated: dict[int, str]
+    lost: frozenset[int]
 
     @classmethod
-    def of(cls, target: Target, compiled: Any) -> TargetFacts:
-        """Read a program that was compiled for a target."""
-        module = compat.serialized_hlo_module(compiled)
-        aliased = None if module is None else tuple(sorted(set(aliases(module).values())))
-        totals = compiled.memory_analysis()
-        if totals is None:
-            return cls(aliased=aliased)
-        split = Split(
-            totals.argument_size_in_bytes,
-            totals.output_size_in_bytes,
-            totals.temp_size_in_bytes,
-            totals.alias_size_in_bytes,
-            0,
-        )
-        if target.chip.gpu is not None:
-            return cls(split, split.peak, None, aliased)
-        heap = getattr(totals, "peak_memory_in_bytes", 0) or None
-        unpadded = (getattr(totals, "peak_unpadded_heap_bytes", 0) or None) if heap else None
-        return cls(split, heap or split.peak, unpadded, aliased)
+    def of(cls, staged: Staged, traced: TracedProgram, names: tuple[str, ...], compiled: Any) -> Program:
+        """With the names of its first arguments. An empty leaf has no buffer to donate."""
+        named = dict(enumerate(names))
+        donated = {number: named.get(number, "") for number in traced.donated if traced.arguments[number].size}
+        return cls(staged, traced, donated, frozenset(donated.keys() - (kept_buffers(compiled) or ())))
+
+    def with_donation(self, on: OnTarget, compiled: Any) -> OnTarget:
+        """What is said of the program with the leaves that lose their buffer as it was compiled for a target."""
+        kept = kept_buffers(compiled)
+        if kept is None:
+            return on
+        gone = self.donated.keys() - kept
+        lost = tuple(self.donated[number] for number in sorted(gone - self.lost))
+        return replace(on, donated=len(self.donated), lost=lost, lost_too=len(gone & self.lost))
 
 
-@dataclass(slots=True)
-class FactsOfTargets:
-    """The facts of the programs of one test, by the text of the program and what else decides them; ``folder`` keeps them for the next run."""
-
-    known: dict[str, TargetFacts] = field(default_factory=dict)
-
-    def facts(self, target: Target, lowered: Any, effort: str, folder: Path | None) -> TargetFacts:
-        """The facts of a lowered program. Raises `LeftOut`."""
-        environment = [os.environ.get(name, "") for name in _ENVIRONMENT]
-        versions = [version("jax"), version("jaxlib"), wheels.versions(target.chip.compiler)]
-        text = "\n".join([canonical(lowered.as_text()), str(target), effort, *versions, *environment])
-        key = hashlib.sha256(text.encode()).hexdigest()
-        if key not in self.known:
-            path = None if folder is None else folder / f"{key}-target.json"
-            self.known[key] = _kept(path, lambda: _compiled(target, lowered, effort))
-        return self.known[key]
+def kept_buffers(compiled: Any) -> set[int] | None:
+    """The numbers of the parameters whose buffer an output takes; `None` where the compiler does not tell."""
+    module = compat.serialized_hlo_module(compiled)
+    return None if module is None else {*aliases(module).values()}
 
 
-def _compiled(target: Target, lowered: Any, effort: str) -> TargetFacts:
-    try:
-        return TargetFacts.of(target, targets.compiled_for(target, lowered, effort=effort))
-    except targets.DoesNotFit as error:
-        return TargetFacts(refused=str(error))
+def with_totals(on: OnTarget, compiled: Any) -> OnTarget:
+    """What is said of a program with the totals of its compiler, where it gives some.
 
-
-def _kept(path: Path | None, compute: Callable[[], TargetFacts]) -> TargetFacts:
-    """The facts in a file, computed and written where it is not there or cannot be read."""
-    if path is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return _read(json.loads(path.read_text(encoding="utf-8")))
-    facts = compute()
-    if path is not None:
-        with contextlib.suppress(OSError):  # a folder that cannot be written costs a compile, never a test
-            atomic_file.write(path, json.dumps(asdict(facts)))
-    return facts
-
-
-def _read(value: dict[str, Any]) -> TargetFacts:
-    split, aliased = value.pop("split"), value.pop("aliased")
-    return TargetFacts(
-        split=None if split is None else Split(**split), aliased=None if aliased is None else (*aliased,), **value
-    )
-
-
-# --- a program on each target
-
-
-@dataclass(frozen=True, slots=True)
-class Donated:
-    """The leaves that a program donates, by their numbers: their names, and those whose buffer no output of the CPU's program takes."""
-
-    names: dict[int, str]
-    lost: frozenset[int]
+    A peak is jax's ``peak_memory_in_bytes`` on a TPU, from jax 0.7.2 on, else the sum of the totals.
+    """
+    totals = compiled.memory_analysis()
+    if totals is None:
+        return on
+    split = buffers.split_of(compiled)
+    if parse_target(on.target).chip.gpu:
+        return replace(on, split=split, peak=split.peak, fits=split.peak <= on.limit)
+    heap = getattr(totals, "peak_memory_in_bytes", 0)
+    unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
+    return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,72 +88,76 @@ class OnTargets:
 
     words: tuple[str, ...]
     """The targets, as they were named."""
-    facts: FactsOfTargets
+    known: dict[str, OnTarget]
+    """What was said of the programs of one test, by the text of the program and what else decides it."""
     state: int
-    """Bytes of one copy of the state."""
-    with_copies: bool
-    """Whether copies of the state are looked for."""
+    """Bytes of one copy of the state; 0 where copies are not looked for."""
 
-    def all(self, staged: Staged, program: TracedProgram, donated: Donated) -> tuple[OnTarget, ...]:
-        """A program, as it was staged and traced, on each target. Raises `CheckError` where a named slice has another size."""
-        return tuple(self._one(parse_target(word), staged, program, donated) for word in self.words)
+    def all(self, program: Program) -> tuple[OnTarget, ...]:
+        """What each target says of a program. Raises `CheckError` where a named slice has another size."""
+        return tuple(self._one(parse_target(word), program) for word in self.words)
 
-    def _one(self, named: Target, staged: Staged, program: TracedProgram, donated: Donated) -> OnTarget:
+    def _one(self, named: Target, program: Program) -> OnTarget:
         started = time.perf_counter()
         said = OnTarget(str(named), wheel=wheels.versions(named.chip.compiler), state=self.state)
         try:
-            mesh = targets.mesh_of(program.arguments)
-            target = targets.target_of(named, mesh)
-            said = replace(self._compiled(target, mesh, staged, program, donated), wheel=said.wheel)
+            mesh = targets.mesh_of(program.traced.arguments)
+            said = self._compiled(said, targets.target_of(named, mesh), mesh, program)
         except targets.LeftOut as error:
             said = replace(said, left_out=str(error))
         return replace(said, seconds=time.perf_counter() - started)
 
-    def _compiled(
-        self, target: Target, mesh: Any, staged: Staged, program: TracedProgram, donated: Donated
-    ) -> OnTarget:
+    def _compiled(self, said: OnTarget, target: Target, mesh: Any, program: Program) -> OnTarget:
         limit, share = targets.limit_of(target.chip)
+        first = DEFAULT if target.chip.gpu else QUICK
+        said = replace(said, target=str(target), limit=limit, share=share, effort=first)
 
-        def lower(jitted: Any, arguments: Sequence[Any]) -> Any:
-            return targets.lowered_for(target, mesh, jitted, arguments, program.donated)
+        def lower(jitted: Any = program.staged.jitted, arguments: Any = program.staged.arguments) -> Any:
+            return targets.lowered_for(target, mesh, jitted, arguments, program.traced.donated)
 
-        lowered = lower(staged.jitted, staged.arguments)
+        def compiled(lowered: Any, effort: str) -> OnTarget:
+            try:
+                there = targets.compiled_for(target, lowered, effort=effort)
+            except targets.DoesNotFit as error:
+                return replace(said, effort=effort, fits=False, refused=str(error))
+            return with_totals(program.with_donation(replace(said, effort=effort), there), there)
 
-        def copies(facts: TargetFacts, effort: str) -> int:
+        def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:
-                return self._facts(target, lower(jitted, program.arguments), effort).split
+                return compiled(lower(jitted, program.traced.arguments), on.effort).split
 
-            if not self.with_copies or facts.split is None:
-                return 0
-            return copies_in(program, facts.split, self.state, split_of).bytes
+            if not self.state or on.split is None:
+                return on
+            return replace(on, copies=copies_in(program.traced, on.split, self.state, split_of).bytes)
 
-        facts = self._facts(target, lowered, QUICK)
-        copied = copies(facts, QUICK)
-        copies_count, effort = copied >= least_copy(self.state), QUICK
-        if target.chip.gpu is None and (facts.refused or (facts.peak or 0) > NEAR * limit or copies_count):
-            effort = DEFAULT
+        def judged() -> OnTarget:
+            on, least = with_copies(compiled(lowered, first)), least_copy(self.state)
+            if first == DEFAULT or not (on.refused or (on.peak or 0) > NEAR * limit or on.copies >= least):
+                return on
             # Lowered anew: jax keeps what it compiled of a lowered program, whatever the effort.
-            facts = self._facts(target, lower(staged.jitted, staged.arguments), effort)
+            again = compiled(lower(), DEFAULT)
             # Where there is room the default effort spends memory on speed, on bfloat16 twins of weights say: it tells whether copies remain,
             # and not how many there are.
-            copied = copied if copies_count and copies(facts, effort) >= least_copy(self.state) else 0
-        gone = set() if facts.aliased is None else donated.names.keys() - {*facts.aliased}
-        return OnTarget(
-            target=str(target),
-            limit=limit,
-            share=share,
-            fits=not facts.refused and (target.chip.gpu is None or (facts.peak or 0) <= limit),
-            peak=facts.peak,
-            split=facts.split,
-            unpadded=facts.unpadded,
-            copies=copied,
-            state=self.state if self.with_copies and facts.split else 0,
-            donated=0 if facts.aliased is None else len(donated.names),
-            lost=tuple(donated.names[number] for number in sorted(gone - donated.lost)),
-            lost_too=len(gone & donated.lost),
-            refused=facts.refused,
-            effort=effort if target.chip.gpu is None else DEFAULT,
-        )
+            remain = on.copies >= least and with_copies(again).copies >= least
+            return replace(again, copies=on.copies if remain else 0)
 
-    def _facts(self, target: Target, lowered: Any, effort: str) -> TargetFacts:
-        return self.facts.facts(target, lowered, effort, compile_cache.folder_of_compiles())
+        lowered = lower()
+        return self._kept(judged, canonical(lowered.as_text()), repr((said, program.donated, sorted(program.lost))))
+
+    def _kept(self, judge: Callable[[], OnTarget], *text: str) -> OnTarget:
+        """What is said of a program, by what decides it: as it was said before, in this process or in the folder of compiled programs."""
+        versions = map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib"))
+        environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
+        key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
+        folder = compile_cache.folder_of_compiles()
+        path = None if folder is None else folder / f"{key}-target.json"
+        # A file that cannot be read or written costs a compile, never a test.
+        if path is not None and key not in self.known:
+            with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+                self.known[key] = OnTarget.of_json(json.loads(path.read_text(encoding="utf-8")))
+        if key not in self.known:
+            self.known[key] = judge()
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    atomic_file.write(path, json.dumps(asdict(self.known[key])))
+        return self.known[key]

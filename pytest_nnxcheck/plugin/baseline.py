@@ -128,9 +128,7 @@ class BaselineHooks:
         differences = self.stored.stamp.differences(stamp) if self.stored else ""
         if self.stored is not None and self.request.compares(differences):
             excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
-            comparison = baseline_comparison.compare(
-                entries, measured, self.request.tolerance, excused, any_wheel=self.request.any_stamp
-            )
+            comparison = baseline_comparison.compare(entries, measured, self.request, excused)
         lines, replayed = baseline_comparison.lines_of(test, measured), run.settings.nesting is not None
         item.stash[_result] = Result(test, astuple(stamp), differences, lines, replayed, comparison)
         if not comparison.grew:
@@ -139,9 +137,7 @@ class BaselineHooks:
         typed = options.typed(item.config.option, ("baseline", "memory_tolerance"))
         words = [checked.options, *(f"{flag(name)} {shlex.quote(value)}" for name, value in typed.items())]
         checked = replace(checked, options=" ".join(filter(None, words)))
-        return baseline_comparison.message(
-            comparison, entries, measured, self.request.tolerance, checked, any_wheel=self.request.any_stamp
-        )
+        return baseline_comparison.message(comparison, entries, measured, self.request, checked)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:

@@ -38,6 +38,14 @@ class Request:
         """Whether peaks are held against a file whose stamp has these differences from that of the run."""
         return self.update != "all" and (self.any_stamp or not differences)
 
+    def grew(self, before: int, now: int) -> bool:
+        """Whether a peak grew by more than is tolerated."""
+        return now > before * (1 + self.tolerance)
+
+    def shrank(self, before: int, now: int) -> bool:
+        """Whether a peak shrank by more than that."""
+        return now < before * (1 - self.tolerance)
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -112,35 +120,29 @@ CPU = ""
 """What stands for the CPU among the names of targets."""
 
 
-def peaks(before: Entry, now: Entry, *, any_wheel: bool) -> dict[str, tuple[int, int]]:
-    """The peaks to compare, by target: of one that another compiler counted only for ``any_wheel``."""
+def peaks(before: Entry, now: Entry, request: Request) -> dict[str, tuple[int, int]]:
+    """The peaks to compare, by target: of one that another compiler counted only where any stamp is compared."""
     known = {on.target: on for on in before.targets}
     both = [(known[on.target], on) for on in now.targets if on.target in known]
-    same = {new.target: (old.peak, new.peak) for old, new in both if any_wheel or old.wheel == new.wheel}
+    same = {new.target: (old.peak, new.peak) for old, new in both if request.any_stamp or old.wheel == new.wheel}
     return {CPU: (before.peak, now.peak), **same}
 
 
 def compare(
-    earlier: Mapping[str, Entry],
-    measured: Mapping[str, Measured],
-    tolerance: Fraction,
-    excused: Collection[str] = (),
-    *,
-    any_wheel: bool = False,
+    earlier: Mapping[str, Entry], measured: Mapping[str, Measured], request: Request, excused: Collection[str] = ()
 ) -> Comparison:
     """Hold what was measured against the entries of the same test; ``excused`` nestings ran, and are expected to fail."""
     entries = {name: (earlier[name], now.entry) for name, now in measured.items() if name in earlier}
-    both = {name: peaks(*pair, any_wheel=any_wheel).values() for name, pair in entries.items()}
-    grew = [name for name, pairs in both.items() if any(now > before * (1 + tolerance) for before, now in pairs)]
+    both = {name: peaks(*pair, request).values() for name, pair in entries.items()}
+    grew = [name for name, pairs in both.items() if any(request.grew(*pair) for pair in pairs)]
+    shrank = [name for name, pairs in both.items() if any(request.shrank(*pair) for pair in pairs)]
     wheels = {name: {on.target: on.wheel for on in before.targets} for name, (before, _) in entries.items()}
     on_targets = [(wheels[name].get(on.target, ""), on) for name, (_, now) in entries.items() for on in now.targets]
     others = (f"{on.target} {wheel} -> {on.wheel}" for wheel, on in on_targets if wheel not in ("", on.wheel))
     return Comparison(
         compared=len(both),
         grew=tuple(sorted(grew, key=lambda name: measured[name].outcome.nesting.plainness)),
-        shrank=tuple(
-            name for name, pairs in both.items() if any(now < before * (1 - tolerance) for before, now in pairs)
-        ),
+        shrank=tuple(shrank),
         new=tuple(name for name, now in measured.items() if name not in earlier and not now.fleeting),
         stale=tuple(
             name for name, entry in earlier.items() if not entry.drawn and name not in measured and name not in excused
@@ -186,10 +188,8 @@ def message(
     result: Comparison,
     earlier: Mapping[str, Entry],
     measured: Mapping[str, Measured],
-    tolerance: Fraction,
+    request: Request,
     checked: report.Report,
-    *,
-    any_wheel: bool = False,
 ) -> str:
     """The text of a failure: the smallest nesting that grew, and what in it did. The options of the report name the baseline."""
     smallest, *further = result.grew
@@ -197,23 +197,21 @@ def message(
 
     def grown_in(name: str) -> dict[str, str]:
         """What grew in a nesting, by target."""
-        pairs = peaks(earlier[name], measured[name].entry, any_wheel=any_wheel)
-        return {on: change(*pair) for on, pair in pairs.items() if pair[1] > pair[0] * (1 + tolerance)}
+        pairs = peaks(earlier[name], measured[name].entry, request)
+        return {on: change(*pair) for on, pair in pairs.items() if request.grew(*pair)}
 
+    also = {name: ", ".join(f"{on} {text}".strip() for on, text in grown_in(name).items()) for name in further[:_ALSO]}
     grown = [
-        f"{name}   {', '.join(f'{on} {text}'.strip() for on, text in grown_in(name).items())}"
-        for name in further[:_ALSO]
+        (on or "peak", f"{text}, tolerance {percent(request.tolerance)}") for on, text in grown_in(smallest).items()
     ]
-    there, on_cpu = grown_in(smallest), list[Row]()
-    if grew := there.pop(CPU, ""):
-        on_cpu += [("peak", f"{grew}, tolerance {percent(tolerance)}"), *split_rows(before.split, now.entry.split)]
-        on_cpu += [("buffer", text) for text in buffer_rows(before, now)]
+    if grown[0][0] == "peak":
+        buffers = (("buffer", text) for text in buffer_rows(before, now))
+        grown[1:1] = [*split_rows(before.split, now.entry.split), *buffers]
     more = [f"and {len(further) - _ALSO} more"] if further[_ALSO:] else []
     rows = [
         ("nesting", f"{smallest:<38} smallest of {len(result.grew)} that grew, {result.compared} compared"),
-        *on_cpu,
-        *((on, f"{text}, tolerance {percent(tolerance)}") for on, text in there.items()),
-        *(("also grew", text) for text in (*grown, *more)),
+        *grown,
+        *(("also grew", text) for text in (*(f"{name}   {text}" for name, text in also.items()), *more)),
         ("accept", f"pytest {shlex.quote(checked.argument)} {checked.options} {UPDATE}".replace("  ", " ")),
         ("replay", report.replay(checked, now.outcome.nesting)),
     ]

@@ -121,9 +121,7 @@ def format_baseline(baseline: Baseline) -> str:
 
 def format_line(key: Key, entry: Entry) -> str:
     """``{"test": "tests/test_a.py::test_b", "nesting": "jit > scan", "peak": 96, ...}``."""
-    content = asdict(entry)
-    if not entry.targets:
-        del content["targets"]
+    content = {name: value for name, value in asdict(entry).items() if value or name != "targets"}
     return _json({"test": key[0], "nesting": key[1], **content})
 
 

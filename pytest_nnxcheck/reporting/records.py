@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.evidence import Evidence, OnTarget, Split
+from pytest_nnxcheck.core.evidence import Evidence, OnTarget
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.reporting import memory_breakdown, tally
 from pytest_nnxcheck.reporting.report import Report, replay, summary
@@ -254,12 +254,7 @@ def broken(record: Records) -> str:
 
 def targets_of(nestings: Iterable[OfNesting]) -> tuple[OnTarget, ...]:
     """Of each target the worst program of some nestings."""
-    return tally.worst_of_targets(_on_target(each) for nesting in nestings for each in nesting["targets"])
-
-
-def _on_target(found: Mapping[str, Any]) -> OnTarget:
-    split = Split(**found["split"]) if found["split"] else None
-    return OnTarget(**{**found, "split": split, "lost": tuple(found["lost"])})
+    return tally.worst_of_targets(OnTarget.of_json(each) for nesting in nestings for each in nesting["targets"])
 
 
 def worst_peak(record: Records) -> OfNesting | None:

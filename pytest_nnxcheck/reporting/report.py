@@ -308,10 +308,8 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
     if on := worst_on_targets(report.outcomes):
-        pairs.append(("nnx_targets", targets.brief(on)))
-        pairs.append(
-            ("nnx_target_seconds", ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out))
-        )
+        seconds = ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out)
+        pairs += [("nnx_targets", targets.brief(on)), ("nnx_target_seconds", seconds)]
     if expectations := _expectations(report):
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):

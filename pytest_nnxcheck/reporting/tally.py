@@ -60,12 +60,10 @@ def worst_on_targets(outcomes: Iterable[Outcome]) -> tuple[OnTarget, ...]:
 
 def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
     """The same of programs, each with the seconds of all on its target."""
-    worst: dict[str, OnTarget] = {}
+    programs: dict[str, list[OnTarget]] = {}
     for on in targets:
-        earlier = worst.get(on.target)
-        seconds = on.seconds + (earlier.seconds if earlier else 0.0)
-        worst[on.target] = replace(max(earlier or on, on, key=_badness), seconds=seconds)
-    return (*worst.values(),)
+        programs.setdefault(on.target, []).append(on)
+    return tuple(replace(max(of, key=_badness), seconds=sum(on.seconds for on in of)) for of in programs.values())
 
 
 def _badness(on: OnTarget) -> tuple[bool, bool, float]:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_nnxcheck.core.chips import GIB, parse_target
+from pytest_nnxcheck.core.chips import GIB, SHARE, parse_target
 from pytest_nnxcheck.core.evidence import Bound, OnTarget
-from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, LostOnTarget, OverBudgetOnTarget
+from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, FindingOnTarget, OverBudgetOnTarget
 from pytest_nnxcheck.core.text import Row, format_bytes, some
-
-FindingOnTarget = DoesNotFit | OverBudgetOnTarget | CopiedOnTarget | LostOnTarget
 
 PADDED, LITTLE = 0.1, 2**20
 """Of a peak, and bytes: less padding is not told."""
-
-DEFAULT_SHARE = 0.75
-"""Of the memory of a GPU, which jax takes where nothing else is set."""
 
 
 def rows(targets: Iterable[OnTarget]) -> tuple[Row, ...]:
@@ -61,7 +56,7 @@ def share(on: OnTarget) -> str:
     """Which part of the memory of a GPU the limit is."""
     if on.share == 1.0:
         return ""
-    by_default = " by default" if on.share == DEFAULT_SHARE else ""
+    by_default = " by default" if on.share == SHARE else ""
     return f", the {100 * on.share:.0f} % of the memory that jax takes{by_default} (XLA_PYTHON_CLIENT_MEM_FRACTION)"
 
 
@@ -91,9 +86,7 @@ def sentence(finding: FindingOnTarget) -> str:
             return f"peak {peak(on.peak or 0, budget)} on {on.target} is over the budget of {format_bytes(budget)}"
         case CopiedOnTarget():
             return f"the program holds {on.copies / max(on.state, 1):.2f} more copies of its state on {on.target}"
-        case LostOnTarget():
-            lost = len(on.lost)
-            return f"{lost} of {on.donated} donated leaves {lose(lost)} on {on.target}: {some(on.lost)}"
+    return f"{len(on.lost)} of {on.donated} donated leaves {lose(len(on.lost))} on {on.target}: {some(on.lost)}"
 
 
 def device(on: OnTarget) -> str:

@@ -24,6 +24,7 @@ from pytest_nnxcheck.core.outcome import (
     DoesNotFit,
     Figures,
     Finding,
+    FindingOnTarget,
     LostBuffer,
     LostOnTarget,
     MadeInEndedTrace,
@@ -150,7 +151,7 @@ def hint_of_memory(findings: Findings) -> str:
     return hints.does_not_fit(targets.larger_slices(unfit[0])) if unfit else ""
 
 
-def of_memory(finding: OnCpu | targets.FindingOnTarget) -> str:
+def of_memory(finding: OnCpu | FindingOnTarget) -> str:
     if not isinstance(finding, OnCpu):
         return targets.sentence(finding)
     figures = finding.figures

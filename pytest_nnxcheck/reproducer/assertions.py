@@ -15,6 +15,7 @@ from pytest_nnxcheck.core.outcome import (
     CopiedOnTarget,
     DoesNotFit,
     Finding,
+    FindingOnTarget,
     LostBuffer,
     LostOnTarget,
     MadeInEndedTrace,
@@ -104,14 +105,11 @@ def assertions(outcome: Outcome | None, nesting: Nesting, facts: Facts) -> Asser
     return made
 
 
-ON_TARGET = (DoesNotFit, OverBudgetOnTarget, CopiedOnTarget, LostOnTarget)
-
-
 def judged_on(outcome: Outcome | None) -> OnTarget | None:
     """The first target of which a program has to show something: where the CPU shows nothing."""
     violations = outcome.violations if outcome is not None else ()
     found = [each for violation in violations if violation.invariant in ASSERTED for each in violation.findings]
-    on = [finding.on for finding in found if isinstance(finding, ON_TARGET)]
+    on = [finding.on for finding in found if isinstance(finding, FindingOnTarget)]
     return on[0] if on and len(on) == len(found) else None
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.primitives import COPIES
-from pytest_nnxcheck.compat.targets import configured, lowered_on, mesh_of
+from pytest_nnxcheck.compat.targets import effort_options, lowered_on, mesh_of
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.jaxprs.flow import constants, inner_jaxprs
 from pytest_nnxcheck.reporting import targets
@@ -211,7 +212,7 @@ def compile_on_target(_compiled: Any, lowered: Any, jitted: Any, args: Any) -> N
     devices = topologies.get_topology_desc(**where).devices
     there = lowered_on(where["platform"], devices, mesh_of(leaves), jitted, args, tuple(donated))
     try:
-        with configured(TARGET["effort"]):
+        with configured(effort_options(TARGET["effort"])):
             program = there.compile(compiler_options=TARGET["options"])
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -247,9 +248,8 @@ def keeps_buffers_on_target(named: dict[str, Any]) -> None:
     head = program.as_text().partition("\n")[0].partition("input_output_alias={")[2]
     kept = [leaves[int(number)] for number in re.findall(r": \((\d+), \{\}", head)]
     lost = [name for name, leaf in named.items() if not any(leaf is each for each in kept)]
-    lose = "loses its buffer" if len(lost) == 1 else "lose their buffer"
     where, names = TARGET["name"], ", ".join(lost)
-    text = f"{len(lost)} of {len(donated)} donated leaves {lose} on {where}: {names}"
+    text = f"{len(lost)} of {len(donated)} donated leaves {targets.lose(len(lost))} on {where}: {names}"
     report("donation", [text] if lost else [])
 
 

@@ -119,7 +119,7 @@ def environment(folders: list[str], on: OnTarget | None) -> list[str]:
     """What must be set before jax is imported: simulated devices, the platform, what the compiler of a target needs, where the user's modules are."""
     lines = [f"import {'os, sys' if folders else 'os'}"]
     if on is not None:
-        needed = wheels.WITHOUT_TPU if parse_target(on.target).chip.gpu is None else wheels.WITHOUT_GPU
+        needed = wheels.WITHOUT_GPU if parse_target(on.target).chip.gpu else wheels.WITHOUT_TPU
         lines.append(f"os.environ |= { ({**needed, wheels.LOG_LEVEL: '3'})!r}")
     if jax.default_backend() == "cpu":
         lines.append('os.environ.setdefault("JAX_PLATFORMS", "cpu")')

@@ -55,10 +55,9 @@ def form_of(
     opened = {name: fields for call in calls for name, fields in call.opened.items()}
     aliases = needed.aliases | {name: f"{name}_" for name in bound_in(f"{nestings}\n{wrapper}") & taken}
     support = {name: text for name, text in needed.definitions.items() if name not in ran}
-    if OPENED in support:
-        support[OPENED] = support[OPENED].replace("{}", repr(opened))
-    if TARGET in support:
-        support[TARGET] = support[TARGET].replace("{}", repr(asked.target))
+    for table, content in ((OPENED, opened), (TARGET, asked.target)):
+        if table in support:
+            support[table] = support[table].replace("{}", repr(content))
     return Form(
         imports=(*(f"import {name}" for name in ("contextlib", "types") if name in used), *needed.imports),
         layers=tuple(text for name, text in needed.definitions.items() if name in ran),
@@ -119,18 +118,16 @@ def root_jit(nesting: Nesting, settings: Settings, facts: Facts, asked: Assertio
     options = f"keep_unused=True, donate_argnums={donated!r}" if donated and asked.donates else "keep_unused=True"
     if is_traced(nesting, facts, asked):
         return PLAIN
-    if facts.abstract:
-        show = (
-            "lambda *stage: compile_on_target(*stage) or abstract_outputs(*stage)"
-            if asked.target
-            else "abstract_outputs"
-        )
-        return f"lambda wrapper, f: staged(wrapper, f, {show}, {options})"
+    show = "abstract_outputs" if facts.abstract else ""
     if asked.target:
-        return f"lambda wrapper, f: staged(wrapper, f, compile_on_target, {options})"
-    if asked.compiles:
-        return f"lambda wrapper, f: staged(wrapper, f, lambda compiled, *_: COMPILED.append(compiled), {options})"
-    return f"lambda wrapper, f: wrapper(f, {options})"
+        show = f"lambda *stage: compile_on_target(*stage) or {show}(*stage)" if show else "compile_on_target"
+    elif asked.compiles and not show:
+        show = "lambda compiled, *_: COMPILED.append(compiled)"
+    return (
+        f"lambda wrapper, f: staged(wrapper, f, {show}, {options})"
+        if show
+        else f"lambda wrapper, f: wrapper(f, {options})"
+    )
 
 
 PLAIN = "lambda wrapper, f: wrapper(f)"

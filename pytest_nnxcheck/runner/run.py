@@ -98,15 +98,10 @@ class Run:
 
     def _without_target(self) -> tuple[Note, ...]:
         """A note where nestings were judged, and no program of any was compiled for a target."""
-        judged = [
-            outcome for outcome in self.outcomes.values() if outcome.nesting.layers and outcome.verdict != "rejected"
-        ]
+        words, outcomes = self.settings.target, self.outcomes.values()
+        judged = [outcome for outcome in outcomes if outcome.nesting.layers and outcome.verdict != "rejected"]
         compiled = any(outcome.evidence and outcome.evidence.targets for outcome in judged)
-        return (
-            (Fact("nothing on target", self.settings.target),)
-            if judged and self.settings.target and not compiled
-            else ()
-        )
+        return (Fact("nothing on target", words),) if words and judged and not compiled else ()
 
     def forget(self) -> None:
         """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""

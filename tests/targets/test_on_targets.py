@@ -209,12 +209,19 @@ def test_facts_are_kept_for_the_next_run(pytester, monkeypatch):
     )
     first = pytester.runpytest_inprocess("-p", "no:randomly")
     first.assert_outcomes(passed=1)
-    monkeypatch.setattr(targets, "compiled_for", None)
-    second = pytester.runpytest_inprocess("-p", "no:randomly")
+    kept = {path: path.read_text("utf-8") for path in pytester.path.rglob("*-target.json")}
+    assert len(kept) == 2
+    with monkeypatch.context() as without_compilers:
+        without_compilers.setattr(targets, "compiled_for", None)
+        second = pytester.runpytest_inprocess("-p", "no:randomly")
     second.assert_outcomes(passed=1)
     second.stdout.fnmatch_lines(
         ["*fits v5e: *; fits h100: *" if "h100" in TOLD else "*fits v5e: *; compiles for h100*"]
     )
+    for path, broken in zip(kept, ("[]", '{"target": "v5e"}'), strict=True):
+        path.write_text(broken, "utf-8")
+    pytester.runpytest_inprocess("-p", "no:randomly").assert_outcomes(passed=1)
+    assert {path: path.read_text("utf-8") for path in kept} == kept
 
 
 def test_the_default_effort_is_asked_where_the_fast_one_is_not_the_last_word(monkeypatch):

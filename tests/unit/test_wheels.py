@@ -1,7 +1,6 @@
 """What a target needs before its compiler is asked: the machine, the wheels that are installed, the environment."""
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.core.errors import SettingError
@@ -23,7 +22,8 @@ def machine(monkeypatch):
         there = {"jax": jax, "jaxlib": jax, **dict(installed)}
         monkeypatch.setattr(wheels, "_machine", lambda: (system, processor))
         monkeypatch.setattr(wheels, "version", lambda name: there.get(name, ""))
-        monkeypatch.setattr(wheels, "_libtpu_of_jax", lambda: SpecifierSet(libtpu))
+        wanted = [f'libtpu{libtpu}; extra == "tpu"', "libtpu-nightly==0.1"] if libtpu else ["numpy>=2"]
+        monkeypatch.setattr(wheels.metadata, "requires", lambda name: wanted)
         monkeypatch.setattr(wheels, "_has_device", lambda patterns: bool({*devices} & {*patterns}))
 
     return machine
@@ -86,10 +86,13 @@ def test_a_jax_that_asks_for_no_libtpu_takes_any(machine):
     assert wheels.problem(["v5e"]) == ""
 
 
-def test_the_libtpu_of_the_jax_that_is_installed_is_read():
+def test_the_libtpu_of_the_jax_that_is_installed_is_read(monkeypatch):
     if wheels.version("jax") == "0.4.33":
         pytest.skip("it asks for a nightly build of another name")
-    assert str(wheels._libtpu_of_jax()).startswith("==0.")
+    real = wheels.version
+    monkeypatch.setattr(wheels, "_machine", lambda: ("Linux", "x86_64"))
+    monkeypatch.setattr(wheels, "version", lambda name: "99.0" if name == "libtpu" else real(name))
+    assert ": pip install 'libtpu==0." in wheels.problem(["v5e"])
 
 
 def test_a_stamp_names_the_wheel(machine):

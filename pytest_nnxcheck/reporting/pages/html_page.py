@@ -324,8 +324,8 @@ def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
         yield f"expected{cpu}", format_bytes(nesting["expected_peak"]), ""
     if not {"line", "un-nested"} & labels:
         yield from ((label, text, "") for label, text in nesting["story"])
-    on = [row for row in targets.rows(records.targets_of([nesting])) if row[0] not in labels]
-    yield from ((label, text, "") for label, text in on)
+    on = targets.rows(records.targets_of([nesting]))
+    yield from ((label, text, "") for label, text in on if label not in labels)
     if nesting["program"] and not nesting["program_text"]:
         yield "program", nesting["program"], "command"
     yield "replay", nesting["replay"], "command"

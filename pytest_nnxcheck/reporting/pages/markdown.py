@@ -39,16 +39,14 @@ def render(document: Mapping[str, Any], limit: int = COMMENT) -> str:
     space.take(_head(document, bad, tests))
     on_targets = any(nesting["targets"] for nesting in document["nestings"])
     table, passed = map(_with_targets, (_TABLE, _PASSED)) if on_targets else (_TABLE, _PASSED)
-    rows = space.fill(table, (_failing_row(record, on_targets=on_targets) for record in bad))
+    cell = _on_targets if on_targets else lambda _: ""
+    rows = space.fill(table, (_failing_row(record, cell) for record in bad))
     detailed = space.fill("", map(_details, bad))
     left = len(bad) - min(rows, detailed)
     if good:
         label = f"{counted(len(good), 'test')} passed or skipped"
-        left += len(good) - space.fill(
-            _open(label) + passed,
-            (_passing_row(record, on_targets=on_targets) for record in good),
-            "\n</details>\n",
-        )
+        told = (_passing_row(record, cell) for record in good)
+        left += len(good) - space.fill(_open(label) + passed, told, "\n</details>\n")
     if measured := [record for record in tests if record["test"]["un_nested_peak"]]:
         pieces = sum(len(record["test"]["advice"]) for record in measured)
         advice = f", and advice on {pieces} of them" if pieces else ""
@@ -157,26 +155,25 @@ def _on_targets(nestings: list[OfNesting]) -> str:
     return f" {text(targets.brief(records.targets_of(nestings))) or '-'} |"
 
 
-def _failing_row(record: Records, *, on_targets: bool) -> str:
+def _failing_row(record: Records, cell: Callable[[list[OfNesting]], str]) -> str:
     shown = records.shown(record)
     nesting = code(shown["nesting"]) if shown else "-"
     peak, budget = (_bytes(shown["peak"]), _bytes(shown["budget"])) if shown else ("-", "-")
     row = f"| {code(record['test']['nodeid'])} | {text(records.broken(record))} | {nesting} | {peak} | {budget} |"
-    return row + (_on_targets([shown] if shown else []) if on_targets else "") + "\n"
+    return f"{row}{cell([shown] if shown else [])}\n"
 
 
 def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def _passing_row(record: Records, *, on_targets: bool) -> str:
+def _passing_row(record: Records, cell: Callable[[list[OfNesting]], str]) -> str:
     test, worst = record["test"], records.worst_peak(record)
     name = code(test["nodeid"])
     left = f", {test['not_run']} not run" if test["not_run"] else ""
     tried = f"{len(record['nestings'])}: {counts(test['counts'])}{left}" if record["nestings"] else test["outcome"]
     peak, budget = (_bytes(worst["peak"]), _bytes(worst["budget"])) if worst else ("-", "-")
-    row = f"| {name} | {text(tried)} | {peak} | {budget} |"
-    return row + (_on_targets(record["nestings"]) if on_targets else "") + "\n"
+    return f"| {name} | {text(tried)} | {peak} | {budget} |{cell(record['nestings'])}\n"
 
 
 def _memory(record: Records) -> str:

@@ -12,7 +12,8 @@ from checking import call
 from flax import nnx
 from healthy import assign
 
-from pytest_nnxcheck.compat.targets import configured, lowered_on, mesh_of
+from pytest_nnxcheck.compat.compilation import configured
+from pytest_nnxcheck.compat.targets import effort_options, lowered_on, mesh_of
 from pytest_nnxcheck.reproducer import checks, runtime
 from pytest_nnxcheck.reproducer.checks import (
     agree,
@@ -200,7 +201,11 @@ def test_all_that_programs_copy_beside_the_layers_is_small():
     functions = [each for each in (*vars(runtime).values(), *vars(checks).values()) if inspect.isfunction(each)]
     functions += [first, stack, on_mesh, abstract_state]
     copied = extract(
-        tuple(place(each) for each in functions if each not in {*for_target, configured, lowered_on, mesh_of})
+        tuple(
+            place(each)
+            for each in functions
+            if each not in {*for_target, configured, effort_options, lowered_on, mesh_of}
+        )
     )
     assert "leaves_no_tracers" in {name for _, name in copied.definitions}
     assert lines_of(copied) <= 410

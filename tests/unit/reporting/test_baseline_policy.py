@@ -19,6 +19,7 @@ OLD = Stamp("0.5.3", "0.5.3", "0.10.2", "cpu", "cpu")
 NEW = Stamp("0.6.2", "0.6.1", "0.10.7", "cpu", "cpu")
 DIFFERS = "jax 0.5.3 -> 0.6.2, jaxlib 0.5.3 -> 0.6.1, flax 0.10.2 -> 0.10.7"
 FIVE = Fraction(1, 20)
+PEAKS = Request("peaks", FIVE)
 
 
 def held(size, kind="temporary", shape="float32[4]", operation="dot", line=""):
@@ -52,7 +53,7 @@ def now_on_v5e(cpu, peak):
 
 
 @pytest.mark.parametrize(
-    "cpu, peak, wheel, any_wheel, expected",
+    "cpu, peak, wheel, any_stamp, expected",
     [
         (100, 105, "libtpu 1", False, Comparison(1)),
         (100, 106, "libtpu 1", False, Comparison(1, grew=("jit",))),
@@ -62,15 +63,15 @@ def now_on_v5e(cpu, peak):
         (100, 106, "libtpu 0", True, Comparison(1, grew=("jit",), other_wheels=("v5e libtpu 0 -> libtpu 1",))),
     ],
 )
-def test_a_peak_on_a_target_is_compared_where_the_same_compiler_counted_it(cpu, peak, wheel, any_wheel, expected):
-    known = {"jit": on_v5e(Entry(100), 100, wheel)}
-    assert baseline_comparison.compare(known, now_on_v5e(cpu, peak), FIVE, any_wheel=any_wheel) == expected
+def test_a_peak_on_a_target_is_compared_where_the_same_compiler_counted_it(cpu, peak, wheel, any_stamp, expected):
+    known, request = {"jit": on_v5e(Entry(100), 100, wheel)}, Request("peaks", FIVE, any_stamp=any_stamp)
+    assert baseline_comparison.compare(known, now_on_v5e(cpu, peak), request) == expected
 
 
 def test_a_peak_on_a_target_that_the_file_does_not_have_is_new():
     known = {"jit": on_v5e(Entry(100), 100, target="h100")}
-    assert baseline_comparison.compare(known, now_on_v5e(100, 900), FIVE) == Comparison(1, new_on_targets=1)
-    assert baseline_comparison.compare(known, now_of(jit=100), FIVE) == Comparison(1), "a run without a target"
+    assert baseline_comparison.compare(known, now_on_v5e(100, 900), PEAKS) == Comparison(1, new_on_targets=1)
+    assert baseline_comparison.compare(known, now_of(jit=100), PEAKS) == Comparison(1), "a run without a target"
 
 
 @pytest.mark.parametrize(
@@ -89,20 +90,22 @@ def test_a_peak_on_a_target_that_the_file_does_not_have_is_new():
     ],
 )
 def test_what_grew_and_what_shrank(before, now, tolerance, grew, shrank):
-    result = baseline_comparison.compare(known_of(jit=before), now_of(jit=now), Fraction(tolerance) / 100)
+    result = baseline_comparison.compare(
+        known_of(jit=before), now_of(jit=now), Request("peaks", Fraction(tolerance) / 100)
+    )
     assert result == Comparison(1, ("jit",) * grew, ("jit",) * shrank)
 
 
 def test_what_is_new_and_what_is_stale():
     known = {**known_of(jit=1, jit_remat=5, jit_vmap=7), "jit > cond": Entry(1, drawn=True)}
     now = {**now_of(jit=1, jit_scan=9), "jit > jit": measured("jit > jit", Split(1, 0, 0, 0, 0), fleeting=True)}
-    result = baseline_comparison.compare(known, now, Fraction(0), excused={"jit > vmap"})
+    result = baseline_comparison.compare(known, now, Request("peaks", Fraction(0)), excused={"jit > vmap"})
     assert result == Comparison(1, new=("jit > scan",), stale=("jit > remat",))
 
 
 def test_draws_that_vary_are_compared_and_not_kept():
     now = {"jit": measured("jit", Split(9, 0, 0, 0, 0), fleeting=True), **now_of(jit_scan=9)}
-    assert baseline_comparison.compare(known_of(jit=1), now, FIVE).grew == ("jit",)
+    assert baseline_comparison.compare(known_of(jit=1), now, PEAKS).grew == ("jit",)
     assert [*map(baseline_file.parse_line, baseline_comparison.lines_of("t", now))] == [
         (("t", "jit > scan"), now["jit > scan"].entry)
     ]
@@ -121,9 +124,9 @@ def test_what_is_compared(update, any_stamp, same, other):
 
 
 def text_of(known, now, **more):
-    result = baseline_comparison.compare(known, now, FIVE)
+    result = baseline_comparison.compare(known, now, PEAKS)
     checked = Report((), Settings(), test_id="t.py::test_x[a b]", argument="t.py::test_x[a b]", **more)
-    return baseline_comparison.message(result, known, now, FIVE, checked).splitlines()
+    return baseline_comparison.message(result, known, now, PEAKS, checked).splitlines()
 
 
 def test_the_message_says_what_grew():
