@@ -56,27 +56,33 @@ def target_of(named: Target, mesh: Any) -> Target:
     return target
 
 
-def mesh_of(leaves: Sequence[Any]) -> Any:
-    """The mesh of several devices that leaves are sharded over, `None` where there is none. Raises `LeftOut` for meshes of two shapes."""
+def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
+    """The mesh of several devices that leaves are sharded over, `None` where there is none. Raises `LeftOut` for meshes of two sizes.
+
+    Where only the code names a mesh, it is a flat one of the devices that the program was ``compiled`` for.
+    """
     import jax
+    import numpy as np
 
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     named = [sharding.mesh for sharding in shardings if isinstance(sharding, jax.sharding.NamedSharding)]
-    meshes = {(tuple(mesh.axis_names), tuple(mesh.shape.values())): mesh for mesh in named if mesh.size > 1}
+    meshes = {mesh.size: mesh for mesh in named if mesh.size > 1}
     if len(meshes) > 1:
-        sizes = " and ".join(str(mesh.size) for mesh in meshes.values())
-        raise LeftOut(f"meshes of {sizes} devices in one program")
-    return next(iter(meshes.values()), None)
+        raise LeftOut(f"meshes of {' and '.join(map(str, meshes))} devices in one program")
+    if meshes or compiled is None:
+        return next(iter(meshes.values()), None)
+    devices = max((each.device_set for each in jax.tree.leaves(compiled.input_shardings)), key=len, default=())
+    return jax.sharding.Mesh(np.array([*devices]), ("devices",)) if len(devices) > 1 else None
 
 
 def limit_of(chip: Chip) -> tuple[int, float]:
     """Bytes that a program may use, and which share of the memory that is."""
     if not chip.gpu:
         return chip.memory, 1.0
-    given = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), "")
+    given, share = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), ""), SHARE
     with contextlib.suppress(ValueError):
-        return round(chip.memory * float(given)), float(given)
-    return round(chip.memory * SHARE), SHARE
+        share = share if not 0 < float(given) <= 1 else float(given)  # more is memory of the host
+    return round(chip.memory * share), share
 
 
 def lowered_for(target: Target, mesh: Any, jitted: Any, arguments: Any, donated: tuple[int, ...]) -> Any:
@@ -98,16 +104,21 @@ def lowered_on(
     import jax
     import jax.export
 
-    there = _mesh(mesh or active_mesh(), devices if mesh is not None else devices[:1])
-    one = jax.sharding.SingleDeviceSharding(devices[0])
+    active = active_mesh()
+    like = active if active is not None and (mesh is None or active.size == mesh.size) else mesh
+    there = _mesh(like, devices if mesh is not None else devices[:1])
+    unsharded: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(devices[0])
+    if mesh is not None:
+        unsharded = jax.sharding.NamedSharding(there, jax.sharding.PartitionSpec())
 
     def placed(leaf: Any) -> Any:
         if not hasattr(leaf, "dtype"):
             return leaf
         sharding = getattr(leaf, "sharding", None)
-        # Not the kind of memory: that of a CPU device has a name which no chip has before jax 0.8.
-        spec = sharding.spec if isinstance(sharding, jax.sharding.NamedSharding) else jax.sharding.PartitionSpec()
-        put = one if mesh is None else jax.sharding.NamedSharding(there, spec)
+        put = unsharded
+        if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
+            # Not the kind of memory: that of a CPU device has a name which no chip has before jax 0.8.
+            put = jax.sharding.NamedSharding(_mesh(sharding.mesh, devices), sharding.spec)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=put, weak_type=getattr(leaf, "weak_type", False))
 
     leaves, tree = jax.tree.flatten(arguments)

@@ -142,6 +142,9 @@ INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
 OPTIONAL_INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if not row.default)
 """What is asserted where it is named."""
 
+TARGETED = frozenset({"memory", "donation"})
+"""What the compilers of targets judge as well."""
+
 OWN_INVARIANTS: dict[str, InvariantRow] = {}
 """What `register_invariant` was given, by name."""
 

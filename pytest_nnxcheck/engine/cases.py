@@ -11,7 +11,7 @@ import jax
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.core.catalogue import JIT, STYLES, rows_of
+from pytest_nnxcheck.core.catalogue import JIT, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
@@ -41,10 +41,6 @@ from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-
-TARGETED = frozenset({"memory", "donation"})
-"""The invariants that targets judge as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +96,9 @@ class Call:
         judged = settings.target and TARGETED & {*settings.invariants}
         if not judged or not layers or not layers[0].row.compiles:
             return False
-        plain = next((style for style in STYLES[:2] if style in settings.styles), "")
-        return layers == (Layer(JIT, plain),) or settings.effort == "thorough" or settings.nesting is not None
+        return (
+            layers == (Layer(JIT, settings.styles[0]),) or settings.effort == "thorough" or settings.nesting is not None
+        )
 
     def require_slices(self) -> None:
         """Raise `CheckError` where a slice was named of another size than the mesh of the call, before anything of the call runs."""

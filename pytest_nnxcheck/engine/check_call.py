@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck import compat, invariants
-from pytest_nnxcheck.core.catalogue import JIT
+from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Note, RaisedUnNested, ValueAsked
@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome,
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import causes, traced
-from pytest_nnxcheck.engine.cases import TARGETED, Call, CallStarted, Unrestored, case_of, case_of_un_nested, settled
+from pytest_nnxcheck.engine.cases import Call, CallStarted, Unrestored, case_of, case_of_un_nested, settled
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
 from pytest_nnxcheck.engine.memo import Memo, signature

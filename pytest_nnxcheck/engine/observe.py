@@ -298,7 +298,9 @@ class Root:
         if self.with_copies:
             self.copies.append(copies_in(program, self.memories[-1], self.profile.copied_bytes, self.split_of(program)))
         if self.targets is not None and not program.hoisted:
-            self.on_targets.append(self.targets.all(Program.of(staged, program, names, compiled.program)))
+            self.on_targets.append(
+                self.targets.all(Program.of(staged, program, names, compiled.program, self.memories[-1].constants))
+            )
         if not self.subject.abstract:
             return None
         return self.addresses.assign(compiled.program, staged.arguments, staged.lowered.out_info)

@@ -34,6 +34,10 @@ _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """What else decides how a program is compiled."""
 
 
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program that was compiled for the CPU: as it was staged and traced; of the leaves that it donates the names, by their numbers, and those it loses."""
@@ -42,13 +46,19 @@ class Program:
     traced: TracedProgram
     donated: dict[int, str]
     lost: frozenset[int]
+    compiled: Any
+    constants: int
+    """Bytes of the constants, as the CPU counts them: the totals of a GPU leave them out."""
 
     @classmethod
-    def of(cls, staged: Staged, traced: TracedProgram, names: tuple[str, ...], compiled: Any) -> Program:
+    def of(
+        cls, staged: Staged, traced: TracedProgram, names: tuple[str, ...], compiled: Any, constants: int
+    ) -> Program:
         """With the names of its first arguments. An empty leaf has no buffer to donate."""
         named = dict(enumerate(names))
         donated = {number: named.get(number, "") for number in traced.donated if traced.arguments[number].size}
-        return cls(staged, traced, donated, frozenset(donated.keys() - (kept_buffers(compiled) or ())))
+        lost = frozenset(donated.keys() - (kept_buffers(compiled) or ()))
+        return cls(staged, traced, donated, lost, compiled, constants)
 
     def with_donation(self, on: OnTarget, compiled: Any) -> OnTarget:
         """What is said of the program with the leaves that lose their buffer as it was compiled for a target."""
@@ -66,7 +76,7 @@ def kept_buffers(compiled: Any) -> set[int] | None:
     return None if module is None else {*aliases(module).values()}
 
 
-def with_totals(on: OnTarget, compiled: Any) -> OnTarget:
+def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     """What is said of a program with the totals of its compiler, where it gives some.
 
     A peak is jax's ``peak_memory_in_bytes`` on a TPU, from jax 0.7.2 on, else the sum of the totals.
@@ -76,6 +86,7 @@ def with_totals(on: OnTarget, compiled: Any) -> OnTarget:
         return on
     split = buffers.split_of(compiled)
     if parse_target(on.target).chip.gpu:
+        split = replace(split, constants=constants)
         return replace(on, split=split, peak=split.peak, fits=split.peak <= on.limit)
     heap = getattr(totals, "peak_memory_in_bytes", 0)
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
@@ -101,7 +112,7 @@ class OnTargets:
         started = time.perf_counter()
         said = OnTarget(str(named), wheel=wheels.versions(named.chip.compiler), state=self.state)
         try:
-            mesh = targets.mesh_of(program.traced.arguments)
+            mesh = targets.mesh_of(program.traced.arguments, program.compiled)
             said = self._compiled(said, targets.target_of(named, mesh), mesh, program)
         except targets.LeftOut as error:
             said = replace(said, left_out=str(error))
@@ -120,11 +131,12 @@ class OnTargets:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.DoesNotFit as error:
                 return replace(said, effort=effort, fits=False, refused=str(error))
-            return with_totals(program.with_donation(replace(said, effort=effort), there), there)
+            return with_totals(program.with_donation(replace(said, effort=effort), there), there, program.constants)
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:
-                return compiled(lower(jitted, program.traced.arguments), on.effort).split
+                plain = compiled(lower(jitted, program.traced.arguments), on.effort).split
+                return plain and replace(plain, constants=0)
 
             if not self.state or on.split is None:
                 return on
@@ -148,16 +160,19 @@ class OnTargets:
         """What is said of a program, by what decides it: as it was said before, in this process or in the folder of compiled programs."""
         versions = map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib"))
         environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
-        key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
+        key = sha256("\n".join([*text, *versions, *environment]))
         folder = compile_cache.folder_of_compiles()
         path = None if folder is None else folder / f"{key}-target.json"
         # A file that cannot be read or written costs a compile, never a test.
         if path is not None and key not in self.known:
             with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-                self.known[key] = OnTarget.of_json(json.loads(path.read_text(encoding="utf-8")))
+                digest, _, found = path.read_text(encoding="utf-8").partition("\n")
+                if digest == sha256(found):
+                    self.known[key] = OnTarget.of_json(json.loads(found))
         if key not in self.known:
             self.known[key] = judge()
             if path is not None:
                 with contextlib.suppress(OSError):
-                    atomic_file.write(path, json.dumps(asdict(self.known[key])))
+                    said = json.dumps(asdict(self.known[key]))
+                    atomic_file.write(path, f"{sha256(said)}\n{said}")
         return self.known[key]

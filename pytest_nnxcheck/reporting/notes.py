@@ -144,6 +144,6 @@ FACTS: dict[data.FactKind, str] = {
     "not put back": "{some} could not be put back: what a nesting left there is met by the next",
     "peak on target": "the un-nested peak on {some} is {times} times the CPU's: {peaks}",
     "left out on target": "left out on {all}: {of}",
-    "nothing on target": "no program was compiled for {all}: no nesting has a jit outside",
+    "nothing on target": "no program was compiled for {all}: {of}",
     "asks for devices": "{of} is asked while the call is traced, and answers with what jax has here: on {all} another branch may run",
 }

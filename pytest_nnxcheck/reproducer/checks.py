@@ -202,7 +202,7 @@ ON_TARGET: list[Any] = []
 """Of each program that was compiled for the target: its arguments, the numbers of those that it donates, and the program, or why the compiler refused it."""
 
 
-def compile_on_target(_compiled: Any, lowered: Any, jitted: Any, args: Any) -> None:
+def compile_on_target(compiled: Any, lowered: Any, jitted: Any, args: Any) -> None:
     """Compile what jax has traced for a chip that is not there. Nothing runs on it."""
     from jax.experimental import topologies
 
@@ -210,7 +210,7 @@ def compile_on_target(_compiled: Any, lowered: Any, jitted: Any, args: Any) -> N
     donated = [number for number, info in enumerate(jax.tree.leaves(lowered.args_info)) if info.donated]
     where = TARGET["topology"]
     devices = topologies.get_topology_desc(**where).devices
-    there = lowered_on(where["platform"], devices, mesh_of(leaves), jitted, args, tuple(donated))
+    there = lowered_on(where["platform"], devices, mesh_of(leaves, compiled), jitted, args, tuple(donated))
     try:
         with configured(effort_options(TARGET["effort"])):
             program = there.compile(compiler_options=TARGET["options"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
-from pytest_nnxcheck.core.outcome import ConstantsCaptured, Outcome
+from pytest_nnxcheck.core.outcome import ConstantsCaptured, FindingOnTarget, Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.reporting import hints
@@ -122,6 +122,13 @@ def measures_the_same(broken: Outcome, near: Outcome) -> bool:
     compiled = any(row.compiled for row in rows_of(violation.invariant for violation in broken.violations))
     findings = [finding for violation in broken.violations for finding in violation.findings]
     constants = any(isinstance(finding, ConstantsCaptured) for finding in findings)
+    there = {(on.target, on.state) for on in (near.evidence.targets if near.evidence else ())}
+    if any(
+        (finding.on.target, finding.on.state) not in there
+        for finding in findings
+        if isinstance(finding, FindingOnTarget)
+    ):
+        return False
     return not (compiled and near.peak is None) and not (constants and near.nesting.captures)
 
 

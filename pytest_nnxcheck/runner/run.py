@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.catalogue import MODES, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
@@ -97,11 +97,15 @@ class Run:
         )
 
     def _without_target(self) -> tuple[Note, ...]:
-        """A note where nestings were judged, and no program of any was compiled for a target."""
+        """A note where nothing failed, and no program was compiled for a target: why."""
         words, outcomes = self.settings.target, self.outcomes.values()
-        judged = [outcome for outcome in outcomes if outcome.nesting.layers and outcome.verdict != "rejected"]
-        compiled = any(outcome.evidence and outcome.evidence.targets for outcome in judged)
-        return (Fact("nothing on target", words),) if words and judged and not compiled else ()
+        failed = any(outcome.verdict in ("violated", "failed") for outcome in outcomes)
+        compiled = any(outcome.evidence and outcome.evidence.targets for outcome in outcomes)
+        if not words or not outcomes or failed or compiled:
+            return ()
+        asserted = TARGETED & {*self.settings.invariants}
+        why = "no nesting with a jit outside was run" if asserted else "neither memory nor donation is asserted"
+        return (Fact("nothing on target", words, why),)
 
     def forget(self) -> None:
         """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""

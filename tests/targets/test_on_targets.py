@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from healthy import assign
@@ -11,6 +12,7 @@ from reports import ScanOverRemat, cures, inputs_scan_over_remat
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import targets
+from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, LostOnTarget, OverBudgetOnTarget
 from pytest_nnxcheck.engine import on_targets
 
@@ -156,7 +158,31 @@ def test_by_default_the_plain_jit_and_what_broke_are_compiled_for_targets():
 def test_without_a_jit_outside_nothing_is_compiled_and_a_note_says_so():
     report = check(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)), target="v5e", transforms="scan")
     assert not compiled(report)
-    assert "no program was compiled for v5e: no nesting has a jit outside" in "\n".join(report.notes)
+    assert "no program was compiled for v5e: no nesting with a jit outside was run" in report.notes
+
+
+def test_nothing_is_judged_in_silence():
+    model, x = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8))
+    unjudged = check(model, x, target="v5e", sweep="probes", max_examples=0, styles="argument")
+    assert "no program was compiled for v5e: no nesting with a jit outside was run" in unjudged.notes
+    tracers = checked(model, x, target="v5e", invariants="tracers")
+    assert "no program was compiled for v5e: neither memory nor donation is asserted" in tracers.notes
+    assert compiled(check(model, x, effort="quick", target="v5e", styles="closure")) == {"jit[closure]"}
+
+
+def test_constants_count_on_each_target():
+    large = jnp.asarray(np.random.default_rng(1).standard_normal((512, 512), np.float32))
+    report = checked(
+        lambda model, x: model(x) @ large, nnx.Linear(8, 512, rngs=nnx.Rngs(0)), jnp.ones((2, 8)), memory_budget="2MiB"
+    )
+    assert report.ok
+    assert {name: on(report, name).peak > large.nbytes for name in TOLD} == dict.fromkeys(TOLD, True)
+
+
+@pytest.mark.parametrize("share, limit", [("0.9", 71.20), ("inf", 59.33), ("0", 59.33), ("-1", 59.33), ("abc", 59.33)])
+def test_the_share_of_the_memory_is_that_of_the_environment(monkeypatch, share, limit):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", share)
+    assert round(targets.limit_of(parse_target("h100").chip)[0] / 2**30, 2) == limit
 
 
 def test_the_backend_of_the_user_stays_what_it_was():
@@ -218,8 +244,8 @@ def test_facts_are_kept_for_the_next_run(pytester, monkeypatch):
     second.stdout.fnmatch_lines(
         ["*fits v5e: *; fits h100: *" if "h100" in TOLD else "*fits v5e: *; compiles for h100*"]
     )
-    for path, broken in zip(kept, ("[]", '{"target": "v5e"}'), strict=True):
-        path.write_text(broken, "utf-8")
+    for path, text in kept.items():
+        path.write_text(text.replace('"fits": true', '"fits": false'), "utf-8")
     pytester.runpytest_inprocess("-p", "no:randomly").assert_outcomes(passed=1)
     assert {path: path.read_text("utf-8") for path in kept} == kept
 

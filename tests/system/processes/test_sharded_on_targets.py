@@ -38,7 +38,7 @@ def test_this_file_passes_on_eight_devices():
     command += ["--nnx-target", "v5e,h100", __file__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"12 passed, 1 skipped", done.stdout), done.stdout
+    assert re.search(r"18 passed, 1 skipped", done.stdout), done.stdout
 
 
 class MLP(nnx.Module):
@@ -119,6 +119,38 @@ def test_a_sharded_model_is_judged_on_a_slice(form, target):
     assert (there.donated, there.lost, there.lost_too) == (2, (), 0)
     # A piece of the state, the batch and its result, and of the hidden values no more than the whole.
     assert STATE // DEVICES <= there.peak <= 1.25 * (STATE // DEVICES + 2 * BATCH * WIDTH * 4 + 2 * BATCH * HIDDEN * 4)
+
+
+def constrains(model, x):
+    return jax.lax.with_sharding_constraint(model(x), NamedSharding(mesh("Auto"), P("model")))
+
+
+def maps(model, x):
+    mapped = jax.shard_map(lambda y: 2 * y, mesh=mesh("Auto"), in_specs=P("model"), out_specs=P("model"))
+    return mapped(model(x))
+
+
+@on_eight_devices
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+@pytest.mark.parametrize("function", [constrains, maps])
+def test_a_mesh_that_only_the_code_names_is_judged_on_a_slice(function, target):
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+    report = check(function, model, jnp.ones((BATCH, WIDTH)), nesting="jit", target=target, devices=DEVICES)
+    assert report.ok, str(report)
+    (there,) = report.outcomes[0].evidence.targets
+    assert (there.target, there.left_out) == ({"v5e": "v5e:2x4", "h100": "h100:8"}[target], "")
+
+
+@on_eight_devices
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+def test_two_meshes_of_one_size_are_one_slice(target):
+    other = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    x = jax.device_put(jnp.ones((BATCH, WIDTH)), NamedSharding(other, P("a", "b")))
+    with jax.set_mesh(made := mesh("Auto")):
+        model = MLP(made, nnx.Rngs(0))
+    report = check(model, x, nesting="jit", target=target, devices=DEVICES)
+    assert report.ok, str(report)
+    assert not report.outcomes[0].evidence.targets[0].left_out
 
 
 @on_eight_devices

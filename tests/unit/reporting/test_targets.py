@@ -195,8 +195,8 @@ def test_the_next_slices(name, larger):
         ),
         (Fact("left out on target", ("h100",), "RuntimeError: no"), "left out on h100: RuntimeError: no"),
         (
-            Fact("nothing on target", ("v5e", "h100")),
-            "no program was compiled for v5e, h100: no nesting has a jit outside",
+            Fact("nothing on target", ("v5e", "h100"), "no nesting with a jit outside was run"),
+            "no program was compiled for v5e, h100: no nesting with a jit outside was run",
         ),
         (
             Fact("asks for devices", ("v5e",), "jax.devices() at model.py:219"),
