@@ -23,6 +23,7 @@ from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.evidence import OnTarget, Split, least_copy
 from pytest_nnxcheck.inspection import buffers
 from pytest_nnxcheck.inspection.hlo import aliases
+from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -115,7 +116,8 @@ class OnTargets:
             mesh = targets.mesh_of(program.traced.arguments, program.compiled)
             said = self._compiled(said, targets.target_of(named, mesh), mesh, program)
         except targets.LeftOut as error:
-            said = replace(said, left_out=str(error))
+            calls_back = "the program calls Python code while it runs: " if flow.calls_back(program.traced.jaxpr) else ""
+            said = replace(said, left_out=f"{calls_back}{error}")
         return replace(said, seconds=time.perf_counter() - started)
 
     def _compiled(self, said: OnTarget, target: Target, mesh: Any, program: Program) -> OnTarget:

@@ -25,6 +25,8 @@ def fit(on: OnTarget) -> str:
     if on.peak is None:
         refused = f"does not fit {limit(on)}: {on.refused}".removesuffix(": ")
         return "compiles; this compiler tells no totals" if on.fits else refused
+    if on.fits and on.peak > on.limit:
+        return f"fits: its compiler takes the program, whose totals sum up to {peak(on.peak, on.limit)}"
     verb = "fits: peak {} of {}" if on.fits else "peak {} does not fit {}"
     return verb.format(peak(on.peak, on.limit), limit(on)) + share(on)
 
@@ -70,6 +72,8 @@ def _brief(on: OnTarget) -> str:
         return f"left out on {on.target}"
     if on.peak is None:
         return f"compiles for {on.target}" if on.fits else f"does not fit {on.target}: more than {limit(on)}"
+    if on.fits and on.peak > on.limit:
+        return f"fits {on.target}: its compiler takes the program"
     figures, whole = peak(on.peak, on.limit), limit(on)
     unit = whole.rpartition(" ")[2]
     return f"{'fits' if on.fits else 'does not fit'} {on.target}: {figures.removesuffix(f' {unit}')} of {whole}"
