@@ -108,8 +108,8 @@ class Target(NamedTuple):
 
 def parse_target(word: str) -> Target:
     """Read ``v5e``, ``v5e:4x4`` or ``h100:8``. Raises `Unreadable` with what to write instead."""
-    name, colon, slice_ = word.partition(":")
-    chip = BY_NAME[one_of("target", name.strip().lower(), BY_NAME)]
+    name, colon, slice_ = word.lower().partition(":")
+    chip = BY_NAME[one_of("target", name.strip(), BY_NAME)]
     if not colon:
         return Target(chip)
     by_size = {tuple(sorted(known.split("x"))): known for known in chip.slices}
