@@ -116,7 +116,9 @@ class OnTargets:
             mesh = targets.mesh_of(program.traced.arguments, program.compiled)
             said = self._compiled(said, targets.target_of(named, mesh), mesh, program)
         except targets.LeftOut as error:
-            calls_back = "the program calls Python code while it runs: " if flow.calls_back(program.traced.jaxpr) else ""
+            calls_back = (
+                "the program calls Python code while it runs: " if flow.calls_back(program.traced.jaxpr) else ""
+            )
             said = replace(said, left_out=f"{calls_back}{error}")
         return replace(said, seconds=time.perf_counter() - started)
 

@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, format_bytes
-from pytest_nnxcheck.reporting import notes, tally, targets
+from pytest_nnxcheck.reporting import notes, tally, target_rows
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
@@ -309,7 +309,7 @@ def properties(report: Report) -> list[tuple[str, str | int]]:
         pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
     if on := worst_on_targets(report.outcomes):
         seconds = ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out)
-        pairs += [("nnx_targets", targets.brief(on)), ("nnx_target_seconds", seconds)]
+        pairs += [("nnx_targets", target_rows.brief(on)), ("nnx_target_seconds", seconds)]
     if expectations := _expectations(report):
         pairs.append(("nnx_expected_failures", "; ".join(expectations)))
     if _shows_modes(report):

@@ -42,7 +42,7 @@ from pytest_nnxcheck.core.outcome import (
     Violation,
 )
 from pytest_nnxcheck.core.text import Row, format_bytes
-from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, targets
+from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
 """The findings of one violation: of one class, but for those of memory and donation."""
@@ -79,7 +79,7 @@ def with_text(violation: Violation, evidence: Evidence | None, *, on_targets: bo
         label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
         rows = (*rows, *((label, text) for text in notes.explanation(cause)))
     if evidence is not None and on_targets:
-        rows = (*rows, *targets.rows(evidence.targets))
+        rows = (*rows, *target_rows.rows(evidence.targets))
     if evidence is not None and violation.invariant == "memory":
         rows = (*rows, *of_cpu(evidence))
     return replace(violation, summary=summary, details=rows, hint=hint)
@@ -148,12 +148,12 @@ def hint_of_memory(findings: Findings) -> str:
     unfit = [finding.on.target for finding in findings if isinstance(finding, DoesNotFit)]
     if known := [cause for cause in causes if cause]:
         return hints.peak(known[0])
-    return hints.does_not_fit(targets.larger_slices(unfit[0])) if unfit else ""
+    return hints.does_not_fit(target_rows.larger_slices(unfit[0])) if unfit else ""
 
 
 def of_memory(finding: OnCpu | FindingOnTarget) -> str:
     if not isinstance(finding, OnCpu):
-        return targets.sentence(finding)
+        return target_rows.sentence(finding)
     figures = finding.figures
     match finding:
         case PeakOverBudget():
@@ -233,7 +233,7 @@ def of_buffer(finding: Finding) -> Row:
     path = finding.path
     match finding:
         case LostOnTarget():
-            return "lost", targets.sentence(finding)
+            return "lost", target_rows.sentence(finding)
         case SharedBuffer(other=other, inside=True):
             return "shared", f"{path} and {other} share a buffer: a jit inside the call donates it, and deletes both"
         case Orphaned(other=other):

@@ -32,7 +32,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.reporting.targets import device
+from pytest_nnxcheck.reporting.target_rows import device
 from pytest_nnxcheck.reproducer.nesting_text import Facts, meaning_text, primal_text
 
 Kinds = dict[type[Finding], list[Any]]

@@ -24,7 +24,7 @@ from pytest_nnxcheck.compat.primitives import COPIES
 from pytest_nnxcheck.compat.targets import effort_options, lowered_on, mesh_of
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.jaxprs.flow import constants, inner_jaxprs
-from pytest_nnxcheck.reporting import targets
+from pytest_nnxcheck.reporting import target_rows
 from pytest_nnxcheck.reproducer.runtime import COMPILED, describe, value_at, variable_at
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -233,10 +233,10 @@ def fits_target(budget: int = 0, state: int = 0, copied: int = 0, seen: int = 0)
     gpu = TARGET["topology"]["platform"] == "cuda"
     # What the compiler of a TPU counts is less than the sum of the parts, and it refuses what does not fit.
     held = parts if gpu else getattr(totals, "peak_memory_in_bytes", 0) or parts
-    print(f"peak {targets.peak(held, most)} of {limit} on {name}")  # noqa: T201 - as above
-    wrong = [f"{unfit}: peak {targets.peak(held, most)} of {limit}"] if gpu and held > most else []
+    print(f"peak {target_rows.peak(held, most)} of {limit} on {name}")  # noqa: T201 - as above
+    wrong = [f"{unfit}: peak {target_rows.peak(held, most)} of {limit}"] if gpu and held > most else []
     if budget and held > budget:
-        wrong.append(f"peak {targets.peak(held, budget)} on {name} is over the budget of {format_bytes(budget)}")
+        wrong.append(f"peak {target_rows.peak(held, budget)} on {name} is over the budget of {format_bytes(budget)}")
     if copied and parts > seen - copied / 2:
         wrong.append(f"the program holds {copied / max(state, 1):.2f} more copies of its state on {name}")
     report("memory", wrong)
@@ -249,7 +249,7 @@ def keeps_buffers_on_target(named: dict[str, Any]) -> None:
     kept = [leaves[int(number)] for number in re.findall(r": \((\d+), \{\}", head)]
     lost = [name for name, leaf in named.items() if not any(leaf is each for each in kept)]
     where, names = TARGET["name"], ", ".join(lost)
-    text = f"{len(lost)} of {len(donated)} donated leaves {targets.lose(len(lost))} on {where}: {names}"
+    text = f"{len(lost)} of {len(donated)} donated leaves {target_rows.lose(len(lost))} on {where}: {names}"
     report("donation", [text] if lost else [])
 
 

@@ -199,7 +199,9 @@ def test_what_cannot_be_lowered_for_a_target_is_left_out_with_a_reason():
     report = checked(calls_back, nnx.Linear(8, 8, rngs=nnx.Rngs(0)), jnp.ones((2, 8)))
     assert report.ok
     assert all(on(report, name).left_out for name in BOTH)
-    assert any(note.startswith("left out on v5e: the program calls Python code while it runs: ") for note in report.notes)
+    assert any(
+        note.startswith("left out on v5e: the program calls Python code while it runs: ") for note in report.notes
+    )
 
 
 def test_code_that_asks_for_the_devices_is_noted():

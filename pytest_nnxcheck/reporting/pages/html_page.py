@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import UN_NESTED
 from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records, targets
+from pytest_nnxcheck.reporting import records, target_rows
 from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
 
@@ -227,7 +227,7 @@ def _facts_of_test(record: Records) -> Iterator[str]:
     if list(test["modes"]) not in ([], [MODES[0]]):
         yield "modes: " + ", ".join(f"{mode} {verdict}" for mode, verdict in test["modes"].items())
     if on := records.targets_of(record["nestings"]):
-        yield targets.brief(on)
+        yield target_rows.brief(on)
     yield f"{test['seconds']:.1f} s"
     if test["place"]:
         yield f"{test['place']['file']}:{test['place']['line']}"
@@ -324,7 +324,7 @@ def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
         yield f"expected{cpu}", format_bytes(nesting["expected_peak"]), ""
     if not {"line", "un-nested"} & labels:
         yield from ((label, text, "") for label, text in nesting["story"])
-    on = targets.rows(records.targets_of([nesting]))
+    on = target_rows.rows(records.targets_of([nesting]))
     yield from ((label, text, "") for label, text in on if label not in labels)
     if nesting["program"] and not nesting["program_text"]:
         yield "program", nesting["program"], "command"

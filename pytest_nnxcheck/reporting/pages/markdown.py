@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records, targets
+from pytest_nnxcheck.reporting import records, target_rows
 from pytest_nnxcheck.reporting.records import OfNesting, Records
 from pytest_nnxcheck.reporting.tally import counts
 
@@ -152,7 +152,7 @@ def _with_targets(table: str) -> str:
 
 def _on_targets(nestings: list[OfNesting]) -> str:
     """The cell of that column."""
-    return f" {text(targets.brief(records.targets_of(nestings))) or '-'} |"
+    return f" {text(target_rows.brief(records.targets_of(nestings))) or '-'} |"
 
 
 def _failing_row(record: Records, cell: Callable[[list[OfNesting]], str]) -> str:

@@ -25,7 +25,7 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import hooks
-from pytest_nnxcheck.reporting import hints, notes, records, report, tally, targets
+from pytest_nnxcheck.reporting import hints, notes, records, report, tally, target_rows
 from pytest_nnxcheck.reporting.pages import html_page, markdown
 from pytest_nnxcheck.reporting.wording import worded
 
@@ -82,11 +82,11 @@ def held(*on, nesting="jit", verdict="held", **more):
             replace(V5E, donated=1, lost_too=1),
             "fits: peak 3.1 GiB of 15.75 GiB; 0 of 1 donated leaves kept; 1 loses its buffer there and on the CPU",
         ),
-        (replace(REFUSED, donated=12, state=GIB), targets.fit(REFUSED)),
+        (replace(REFUSED, donated=12, state=GIB), target_rows.fit(REFUSED)),
     ],
 )  # fmt: skip
 def test_the_row_of_a_target(on, text):
-    assert targets.rows([on]) == ((on.target, text),)
+    assert target_rows.rows([on]) == ((on.target, text),)
 
 
 # --- what breaks
@@ -124,7 +124,7 @@ def test_donated_leaves_that_lose_their_buffer_on_a_target():
     assert one.summary == "1 of 12 donated leaves loses its buffer on v5e: model.kernel"
     assert one.details == (
         ("lost", "4 of 12 donated leaves lose their buffer on v5e: model.a, model.b, model.c, ..."),
-        *targets.rows([LOST]),
+        *target_rows.rows([LOST]),
     )
 
 
@@ -140,7 +140,7 @@ def test_all_targets_have_a_row_after_the_figures_and_before_the_bytes_of_the_cp
     wasted = said("memory", MemoryWasted(advice=()), evidence=evidence)
     assert [label for label, _ in wasted.details][:2] == ["v5e", "h100"]
     nothing_measured = said("memory", DoesNotFit(on=LARGE), evidence=Evidence(targets=(LARGE,)))
-    assert nothing_measured.details == targets.rows([LARGE])
+    assert nothing_measured.details == target_rows.rows([LARGE])
     for_cpu_alone = said("memory", StateCopied(figures=FIGURES, bytes=GIB), evidence=documents.EVIDENCE)
     assert on_cpu not in for_cpu_alone.details
     assert said("tracers", evidence=evidence).details == ()
@@ -151,9 +151,9 @@ def test_what_targets_say_is_told_once_where_memory_and_donation_break():
     donation, tracers = Violation("donation", findings=(LostOnTarget(on=LOST),)), Violation("tracers")
     evidence = Evidence(targets=(LARGE,))
     both = worded(Outcome(Nesting(), "violated", (tracers, memory, donation), evidence=evidence))
-    assert [violation.details for violation in both.violations] == [(), targets.rows([LARGE]), ()]
+    assert [violation.details for violation in both.violations] == [(), target_rows.rows([LARGE]), ()]
     alone = worded(Outcome(Nesting(), "violated", (tracers, donation), evidence=evidence))
-    assert [violation.details for violation in alone.violations] == [(), targets.rows([LARGE])]
+    assert [violation.details for violation in alone.violations] == [(), target_rows.rows([LARGE])]
 
 
 def test_a_budget_that_only_a_target_breaks_is_told_with_its_origin():
@@ -184,7 +184,7 @@ def test_hints_of_targets():
     ],
 )
 def test_the_next_slices(name, larger):
-    assert targets.larger_slices(name) == larger
+    assert target_rows.larger_slices(name) == larger
     assert ("shard" in hints.does_not_fit(larger)) == bool(larger)
 
 
@@ -235,7 +235,7 @@ def test_the_line_of_a_test_has_the_worst_program_of_each_target():
     ],
 )
 def test_a_target_in_a_few_words(on, text):
-    assert targets.brief([on]) == text
+    assert target_rows.brief([on]) == text
 
 
 @pytest.mark.parametrize("verbosity, shown", [(0, False), (1, True)])
