@@ -91,7 +91,9 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
         return replace(on, split=split, peak=split.peak, fits=split.peak <= on.limit)
     heap = getattr(totals, "peak_memory_in_bytes", 0)
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
-    return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None)
+    # Before jax 0.7.2 the compiler of a TPU does not count outputs. At the end of a call they are there, beside the arguments.
+    fits = split.peak - split.temporaries <= on.limit
+    return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, fits=fits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +153,11 @@ class OnTargets:
             if first == DEFAULT or not (on.refused or (on.peak or 0) > NEAR * limit or on.copies >= least):
                 return on
             # Lowered anew: jax keeps what it compiled of a lowered program, whatever the effort.
-            again = compiled(lower(), DEFAULT)
+            again = with_copies(compiled(lower(), DEFAULT))
             # Where there is room the default effort spends memory on speed, on bfloat16 twins of weights say: it tells whether copies remain,
             # and not how many there are.
-            remain = on.copies >= least and with_copies(again).copies >= least
-            return replace(again, copies=on.copies if remain else 0)
+            found = again.copies if on.refused else on.copies
+            return replace(again, copies=found if again.copies >= least else 0)
 
         lowered = lower()
         return self._kept(judged, canonical(lowered.as_text()), repr((said, program.donated, sorted(program.lost))))
