@@ -85,15 +85,14 @@ def with_totals(on: OnTarget, compiled: Any, constants: int) -> OnTarget:
     totals = compiled.memory_analysis()
     if totals is None:
         return on
-    split = buffers.split_of(compiled)
-    if parse_target(on.target).chip.gpu:
+    split, gpu = buffers.split_of(compiled), bool(parse_target(on.target).chip.gpu)
+    heap = 0 if gpu else getattr(totals, "peak_memory_in_bytes", 0)
+    if not heap:  # it counts constants, and no total does
         split = replace(split, constants=constants)
-        return replace(on, split=split, peak=split.peak, fits=split.peak <= on.limit)
-    heap = getattr(totals, "peak_memory_in_bytes", 0)
+    # A GPU's compiler refuses nothing, and that of a TPU counts no outputs before jax 0.7.2. At the end of a call they are there, beside the arguments.
+    least = split.peak if gpu else split.peak - split.temporaries
     unpadded = getattr(totals, "peak_unpadded_heap_bytes", 0) if heap else 0
-    # Before jax 0.7.2 the compiler of a TPU does not count outputs. At the end of a call they are there, beside the arguments.
-    fits = split.peak - split.temporaries <= on.limit
-    return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, fits=fits)
+    return replace(on, split=split, peak=heap or split.peak, unpadded=unpadded or None, fits=least <= on.limit)
 
 
 @dataclass(frozen=True, slots=True)
