@@ -299,6 +299,11 @@ MUTANTS = (
     Mutant("compiles.compiles", Drops("unregister(listener)"), "test_programs.py"),
     Mutant("calls.Calls.started", Drops("not inside_a_transform(frame)"), "test_to_mark.py"),
     Mutant("calls._is_module", Replaces("'Module'", "'Object'"), "test_to_mark.py"),
+    Mutant("run.Run.finish", Never("self.silent"), "test_silent_bodies.py"),
+    Mutant("run.Run._record", Drops("self.remembers"), "test_silent_bodies.py"),
+    Mutant("run.Run._unasserted", Always("layers and layers[0].row.compiles"), "test_silent_bodies.py"),
+    Mutant("check_call.concluded", Drops("outcome.violations"), "test_unasserted.py"),
+    Mutant("check_call.unasserted", Drops("'tracers' in call.settings.invariants"), "test_unasserted.py"),
     # targets
     Mutant("chips.Target.of_size", Always("target.devices == devices"), "test_on_targets.py test_wheels.py test_sharded_on_targets.py"),
     Mutant("wheels.prepare", Drops("not environment.get(name)"), "test_wheels.py"),

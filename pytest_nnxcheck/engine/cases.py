@@ -123,7 +123,7 @@ class Call:
         added = () if profile is None else tuple(map(self.subject.path, profile.added))
         running = tuple(row.name for row in rows_of(self.settings.invariants) if row.runs and self.subject.abstract)
         notes = [Fact("abstract", running)] if running else []
-        notes += self.memo.of_targets.get(self.key, ())
+        notes += self.memo.notes.get(self.key, ())
         if profile is not None and profile.untrained:
             notes.append(Fact("untrained", tuple(map(self.subject.path, profile.untrained)), self.subject.name))
         if self.compares_values and profile is not None and profile.equations > MOST_EQUATIONS:
@@ -148,7 +148,7 @@ class Call:
             ):
                 evaluated = profile(self.subject)
             if named := self.settings.target:
-                self.memo.of_targets[self.key] = tuple(Fact("asks for devices", named, line) for line in lines)
+                self.memo.notes[self.key] = tuple(Fact("asks for devices", named, line) for line in lines)
             if left:
                 raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
             return evaluated

@@ -11,13 +11,13 @@ from pytest_nnxcheck import compat, invariants
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
-from pytest_nnxcheck.core.notes import Explanation, Note, RaisedUnNested, ValueAsked
+from pytest_nnxcheck.core.notes import Explanation, Fact, Note, RaisedUnNested, ValueAsked
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
 from pytest_nnxcheck.engine import causes, traced
-from pytest_nnxcheck.engine.cases import Call, CallStarted, Unrestored, case_of, case_of_un_nested, settled
+from pytest_nnxcheck.engine.cases import Call, CallStarted, Unrestored, case_of, case_of_un_nested
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
 from pytest_nnxcheck.engine.memo import Memo, signature
@@ -197,8 +197,8 @@ def remapped(call: Call, prepared: Prepared, observation: Observation) -> tuple[
 def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
     """What a nesting came to that ended, or broke an invariant: its verdict, the figures, and what explains them."""
     observation, bound = case.observation, case.bound
-    told = call.memo.of_targets.get(call.key, ())
-    call.memo.of_targets[call.key] = tuple(dict.fromkeys((*told, *of_targets(observation))))
+    told = (*call.memo.notes.get(call.key, ()), *of_targets(observation), *unasserted(call, observation))
+    call.memo.notes[call.key] = tuple(dict.fromkeys(told))
     baseline = call.un_nested_memory() if bound else None
     measured = evidence(call.subject, case.profile, observation, bound, baseline)
     if any(violation.invariant == "memory" for violation in judgement.violations):
@@ -217,11 +217,22 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
     )
 
 
+def unasserted(call: Call, observation: Observation) -> tuple[Fact, ...]:
+    """A note on tracers that remain, where the test does not assert that none does."""
+    if not observation.leaks or "tracers" in call.settings.invariants:
+        return ()
+    return (Fact("leaked", tuple(leak.path for leak in observation.leaks)),)
+
+
 def concluded(call: Call, observation: Observation, outcome: Outcome) -> Checked:
-    """The outcome with the output; the user's objects get what the call left in its copies, the one effect on them."""
-    if not settled(observation):
+    """The outcome with the output; the user's objects get what the call left in its copies, the one effect on them.
+
+    Tracers that nobody asserts keep nothing from the user but a state that holds them.
+    """
+    if observation.error is not None or (observation.leaks and outcome.violations):
         return Checked(None, outcome)
-    write_back(call.subject, observation.state)
+    if not any(leak.place in ("variable", "module") for leak in observation.leaks):
+        write_back(call.subject, observation.state)
     return Checked(observation.rebuild(observation.output), outcome)
 
 

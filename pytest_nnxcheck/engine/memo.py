@@ -55,7 +55,7 @@ class Memo:
     baselines: dict[Any, Memory | None] = field(default_factory=dict)
     un_nested: dict[Any, UnNested] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
-    of_targets: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
+    notes: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
     """What is worth telling of a call where targets are named: lines that ask jax for its devices while it is traced, and its programs on targets."""
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)

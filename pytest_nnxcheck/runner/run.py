@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.core.catalogue import MODES, TARGETED
+from pytest_nnxcheck.core.catalogue import MODES, TARGETED, rows_of
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
@@ -25,6 +25,7 @@ from pytest_nnxcheck.core.outcome import (
     nobody,
 )
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import counted, some
 from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally, wording
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
@@ -66,6 +67,7 @@ class Run:
         self.notes: list[Note] = []
         self.refusals: dict[str, Outcome] = {}
         self.not_run = 0
+        self.silent: list[Nesting] = []
         self.problem = ""
         self.listeners: list[Listener] = [] if programs is None else [programs.listen]
         self.sweeping = False
@@ -106,6 +108,20 @@ class Run:
         asserted = TARGETED & {*self.settings.invariants}
         why = "no nesting with a jit outside was run" if asserted else "neither memory nor donation is asserted"
         return (Fact("nothing on target", words, why),)
+
+    def _unasserted(self) -> str:
+        """What is wrong where only compiled programs could have broken an invariant, and none was compiled; empty if nothing is."""
+        rows = rows_of(self.settings.invariants)
+        if not all(row.compiled for row in rows):
+            return ""
+        judged = (outcome.nesting.layers for outcome in self.outcomes.values() if outcome.verdict != "rejected")
+        if any(layers and layers[0].row.compiles for layers in judged):
+            return ""
+        names = " and ".join(row.name for row in rows)
+        return (
+            f"{report.NOTHING}: {names} can be asserted of compiled programs alone, and no nesting has a jit outside: add jit to the"
+            " transforms, or tracers to the invariants"
+        )
 
     def forget(self) -> None:
         """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""
@@ -197,6 +213,9 @@ class Run:
         for outcome in executed.outcomes.values():
             tally.record(self.outcomes, outcome)
         error = executed.error
+        # With arguments of the user's own, a body may have no use for some of them.
+        if error is None and not executed.outcomes and self.remembers:
+            self.silent.append(nesting)
         if error is None or passes_through(error) or isinstance(error, InvariantViolation | CheckError):
             return
         note = report.failed_note(self.report(), self.outcomes[nesting], own=executed.own)
@@ -298,6 +317,14 @@ class Run:
             return self.problem
         if not self.outcomes:
             return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
+        if self.silent:
+            count, every = len(self.silent), len(self.silent) + len(self.outcomes)
+            return (
+                f"nnx test made no call under {count} of {counted(every, 'nesting')}, {some(map(str, self.silent))}: call the object that"
+                " nnx_wrap returned in every run of the body, and keep no result of it in a global, a cache or a fixture"
+            )
+        if unasserted := self._unasserted():
+            return unasserted
         if tally.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
             first = next(outcome for outcome in self.outcomes.values() if outcome.verdict == "rejected")
             if first.unfit:

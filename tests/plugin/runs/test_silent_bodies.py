@@ -1,0 +1,88 @@
+"""A nesting under which a body calls nothing is no nesting that holds: the test fails, and says how many there are."""
+
+import random
+
+import hypothesis
+import pytest
+from fake_engine import Model
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.api import wrap
+from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.runner import hypothesis_test
+from pytest_nnxcheck.runner.run import Run
+
+QUICK = merge(parse_given({"effort": "quick", "styles": "argument"}, str))
+NESTINGS = 10
+"""Of that sweep: un-nested, six transforms, `jit > call_first`, two chains."""
+
+
+def problem_where(skips):
+    """What a test ends with whose body makes no call in some of its runs, by their number."""
+    runs = []
+
+    @hypothesis.settings(database=None, derandomize=True)
+    def body():
+        runs.append(len(runs))
+        if runs[-1] not in skips:
+            wrap(Model())(3)
+
+    built, run = hypothesis_test.build(body, lambda remember: Run(QUICK, remember=remember), ())
+    built()
+    return run.finish(), len(runs)
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_body_that_always_calls_is_checked():
+    assert problem_where(()) == ("", NESTINGS)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("seed", range(20))
+def test_no_test_passes_whose_body_skips_its_call_under_some_nestings(seed):
+    draw = random.Random(seed)
+    skips = {*draw.sample(range(NESTINGS), draw.randint(1, NESTINGS))}
+    problem, _ = problem_where(skips)
+    # Without an un-nested call nothing else runs.
+    if 0 not in skips:
+        assert problem.startswith(f"nnx test made no call under {len(skips)} of {NESTINGS} nestings, ")
+    assert problem
+
+
+CACHED = """
+KEPT = {}
+@marked(effort="quick", styles="argument")
+def test_x(nnx_wrap):
+    if "y" not in KEPT:
+        KEPT["y"] = nnx_wrap(Model())(3)
+    assert KEPT["y"] == 3
+"""
+
+
+def test_a_result_that_is_kept_is_told(run_inner):
+    result = run_inner(CACHED)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*nnx test made no call under 9 of 10 nestings, *"])
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("invariants", ["memory", "donation,memory", "recompilation"])
+def test_invariants_of_compiled_programs_ask_for_a_jit(invariants):
+    with pytest.raises(Exception, match="nothing was checked: .* no nesting has a jit outside"):
+        check(Model(), 3, invariants=invariants, transforms="scan", styles="argument")
+    assert check(Model(), 3, invariants=invariants, transforms="jit,scan", styles="argument").ok
+    assert check(Model(), 3, invariants=f"tracers,{invariants}", transforms="scan", styles="argument").ok
+
+
+OWN_GIVEN = """
+from hypothesis import given, strategies as st
+@marked(effort="quick", max_examples=8)
+@given(x=st.integers(0, 1))
+def test_x(nnx_wrap, x):
+    if x == 0:
+        nnx_wrap(Model())(x)
+"""
+
+
+def test_a_body_with_arguments_of_its_own_may_leave_out_some(run_inner):
+    run_inner(OWN_GIVEN).assert_outcomes(passed=1)
