@@ -150,7 +150,7 @@ def on_target(name: str, target: str) -> dict[str, Any]:
     donated = tuple(range(len(jax.tree.leaves(arguments[0]))))
     there = parse_target(target)
     compiled = targets.compiled_for(there, targets.lowered_for(there, None, jitted, arguments, donated))
-    facts = with_totals(OnTarget(target), compiled)
+    facts = with_totals(OnTarget(target), compiled, 0)
     if facts.split is None:
         return {"error": "the compiler gives no totals"}
     return asdict(facts.split) | {"peak": facts.peak}
