@@ -63,10 +63,14 @@ _DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "d
 
 
 @contextlib.contextmanager
-def devices_asked() -> Iterator[dict[str, None]]:
-    """The lines that ask jax for its devices or its backend for a while, ``jax.devices() at path:line``; those of jax and flax themselves are left out."""
+def devices_asked(*, on: bool) -> Iterator[dict[str, None]]:
+    """The lines that ask jax for its devices or its backend for a while, ``jax.devices() at path:line``; those of jax and flax themselves are left out.
+
+    Nothing of jax is touched unless it is ``on``.
+    """
     lines: dict[str, None] = {}
-    with mock.patch.multiple(jax, **{name: _noted(name, lines) for name in _DEVICES}):
+    noted = {name: _noted(name, lines) for name in _DEVICES if on}
+    with mock.patch.multiple(jax, **noted) if on else contextlib.nullcontext():
         yield lines
 
 

@@ -102,6 +102,8 @@ class Call:
 
     def require_slices(self) -> None:
         """Raise `CheckError` where a slice was named of another size than the mesh of the call, before anything of the call runs."""
+        if not self.settings.target:
+            return
         leaves = [*jax.tree.leaves(compat.split(self.subject.state)[1]), *self.subject.inputs]
         with contextlib.suppress(targets.LeftOut):
             for word in self.settings.target:
@@ -144,11 +146,10 @@ class Call:
         def evaluated() -> Profile:
             with (
                 self.subject.undone(self.subject.state, self.example.originals) as left,
-                compat.devices_asked() as lines,
+                compat.devices_asked(on=bool(self.settings.target)) as lines,
             ):
                 evaluated = profile(self.subject)
-            if named := self.settings.target:
-                self.memo.notes[self.key] = tuple(Fact("asks for devices", named, line) for line in lines)
+            self.memo.notes[self.key] = tuple(Fact("asks for devices", self.settings.target, line) for line in lines)
             if left:
                 raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
             return evaluated

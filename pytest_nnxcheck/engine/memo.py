@@ -56,7 +56,7 @@ class Memo:
     un_nested: dict[Any, UnNested] = field(default_factory=dict)
     longer: dict[Any, Memory | None] = field(default_factory=dict)
     notes: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
-    """What is worth telling of a call where targets are named: lines that ask jax for its devices while it is traced, and its programs on targets."""
+    """Notes on a call that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """One program on each target: lowered from the trace that is there, compiled, and read. Nothing runs there, and nothing of the user's runs again.
 
 What is read is kept, in the process and between runs. jax's own cache cannot read a program for a chip that is not there, so the facts are
-kept, not the program: some 400 bytes, for a second of compiling.
+kept, not the program: some 600 bytes, for a second of compiling.
 """
 
 from __future__ import annotations

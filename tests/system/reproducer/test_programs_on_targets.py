@@ -13,15 +13,9 @@ import jax
 import pytest
 from pasted_programs import HEAD, run_fresh, run_programs, told
 
-WITHOUT_DEVICES = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_LOG_DIR": "disabled",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-}
+from pytest_nnxcheck import wheels
+
+WITHOUT_DEVICES = wheels.WITHOUT_TPU | wheels.WITHOUT_GPU | wheels.WITHOUT_BOTH
 TPU = pytest.mark.skipif(not find_spec("libtpu"), reason="the compiler of TPUs is not installed: libtpu")
 GPU = pytest.mark.skipif(
     not any(map(find_spec, ("jax_cuda12_plugin", "jax_cuda13_plugin"))) or jax.__version_info__ < (0, 6),
