@@ -60,7 +60,7 @@ def memory(case: Case, bound: Bound) -> tuple[Finding, ...]:
 def memory_on(on: OnTarget, case: Case) -> Iterator[Finding]:
     """What breaks on a target: it does not fit, or is over a budget in bytes; with the default bound also copies of the state.
 
-    A multiple of the expected peak is not judged there: a healthy cache comes to 1.96 times on a TPU, in layouts of its own.
+    A multiple of the expected peak is not judged there: a healthy cache takes 1.96 times as much on a TPU, in layouts of its own.
     """
     bound = case.bound
     if not on.fits:

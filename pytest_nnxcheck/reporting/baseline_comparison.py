@@ -117,7 +117,7 @@ def lines_of(test: str, measured: Mapping[str, Measured]) -> tuple[str, ...]:
 
 
 CPU = ""
-"""What stands for the CPU among the names of targets."""
+"""The CPU, among the names of targets."""
 
 
 def peaks(before: Entry, now: Entry, request: Request) -> dict[str, tuple[int, int]]:

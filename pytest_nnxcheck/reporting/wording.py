@@ -60,7 +60,7 @@ SHOWN_BUFFERS = 12
 
 def worded(outcome: Outcome) -> Outcome:
     """The outcome with its sentences: of its violations, of why it cannot take the call, and its notes."""
-    # What targets say is told once: by memory, or by donation where that alone broke.
+    # The rows of targets come once: under memory, or by donation where that alone broke.
     tells = next((violation for violation in outcome.violations if violation.invariant in ("memory", "donation")), None)
     violations = tuple(
         with_text(violation, outcome.evidence, on_targets=violation is tells) for violation in outcome.violations
@@ -136,7 +136,7 @@ def memory(findings: Findings) -> Text:
     summary, *others = map(of_memory, findings)
     on_cpu = [finding.figures for finding in findings if isinstance(finding, OnCpu)]
     bounds = [finding.bound for finding in findings if isinstance(finding, OverBudgetOnTarget)]
-    # Without a figure of the CPU's, the budget of a target stands alone.
+    # Without a figure of the CPU's, the budget of a target has a row of its own.
     figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
     return summary, [*(("", text) for text in others), *figures], hint_of_memory(findings)
 
