@@ -341,6 +341,13 @@ class NestingFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class NestingRuledOut:
+    """A nesting of a test is not run, for what an earlier one has shown: its outcome."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class BodyStarted:
     """The body of a test is about to run, under a nesting of its own or one that is tried out, or once more for values."""
 

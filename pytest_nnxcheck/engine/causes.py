@@ -23,6 +23,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.frames import TRACES_JITTED, called, transforms_by_itself
 from pytest_nnxcheck.core.notes import CapturedBy, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
 from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout
@@ -51,7 +52,7 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
         nodes = captured_nodes(frame) if caller else []
         if caller and nodes:
             running.append(frame)
-            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+            where = near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
             # What `nnx.value_and_grad` returns is named after the gradient, and what the call jitted itself is named where it did.
             later = frame.f_code.co_name == TRACES_JITTED
             same = [other for other in captures if other.nodes == tuple(nodes) and (later or other.line == where)]
@@ -73,7 +74,7 @@ def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
     names = {name: value for name, value in function.__globals__.items() if name in read}
     held = {**names, **closure_of(function)}.items()
     nodes = tuple(f"{label} ({type(node).__name__})" for name, value in held for label, node in nodes_in(name, value))
-    return (CapturedBy("", f"{code.co_filename}:{code.co_firstlineno}", nodes),) if nodes else ()
+    return (CapturedBy("", near(f"{code.co_filename}:{code.co_firstlineno}"), nodes),) if nodes else ()
 
 
 def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
@@ -87,7 +88,7 @@ def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
     def keep(*args: Any, **kwargs: Any) -> Any:
         frame = inspect.currentframe()
         user = frame.f_back if frame else None
-        where = f"{user.f_code.co_filename}:{user.f_lineno}" if user else "an unknown line"
+        where = near(f"{user.f_code.co_filename}:{user.f_lineno}") if user else "an unknown line"
         node = merge(*args, **kwargs)
         merged.append((f"{type(node).__name__} (merged at {where})", node))
         paths = [spell("", path) for path, variable in compat.variables(node) if compat.is_pinned(variable)]

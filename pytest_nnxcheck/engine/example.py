@@ -14,6 +14,7 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall
 from pytest_nnxcheck.inspection.pointers import (
     byte_ranges,
@@ -139,7 +140,7 @@ def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | N
     if not mapped:
         return None
     paths, files = zip(*mapped, strict=True)
-    return InMappedFile(paths, name, files[0])
+    return InMappedFile(paths, name, near(files[0]))
 
 
 # --- what jits inside the call donate: of the user's own arrays that deletes whatever else holds them, a target network say

@@ -5,9 +5,7 @@ The text is an interface: it is tested. Nothing here imports pytest, hypothesis,
 
 from __future__ import annotations
 
-import functools
 import shlex
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,15 +15,14 @@ from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import Row, counted, format_bytes
-from pytest_nnxcheck.reporting import notes, tally, target_rows
+from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row
+from pytest_nnxcheck.reporting import notes, tally, target_rows, wording
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting rejected by flax"
 REFUSED_MODE = "nnx mode rejected by flax"
 NOTHING = "nnx nothing was checked"
-_LABEL = 12
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -119,7 +116,7 @@ def rejected_modes(report: Report) -> str:
 
 def modes_note(report: Report) -> str:
     """The note on the user's exception that says what every mode did; empty where none was named."""
-    return _row("modes", _mode_lines(report)) if _shows_modes(report) else ""
+    return row("modes", _mode_lines(report)) if _shows_modes(report) else ""
 
 
 def _mode_lines(report: Report) -> str:
@@ -140,11 +137,6 @@ def message(report: Report, outcome: Outcome) -> str:
     return lay_out(headline(outcome), report.test_id, _rows(report, outcome))
 
 
-def lay_out(head: str, test_id: str, rows: Iterable[Row]) -> str:
-    """A message: its first line with the test, and its rows."""
-    return "\n".join([f"{head:<50} {test_id}".rstrip(), *(_row(*row) for row in rows)])
-
-
 def headline(outcome: Outcome) -> str:
     """The first line: the invariant that broke, or what else is the matter."""
     if outcome.violations:
@@ -152,15 +144,16 @@ def headline(outcome: Outcome) -> str:
     return f"nnx nesting failed: {outcome.nesting}" if outcome.verdict == "failed" else f"{REFUSED}: {outcome.nesting}"
 
 
-def _row(label: str, text: str) -> str:
-    first, *rest = text.splitlines() or [""]
-    return "\n".join(
-        [f"  {label:<{_LABEL - 1}} {first}".rstrip(), *(f"  {'':<{_LABEL}}{line}".rstrip() for line in rest)]
-    )
+def in_short(outcome: Outcome) -> str:
+    """The same for pytest's short summary, which cuts its lines: the invariant, and at once the leaf or the bytes."""
+    if not outcome.violations:
+        return headline(outcome)
+    first = outcome.violations[0]
+    return f"nnx {first.invariant}: {wording.place(first, outcome.evidence)}"
 
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
-    yield "nesting", f"{outcome.nesting!s:<38} {tried(report)}"
+    yield "nesting", f"{outcome.nesting}   {tried(report)}"
     if outcome.reason:
         yield outcome.verdict, outcome.reason
     for violation in outcome.violations:
@@ -217,17 +210,17 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     rows = [] if own else [("note", note) for note in outcome.notes]
     rest = _un_nested(report, outcome.nesting)
     if rest:
-        rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {rest}"))
+        rows.insert(0, ("nesting", f"{outcome.nesting}   {rest}"))
         if own:
             rows.append(("", _RANDOM))
         rows += [("program", outcome.program)] if outcome.program else []
         rows.append(("replay", replay(report, outcome.nesting)))
-    return "\n".join(_row(*row) for row in rows)
+    return "\n".join(row(*each) for each in rows)
 
 
 def explained_note(outcome: Outcome | None) -> str:
     """The note on the user's exception that says what was found around its nesting; empty if nothing was."""
-    return "\n".join(_row(*row) for row in outcome.explained) if outcome is not None else ""
+    return "\n".join(row(*each) for each in outcome.explained) if outcome is not None else ""
 
 
 def _un_nested(report: Report, nesting: Nesting) -> str:
@@ -287,10 +280,7 @@ def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 def wrapped(lines: str, width: int, label: str = "") -> str:
     """Notes, one a line, below the line of their test: as wide as the terminal."""
-    fill = functools.partial(textwrap.fill, width=max(width, 40), break_long_words=False, break_on_hyphens=False)
-    return "".join(
-        "\n" + fill(label + note, initial_indent="    ", subsequent_indent="      ") for note in lines.splitlines()
-    )
+    return "".join("\n" + fill(label + note, max(width, 40), "    ", "      ") for note in lines.splitlines())
 
 
 def properties(report: Report) -> list[tuple[str, str | int]]:

@@ -41,7 +41,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
@@ -97,6 +97,20 @@ def of_cpu(evidence: Evidence) -> tuple[Row, ...]:
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
     """How many findings have no row."""
     return [("", f"and {len(findings) - shown} more")] if len(findings) > shown else []
+
+
+def place(violation: Violation, evidence: Evidence | None) -> str:
+    """What breaks an invariant, for one line of a summary: the leaves, or else the bytes."""
+    if paths := [finding.path for finding in violation.findings if finding.path]:
+        return some(paths, 2)
+    match violation.findings[:1]:
+        case [MemoryWasted(advice=(first, *_))]:
+            return advice(first)
+        case [StateCopied() | CopiedOnTarget() as first]:
+            copies = [held.name for held in (evidence.buffers if evidence else ()) if held.name and held.whole]
+            size = first.bytes if isinstance(first, StateCopied) else first.on.copies
+            return f"{copies[0] if copies else format_bytes(size)}: {violation.summary}"
+    return violation.summary
 
 
 # --- tracers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 
 from pytest_nnxcheck.core.errors import InvariantViolation
-from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.core.text import first_line, row
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner.errors import flatten, passes_through, plainest
 
@@ -46,7 +46,7 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
                 chosen.add_note(note)
     for other in _one_of_each_type(errors, chosen):
         if not isinstance(chosen, InvariantViolation):
-            chosen.add_note(f"  also failed  {run.nesting_of(other)}: {first_line(other)}")
+            chosen.add_note(row("also failed", f"{run.nesting_of(other)}: {first_line(other)}"))
     return chosen
 
 

@@ -20,6 +20,7 @@ from pytest_nnxcheck.core.outcome import (
     BodyFinished,
     Listener,
     NestingFinished,
+    NestingRuledOut,
     NestingStarted,
     Outcome,
     nobody,
@@ -304,11 +305,12 @@ class Run:
         """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
         excluded = self.exclusions[nesting.mode]
         shown = next(filter(excluded.rejects, nesting.layers), None)
-        if shown is not None and not excluded.closed:
+        if shown is not None and not excluded.closed and nesting not in self.outcomes:
             unfit = any(layer in excluded.unfit for layer in nesting.layers)
             words = report.not_run(shown, left_out=shown in excluded.unfit)
             outcome = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
-            self.outcomes.setdefault(nesting, outcome)
+            self.outcomes[nesting] = outcome
+            self.publish(NestingRuledOut(outcome))
         return excluded.closed or not all(excluded.allows(layer) for layer in nesting.layers)
 
     def finish(self) -> str:

@@ -152,7 +152,8 @@ class TestRun:
         with pytest.raises(TypeError) as caught:
             assert_invariants(Model(failed=in_mode("tree")), 1, modes="graph,tree", **FEW)
         assert "\n".join(caught.value.__notes__).splitlines() == [
-            "  nesting     tree: un-nested                        graph: un-nested, the same test body passed",
+            "  nesting     tree: un-nested   graph: un-nested, the same test body",
+            "              passed",
             "  replay      check(..., nesting='tree: un-nested')",
             "  modes       graph held   7 held",
             "              tree failed   1 failed; smallest tree: un-nested",

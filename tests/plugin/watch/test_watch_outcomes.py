@@ -141,10 +141,11 @@ def test_donated_leaves_that_jax_could_not_use_fail_the_test(watch):
     result.stdout.fnmatch_lines(
         [
             "nnx watch: donated for nothing: model.bias, model.kernel",
-            "  donated    float32?3?   model.bias",
-            "  donated    float32?2,3?   model.kernel",
-            "*to the program called at *test_suite.py:* (test_for_nothing), which has no output of that type for the buffer",
-            "  hint       return the new value of every donated array*",
+            "  donated     float32?3?   model.bias",
+            "  donated     float32?2,3?   model.kernel",
+            "              to the program called at test_suite.py:* (test_for_nothing),",
+            "              which has no output of that type for the buffer",
+            "  hint        return the new value of every donated array*",
             "*UserWarning: Some donated buffers were not usable*",
             "4 tests watched: 1 donated for nothing*",
         ]
@@ -162,7 +163,7 @@ def test_temporary():
 
 def test_what_pytest_keeps_of_an_assertion_is_no_name_of_the_users(watch):
     result, _ = watch(ASSERTED, "-Wdefault")
-    result.stdout.fnmatch_lines(["  donated    float32?5,5?   which no local variable holds"])
+    result.stdout.fnmatch_lines(["  donated     float32?5,5?   which no local variable holds"])
 
 
 WIDENS = (
@@ -201,9 +202,11 @@ def test_a_step_that_widens_its_state_is_told_to_cast_it_back_also_where_jax_say
     result.stdout.fnmatch_lines(
         [
             "nnx watch: donated for nothing: model.bias, model.kernel",
-            "  donated    bfloat16?3?   model.bias",
-            "  donated    bfloat16?2,3?   model.kernel",
-            "*to the program called at *test_suite.py:* (test_widens), which has no output of that type for the buffer",
-            "  hint       cast the new value back to bfloat16 before it is stored or returned",
+            "  donated     bfloat16?3?   model.bias",
+            "  donated     bfloat16?2,3?   model.kernel",
+            "              to the program called at test_suite.py:* (test_widens), which",
+            "              has no output of that type for the buffer",
+            "  hint        cast the new value back to bfloat16 before it is stored or",
+            "              returned",
         ]
     )
