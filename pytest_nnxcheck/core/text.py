@@ -137,7 +137,6 @@ LABEL = 14
 WHOLE = ("test", "accept", "replay")
 """Rows that are copied as they are, into a shell say: one line each, however long."""
 
-_ROW = re.compile(r"  (\S.*?)(?: {2,}.*)?")
 _TOGETHER = re.compile(r"(?<=\[)[^][]*(?=\])|\d (?=[KMGT]?i?B\b|%)|<- | > ")
 """What has blanks that no line breaks at: a key in a path, a number with its unit, what a tracer is, a nesting."""
 
@@ -184,6 +183,6 @@ def labelled(lines: Iterable[str]) -> Iterator[str]:
     """The label of the row that each line of a message belongs to, from its second line on."""
     label = ""
     for line in lines:
-        begins = line[:LABEL].strip() and _ROW.fullmatch(line)
-        label = begins[1] if begins else label
+        if line[:LABEL].strip():
+            label = line[2:].partition("  ")[0] if line[LABEL - 2 : LABEL].isspace() else line.split()[0]
         yield label
