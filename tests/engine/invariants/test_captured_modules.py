@@ -13,6 +13,7 @@ from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import hints
 
 refused = pytest.mark.skipif(
@@ -58,7 +59,7 @@ def capturing(module: nnx.Module) -> Any:
 @refused
 def test_a_module_that_the_call_captured_is_named(function, named):
     told = text(call(function, numbers(BATCH), nesting="jit"))
-    assert f"the call, {__file__}:{function.__code__.co_firstlineno}, captured {named}; {HINT}" in told
+    assert f"the call, {near(__file__)}:{function.__code__.co_firstlineno}, captured {named}; {HINT}" in told
 
 
 class Holder(nnx.Module):
@@ -197,7 +198,7 @@ def with_a_flag(norm, x):
 @pytest.mark.parametrize("function, name", [(bound, "model"), (bound_method, "self"), (with_a_flag, "func")])
 def test_a_module_that_a_partial_binds_or_calls_is_named(function, name):
     told = text(call(function, nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH), nesting="un-nested"))
-    assert f"jit at {__file__}:{function.__code__.co_firstlineno + 1} captured {name} (BatchNorm)" in told
+    assert f"jit at {near(__file__)}:{function.__code__.co_firstlineno + 1} captured {name} (BatchNorm)" in told
 
 
 @pytest.mark.skipif(FLAX < (0, 12), reason="modules are pytrees from flax 0.12 on; before, jax refuses them")
