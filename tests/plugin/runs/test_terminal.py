@@ -8,6 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from pytest_nnxcheck.core.text import row
+
 MODEL = """
 import jax.numpy as jnp
 from flax import nnx
@@ -111,6 +113,21 @@ def test_paths_start_from_the_root_and_commands_from_where_one_stands(project, p
     assert str(pytester.path) not in re.sub(r"sys.path\[:0\] = .*", "", page), "but where a program finds its modules"
 
 
+@pytest.mark.parametrize(
+    "whole", ["model.log['a key of it']", "516.0 KiB", "jit[functional] > scan", "src/a-long-name/of-a-file.py:7"]
+)
+def test_no_line_breaks_in_what_belongs_together(whole):
+    for before in range(40, 60):
+        lines = row("leaked", f"{'x' * before} {whole} and more").splitlines()
+        assert any(whole in line for line in lines)
+        assert all(len(line) <= 72 for line in lines)
+
+
+def test_a_command_stays_on_one_line():
+    command = f"pytest {'x' * 80}.py::test_x --nnx-nesting 'jit > scan'"
+    assert row("replay", command) == f"  replay      {command}"
+
+
 def test_the_short_summary_names_the_leaf(project):
     result = project()
     (line,) = [line for line in result.outlines if line.startswith("FAILED")]
@@ -127,7 +144,7 @@ def test_with_v_each_nesting_that_is_counted_has_a_line(project):
 
 
 def test_a_nesting_that_is_ruled_out_has_a_line_too(run_inner):
-    source = "@marked(max_examples=0)\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(rejected=has('jit[closure]')))(1)\n"
+    source = "@marked(max_examples=0)\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(rejected=lambda n: n.captures))(1)\n"
     result = run_inner(source, "-v")
     (counted,) = re.findall(r"  (\d+) nestings: ", result.stdout.str())
     shown = [line for line in result.outlines if re.fullmatch(r"  .{21} .{10} .{8} s   \S.*", line)]
