@@ -49,7 +49,7 @@ def here() -> tuple[int, int]:
     return os.getpid(), threading.get_ident()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Execution:
     """One execution of a test body under one nesting; wrapped objects report to it.
 
