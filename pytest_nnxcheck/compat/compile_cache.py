@@ -48,9 +48,8 @@ class _Programs:
         return atomic_file.kept(self._path(key))
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a program that was compiled, since there was none, or none that could be used."""
-        with contextlib.suppress(OSError):
-            atomic_file.keep(self._path(key), value)
+        """Keep a program that was compiled, since there was none, or none that could be used; jax takes an `OSError` for a warning."""
+        atomic_file.keep(self._path(key), value)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}-cache"
