@@ -86,7 +86,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     for path, array in [*leaves, *seen.arrays]:
         if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
             raise CheckError(
-                f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
+                f"{path} is deleted before the call: an earlier step donated it, or its delete() was called. Build the module inside"
+                " the test"
             )
     example.places.append(seen.places)
     example.originals = seen

@@ -146,6 +146,8 @@ class Programs:
             with self._harmless():
                 if not broke:
                     self._path(nesting).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # where another program is in it
+                        self._path(nesting).parent.rmdir()
                 elif nesting not in self._told and nesting in self.texts:
                     # It broke with other arguments: the program with those is the one to keep.
                     self._write(nesting, self.texts[nesting])

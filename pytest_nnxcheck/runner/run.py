@@ -330,7 +330,7 @@ class Run:
         if tally.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
             first = next(outcome for outcome in self.outcomes.values() if outcome.verdict == "rejected")
             if first.unfit:
-                return f"{report.NOTHING}: no nesting can be run ({first.reason}), name other transforms, or replay another nesting"
+                return f"{report.NOTHING}: no nesting can be run ({first.reason}): mend that, or name other transforms, or replay another nesting"
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
             return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
         return ""
