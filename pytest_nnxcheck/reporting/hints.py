@@ -36,6 +36,8 @@ TABLE = {
     " module, which no transform carries out",
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
+    "kept by what is returned": "make it with NumPy, which nothing traces, or keep the value in an nnx.Variable of what the call returns: {path} is plain Python,"
+    " which keeps what the trace made",
     "metadata": "keep the value in an nnx.Variable of its own: {path}, of another one, goes out of no transform",
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
     " what the first trace computes in {path}",
@@ -150,6 +152,8 @@ def hint(cause: str, **filled: object) -> str:
 def tracer_left(finding: TracerLeft) -> str:
     """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
     leak, path = finding.leak, finding.path
+    if leak.place == "returned":
+        return hint("kept by what is returned", path=path)
     if is_plain(leak):
         return plain_value(leak, finding.has_data)
     if leak.holder == CACHED:
