@@ -365,7 +365,7 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     what the call returned alone.
     """
     plain = {id(leaf) for leaf in plain_leaves(state)}
-    kept = {id(leaked.tracer) for leaked in walk(subject.roots(state)).tracers}
+    kept = {id(leaked.tracer) for leaked in walk([*subject.roots(state), ("", subject.inputs)]).tracers}
     returned = jax.tree.leaves(subject.output_tree.roots(), is_leaf=compat.is_graph_node)
     modules = {id(leaf) for node in returned if compat.is_graph_node(node) for leaf in plain_leaves(node)}
     of_variables = {id(leaf) for _, value in compat.raw_leaves(state) for leaf in jax.tree.leaves(value)}

@@ -104,5 +104,7 @@ def test_what_holds_no_state_stays_closed():
     """A cache of a library may hold tracers by keys that nobody else has, and a layer is linked with thousands of objects."""
     cache = SeedGenerator(None, graph={"key": tracer_of(jax.jit)})
     assert not walk([("cache", cache)]).tracers
-    linked = SeedGenerator(jnp.zeros(2), graph=[SeedGenerator(None, graph=[object() for _ in range(99)]) for _ in range(99)])
+    linked = SeedGenerator(
+        jnp.zeros(2), graph=[SeedGenerator(None, graph=[object() for _ in range(99)]) for _ in range(99)]
+    )
     assert walk([("seed", linked)]).objects < 200
