@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
-from pytest_nnxcheck.inspection.walk import Walk, holds_beside
+from pytest_nnxcheck.inspection.walk import Walk, holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject import uncomputed
 from pytest_nnxcheck.subject.profile import Profile
@@ -94,6 +94,9 @@ def observe(
     try:
         results = compute(trace, programs) if values.needed else hand_out(trace, values)
     except Exception:  # noqa: BLE001 - what a program without values cannot tell, a run does
+        return None
+    subject.output_tree.arrays = tuple(results[: trace.outputs])
+    if walk(subject.output_tree.roots()).tracers:  # in a tree that refuses types, see `OutputTree.roots`
         return None
     state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
     still = unmoved(facts, dict(compat.raw_leaves(subject.state)), dict(compat.raw_leaves(state)))
