@@ -105,7 +105,7 @@ class Leak:
     """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it.
 
     ``place`` tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules;
-    what a Variable holds, a dict of arrays too, is in a ``variable``.
+    what a Variable holds, a dict of arrays too, is in a ``variable``. ``keeper`` is the path of what keeps a function that captured it.
     """
 
     path: str
@@ -115,6 +115,7 @@ class Leak:
     line: str
     layer: Layer | None
     place: str = ""
+    keeper: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,15 +362,14 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     """What tells where a tracer is: in a Variable or a plain value of a graph node, in another object that a node holds, or outside of them."""
     plain = {id(leaf) for leaf in plain_leaves(state)}
     of_variables = {id(leaf) for _, value in compat.raw_leaves(state) for leaf in jax.tree.leaves(value)}
-    nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
+    nodes = "|".join(re.escape(name) for name, root in subject.roots(state) if compat.is_graph_node(root))
 
     def place(leaked: Found) -> str:
         if id(leaked.tracer) in plain:
             return "module"
         if id(leaked.tracer) in of_variables:
             return "variable"
-        name = re.match(r"(?:list\()*(\w+)", leaked.path)
-        return "object" if name and name[1] in nodes else "outside"
+        return "object" if nodes and re.match(rf"(?:list\()*(?:{nodes})(?!\w)", leaked.path) else "outside"
 
     return place
 
@@ -385,4 +384,5 @@ def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
         line=compat.tracer_line(tracer),
         layer=layer,
         place=place,
+        keeper=leaked.keeper,
     )

@@ -28,14 +28,20 @@ from pytest_nnxcheck.core.outcome import (
 )
 
 TABLE = {
-    "plain value": "keep the value in an nnx.Variable: {path} is a plain Python {holder}, which no transform carries out",
-    "plain value, data": "wrap the {holder} where it is set first, in nnx.data(...), or keep the value in an nnx.Variable: {path} is"
-    " plain Python, which no transform carries out",
+    "plain value": "keep the value in an nnx.Variable that __init__ makes: {path} is a plain Python {holder}, which no transform carries out",
+    "plain value, data": "keep the value in an nnx.Variable that __init__ makes, or wrap it in nnx.data(...) where the attribute is set first:"
+    " {path} is plain Python, which no transform carries out",
+    "plain value, container": "keep the value in an nnx.Variable that __init__ makes, in place of the {holder}: {path} is plain Python, which"
+    " no transform carries out",
+    "plain value, nnx container": "put an nnx.Variable into the {holder} in __init__, and write the value into that: flax takes {path}, a bare"
+    " array that was put there in a trace, for static",
     "plain value, captured": "keep the value in an nnx.Variable, and pass the module as an argument: {path} is a plain Python {holder}",
     "plain value, State": "wrap in nnx.data(...), where it is set first, what holds the nnx.State: {path} is in a plain Python value of the"
     " module, which no transform carries out",
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
+    "kept function": "keep the value in an nnx.Variable that __init__ makes: a function in {path} captured it, and outlives the trace",
+    "kept function, outside": "do not keep in {path} a function that captured an array made under a transform: it outlives the trace",
     "metadata": "keep the value in an nnx.Variable of its own: {path}, of another one, goes out of no transform",
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
     " what the first trace computes in {path}",
@@ -126,9 +132,9 @@ TWICE: dict[Twice, str] = {
 }
 """How all of a leaf comes to be held once more, and what to write instead."""
 
-TREES = ("attribute", "list", "dict")
-"""What `nnx.data` makes flax hand out with the module: jax takes these apart, and not a deque."""
-PLAIN = (*TREES, "tuple", "set", "deque", "array")
+NNX_CONTAINERS = ("nnx.List", "nnx.Dict")
+PLAIN = ("attribute", "list", "dict", "tuple", "set", "deque", "array", *NNX_CONTAINERS)
+IN_FUNCTIONS = ("closure", "default argument")
 CACHED = "cached property"
 OUTLIVING = (
     CACHED,
@@ -136,8 +142,7 @@ OUTLIVING = (
     "cache",
     "global",
     "class attribute",
-    "default argument",
-    "closure",
+    *IN_FUNCTIONS,
     "context variable",
 )
 
@@ -150,6 +155,8 @@ def hint(cause: str, **filled: object) -> str:
 def tracer_left(finding: TracerLeft) -> str:
     """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
     leak, path = finding.leak, finding.path
+    if leak.keeper and (is_plain(leak) or leak.holder in IN_FUNCTIONS):
+        return hint("kept function, outside" if leak.place == "outside" else "kept function", path=leak.keeper)
     if is_plain(leak):
         return plain_value(leak, finding.has_data)
     if leak.holder == CACHED:
@@ -182,10 +189,13 @@ def plain_value(leak: Leak, has_data: bool) -> str:
         return hint("outlives", holder=f"{article(leak.holder)} outside of the module")
     if leak.place == "object":
         return hint("plain object", path=leak.path)
+    if leak.holder in NNX_CONTAINERS:
+        return hint("plain value, nnx container", path=leak.path, holder=leak.holder)
     if leak.layer is not None and leak.layer.captures:
         return hint("plain value, captured", path=leak.path, holder=leak.holder)
-    cause = "plain value, data" if has_data and leak.holder in TREES else "plain value"
-    return hint(cause, path=leak.path, holder=leak.holder)
+    if leak.holder != "attribute":
+        return hint("plain value, container", path=leak.path, holder=leak.holder)
+    return hint("plain value, data" if has_data else "plain value", path=leak.path, holder=leak.holder)
 
 
 def asks_to_hand_on(violation: Violation) -> bool:
