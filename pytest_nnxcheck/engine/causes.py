@@ -11,7 +11,7 @@ import dis
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 from unittest import mock
@@ -20,14 +20,14 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.frames import TRACES_JITTED, called, transforms_by_itself
-from pytest_nnxcheck.core.notes import CapturedBy, MergedVariables
+from pytest_nnxcheck.compat.frames import called, made_before, transforms_by_itself
+from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
-from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout
+from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, is_library, layout
 from pytest_nnxcheck.inspection.walk import walk
-from pytest_nnxcheck.subject.subject import Subject, spell
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -36,7 +36,7 @@ SHOWN = 4
 
 
 def captured(subject: Subject) -> tuple[CapturedBy, ...]:
-    """The transforms that the call, made once more, applies to a function which captured a graph node: where, and what."""
+    """The transforms that the call, made once more, applies to a function which captured a graph node, or that were applied to the call: where, and what."""
     captures: dict[CapturedBy, None] = {}
     running: list[FrameType] = []
 
@@ -48,18 +48,29 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
         if not name:
             return
         caller = user_caller(frame)
-        nodes = captured_nodes(frame) if caller else []
+        nodes = captured_nodes(frame) if caller else ()
         if caller and nodes:
             running.append(frame)
-            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            # What `nnx.value_and_grad` returns is named after the gradient, and what the call jitted itself is named where it did.
-            later = frame.f_code.co_name == TRACES_JITTED
-            same = [other for other in captures if other.nodes == tuple(nodes) and (later or other.line == where)]
-            if not any(other.transform.endswith(name) for other in same):
-                captures[CapturedBy(name, where, tuple(nodes))] = None
+            where = line_of(caller, subject)
+            # What `nnx.value_and_grad` returns is named after the gradient, and what the call transformed itself is named where it did.
+            same = [other for other in captures if other.nodes == nodes]
+            told = any(other.line == where and other.transform.endswith(name) for other in same)
+            if not (told or (same and made_before(frame))):
+                captures[CapturedBy(name, where, nodes)] = None
 
-    rehearse(subject, profiled(watch))
+    # A function that was traced before would not be traced again.
+    jax.clear_caches()
+    rehearse(subject, subject.function, profiled(watch))
     return tuple(captures)[:SHOWN]
+
+
+def line_of(caller: FrameType, subject: Subject) -> str:
+    """Where a transform was called; of one that made the function of the call itself, where that begins."""
+    if str(caller.f_globals.get("__name__", "")).partition(".")[0] != __package__.partition(".")[0]:
+        return f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    function = inspect.unwrap(subject.function)
+    code = getattr(function, "__code__", None) or type(function).__call__.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
@@ -68,11 +79,8 @@ def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
     code = getattr(function, "__code__", None)
     if code is None:
         return ()
-    # Names of attributes are among `co_names` as well.
-    read = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    names = {name: value for name, value in function.__globals__.items() if name in read}
-    held = {**names, **closure_of(function)}.items()
-    nodes = tuple(f"{label} ({type(node).__name__})" for name, value in held for label, node in nodes_in(name, value))
+    held = {**globals_of(function), **closure_of(function)}.items()
+    nodes = tuple(node for name, value in held for node in nodes_in(name, value))
     return (CapturedBy("", f"{code.co_filename}:{code.co_firstlineno}", nodes),) if nodes else ()
 
 
@@ -95,26 +103,27 @@ def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
             pinned[MergedVariables(where, type(node).__name__, tuple(paths))] = None
         return node
 
-    leaks = rehearse(subject, mock.patch.object(nnx, "merge", keep), merged)
+    # Without its jit, whose trace ends before what was merged is looked at.
+    leaks = rehearse(subject, inspect.unwrap(subject.function), mock.patch.object(nnx, "merge", keep), merged)
     return tuple(pinned) or leaks
 
 
 def rehearse(
     subject: Subject,
+    function: Callable[..., Any],
     watching: contextlib.AbstractContextManager[Any],
     kept: Sequence[tuple[str, Any]] = (),
 ) -> tuple[Leak, ...]:
-    """The tracers in what was kept of the call, which is made once more on a copy; what it leaves is undone."""
-    state = subject.fresh()
+    """The tracers in what was kept of a call of the function, in place of the subject's, on a copy; what it leaves is undone."""
+    state, inputs = subject.fresh(), jax.tree.map(copy_leaf, subject.inputs)
     places = walk(subject.roots(state)).places
-    # Without its jit: a function that was traced before would not be traced again.
-    program = subject.for_run(inspect.unwrap(subject.function)).program
+    program = subject.for_run(function).program
     # The user's code may raise anything.
     with contextlib.suppress(Exception), watching:
         if subject.abstract:
-            trace(program, state, subject.inputs, lambda _: False)
+            trace(program, state, inputs, lambda _: False)
         else:
-            program(state, *subject.inputs)
+            program(state, *inputs)
     leaks = tuple(leak(tracer, None) for tracer in walk(kept).tracers)
     places.restore()
     jax.clear_caches()
@@ -146,30 +155,41 @@ def user_caller(frame: FrameType) -> FrameType | None:
     return above
 
 
-def captured_nodes(frame: FrameType) -> list[str]:
-    """Names and types of the graph nodes in the closures of the functions that a transform was called with, or that are such a function."""
-    names: dict[str, None] = {}
-    function = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
-    if compat.is_graph_node(function):
-        names[type(function).__name__] = None
-    for value in list(frame.f_locals.values()):
+def captured_nodes(frame: FrameType) -> tuple[CapturedNode, ...]:
+    """The graph nodes in the closures of the functions that a transform was called with, or that are such a function.
+
+    What it made before has that function in its own closure, and is called with arguments, which are no captures.
+    """
+    code, own = frame.f_code, frame.f_locals
+    first = code.co_varnames[: min(code.co_argcount, 1)]
+    functions = code.co_freevars if made_before(frame) else first
+    nodes = {CapturedNode("", type(own[name]).__name__): None for name in functions if compat.is_graph_node(own.get(name))}
+    for value in [own.get(name) for name in functions] if made_before(frame) else list(own.values()):
         for item in value if isinstance(value, tuple | list) else (value,):
-            for name, held in closure_of(item).items():
-                for label, node in nodes_in(name, held):
-                    names[f"{label} ({type(node).__name__})"] = None
-    return list(names)
+            for name, held in {**globals_of(item), **closure_of(item)}.items():
+                nodes |= dict.fromkeys(nodes_in(name, held))
+    return tuple(nodes)
 
 
-def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
+def nodes_in(name: str, held: Any) -> Iterator[CapturedNode]:
     """The graph nodes that a captured value is, or holds as a list, tuple or dict of them, or as an object that is none: a trainer, say."""
     if compat.is_graph_node(held):
-        yield name, held
+        nodes = {name: held}
     elif isinstance(held, list | tuple | dict):
         items = held.items() if isinstance(held, dict) else enumerate(held)
-        yield from ((f"{name}[{key!r}]", node) for key, node in items if compat.is_graph_node(node))
-    elif not isinstance(held, type | ModuleType):
-        attributes = layout(type(held)).read(held) or {}
-        yield from ((f"{name}.{key}", node) for key, node in attributes.items() if compat.is_graph_node(node))
+        nodes = {f"{name}[{key!r}]": item for key, item in items}
+    else:
+        attributes = {} if isinstance(held, type | ModuleType) else layout(type(held)).read(held) or {}
+        nodes = {f"{name}.{key}": item for key, item in attributes.items()}
+    return (CapturedNode(label, type(node).__name__) for label, node in nodes.items() if compat.is_graph_node(node))
+
+
+def globals_of(function: Any) -> dict[str, Any]:
+    """What a Python function of the user's takes from the globals, by name. Names of attributes are among its `co_names` as well."""
+    if not inspect.isfunction(function) or is_library(function.__globals__.get("__name__")):
+        return {}
+    read = {step.argval for step in dis.get_instructions(function.__code__) if step.opname == "LOAD_GLOBAL"}
+    return {name: value for name, value in function.__globals__.items() if name in read}
 
 
 def bound_by(function: functools.partial[Any]) -> dict[str, Any]:
@@ -188,7 +208,18 @@ def closure_of(function: Any) -> dict[str, Any]:
     if isinstance(function, functools.partial):
         return {**bound_by(function), **closure_of(function.func)}
     if not inspect.isfunction(function):
-        inner = (layout(type(function)).read(function) or {}).get("__wrapped__")
-        return {} if inner is None else closure_of(inner)
+        return closure_of_wrapped(layout(type(function)).read(function))
+    inner = closure_of_wrapped(function.__dict__)
+    if is_library(function.__globals__.get("__name__")):
+        return inner
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: content for name, cell in cells if (content := cell_content(cell)) is not MISSING}
+    own = {name: content for name, cell in cells if (content := cell_content(cell)) is not MISSING}
+    return {**own, **inner}
+
+
+def closure_of_wrapped(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The same of the function, or the module, that one with these attributes wraps."""
+    inner = (attributes or {}).get("__wrapped__")
+    if compat.is_graph_node(inner):
+        return {"": inner}
+    return {} if inner is None else closure_of(inner)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.evidence import Twice
 from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.notes import CapturedNode
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     Finding,
@@ -49,7 +50,7 @@ TABLE = {
     "generator": "hand in what it yields as an argument, or draw keys from an nnx.Rngs of the module: {path} is a local variable of a"
     " generator, which keeps what the first trace made",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
-    "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
+    "captured": "pass the module as an argument: nnx.{transform}(f)({modules}, x)",
     **{
         f"captured by {name}": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it; what it writes"
         " has an axis of its own: nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...) for the rest"
@@ -60,25 +61,25 @@ TABLE = {
         " the new nnx.state beside the result; nnx.update(model, state) writes it back"
         for name in ("custom_jvp", "custom_vjp")
     },
-    "captured by eval_shape": "pass the module as an argument: nnx.eval_shape(f, model, x)",
+    "captured by eval_shape": "pass the module as an argument: nnx.eval_shape(f, {modules}, x)",
     **{
-        f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, model)"
+        f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, {{modules}})"
         for name in ("grad", "value_and_grad")
     },
-    "captured by checkpoint": "pass the module as an argument: nnx.remat(f)(model, x)",
-    "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
-    "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",
+    "captured by checkpoint": "pass the module as an argument: nnx.remat(f)({modules}, x)",
+    "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, ({modules}, x))",
+    "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, ({modules}, x))",
     "captured by scan": "pass the module in the scan's carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
     "captured by map": "scan with the module in the carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
-    "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, model, x)",
-    "captured by switch": "pass the module as an operand: nnx.switch(index, branches, model, x)",
+    "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, {modules}, x)",
+    "captured by switch": "pass the module as an operand: nnx.switch(index, branches, {modules}, x)",
     "captured by shard_map": "pass the state of nnx.split to jax.shard_map, with nnx.merge in its body",
     **{
         f"captured by {name}": "let f call a copy and hand its state out beside the result, copy = nnx.clone(model) and then"
         f" return copy(x), nnx.state(copy), under jax.{name} with has_aux=True; nnx.update(model, state) writes it back"
         for name in ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
     },
-    "captured by the call": "hand the module to the call as an argument: wrap f, and call it as f(model, x)",
+    "captured by the call": "hand the module to the call as an argument: wrap f, and call it as f({modules}, x)",
     "captured by registered": "{transform} should hand the module on as an argument of f",
     "merged": "write nnx.merge(..., copy=True): without it the module has the Variables of the state itself, which cannot be written here;"
     " hand nnx.state(copy) out beside the result, under jax.grad with has_aux=True, and write it back with nnx.update(model, state), or what the copy"
@@ -147,9 +148,13 @@ OUTLIVING = (
 )
 
 
+MODULES = "model"
+"""How an advice calls the module that somebody is to hand in."""
+
+
 def hint(cause: str, **filled: object) -> str:
     """The advice for a cause of the table."""
-    return TABLE[cause].format(**filled)
+    return TABLE[cause].format(**{"modules": MODULES, **filled})
 
 
 def tracer_left(finding: TracerLeft) -> str:
@@ -226,11 +231,17 @@ def attribute(type_: str, path: str) -> str:
     return hint(cause, path=path) if cause else ""
 
 
-def captured_by(name: str) -> str:
-    """The same for a transform of the user's own code, which may be one that is no layer; without a name, for the call itself."""
+def captured_by(name: str, nodes: Sequence[CapturedNode] = ()) -> str:
+    """The same for a transform of the user's own code, which may be one that is no layer; without a name, for the call itself.
+
+    ``nodes`` are those that it captured: several are named.
+    """
+    names = dict.fromkeys(node.name.rpartition(".")[2] for node in nodes)
+    modules = ", ".join(names) if len(names) > 1 and all(names) else MODULES
     if not name:
-        return hint("captured by the call")
-    return hint(f"captured by {name}") if f"captured by {name}" in TABLE else hint("captured", transform=name)
+        return hint("captured by the call", modules=modules)
+    cause = f"captured by {name}"
+    return hint(cause if cause in TABLE else "captured", transform=name, modules=modules)
 
 
 def buffer(finding: Finding) -> str:
