@@ -26,11 +26,15 @@ class CapturedNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CapturedBy:
-    """A transform inside the call, or around it, whose function captured graph nodes; without a ``transform``, the call itself captured them."""
+    """A transform inside the call, or around it, whose function captured graph nodes; without a ``transform``, the call itself captured them.
+
+    ``leaks`` says whether one of them held tracers when the call was over.
+    """
 
     transform: str
     line: str
     nodes: tuple[CapturedNode, ...]
+    leaks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

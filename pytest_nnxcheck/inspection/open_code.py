@@ -65,11 +65,12 @@ def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
 
 
 def keeper(function: FunctionType, name: Name) -> str:
-    """The path of what keeps a function; empty where its name says as much: its module, its class, or what wraps it under the same name."""
+    """The path of what keeps a function; empty where its own name says as much, or where it is a variable of another one, part of the code."""
     whole = function.__qualname__
     names = (whole, whole.rpartition("<locals>.")[2])
-    named = f"{name.base}.".startswith(tuple(f"{own}." for own in names)) or name.note.endswith(f" of {whole}")
-    return name.keeper or ("" if named else name.base)
+    named = f"{name.base}.".startswith(tuple(f"{own}." for own in names))
+    variable = name.note and name.base.isidentifier()
+    return name.keeper or ("" if named or variable else name.base)
 
 
 def open_closure(function: FunctionType, name: Name, visit: Visit) -> None:

@@ -164,12 +164,8 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint("kept function, outside" if leak.place == "outside" else "kept function", path=leak.keeper)
     if is_plain(leak):
         return plain_value(leak, finding.has_data)
-    if leak.holder == CACHED:
-        return hint("cached property", path=path)
-    if leak.holder == "metadata":
-        return hint("metadata", path=path)
-    if leak.holder == "generator":
-        return hint("generator", path=path)
+    if leak.holder in (CACHED, "metadata", "generator"):
+        return hint(leak.holder, path=path)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
     if leak.holder == "frame":

@@ -105,10 +105,11 @@ def with_nodes(value: Any, own: dict[int, Any]) -> Any:
 
 def same(held: Any, value: Any) -> bool:
     """Whether two trees have the very same nodes and arrays, and else what behaves alike."""
-    (mine, old), (leaves, new) = (jax.tree.flatten(tree, is_leaf=compat.is_graph_node) for tree in (held, value))
+    flat: Any = [jax.tree.flatten(tree, is_leaf=compat.is_graph_node) for tree in (held, value)]
+    (mine, old), (others, new) = flat
     return bool(old == new) and all(
         one is other or not (is_kept(one) or is_kept(other) or fingerprint(one) != fingerprint(other))
-        for one, other in zip(mine, leaves, strict=True)
+        for one, other in zip(mine, others, strict=True)
     )
 
 

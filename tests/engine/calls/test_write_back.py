@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from checking import call, text
 from flax import nnx
-from healthy import FLAX, node_dict, node_list
+from healthy import node_dict, node_list
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import compat
 
 X = jnp.ones(3)
 HAS_DATA = hasattr(nnx, "data")

@@ -307,7 +307,9 @@ def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesti
 
 SWEPT = "invariants/test_kept_values.py::test_with_what_the_hint_says_all_default_nestings_hold"
 ELSEWHERE = {  # where the twins are anyway
-    **dict.fromkeys(("plain value, data", "plain value, container", "plain value, nnx container", "plain object"), SWEPT),
+    **dict.fromkeys(
+        ("plain value, data", "plain value, container", "plain value, nnx container", "plain object"), SWEPT
+    ),
     **dict.fromkeys(("kept function", "kept function, outside"), SWEPT),
     "metadata": "invariants/test_kept_in_containers.py::test_what_a_variable_has_as_metadata_goes_into_one_of_its_own",
     "grows": "donation/test_donation.py::test_a_cache_that_grows_is_as_long_as_it_gets_from_the_start",

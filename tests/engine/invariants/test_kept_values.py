@@ -12,7 +12,7 @@ import pytest
 from checking import call, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
-from leaky import LEAKY, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, case
+from leaky import LEAKY, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.reporting import hints
