@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 from typing import Any
@@ -232,6 +233,18 @@ def has_data() -> bool:
     from flax import nnx
 
     return hasattr(nnx, "data")
+
+
+@functools.cache
+def takes_variables() -> bool:
+    """Whether a transform of flax takes a Variable that no module holds as one; that of 0.10.2 takes it for a leaf. Tried on all versions."""
+    from flax import nnx
+
+    try:
+        nnx.split(nnx.Variable(0))
+    except RuntimeError:
+        return False
+    return True
 
 
 def variable_name(kind: str) -> str:

@@ -15,10 +15,14 @@ from pytest_nnxcheck.core.observation import ArrayType, Leak
 
 
 class CapturedNode(NamedTuple):
-    """A graph node that a function captured: by which name, empty where it is the function itself; and its type."""
+    """A graph node that a function captured: by which name, empty where it is the function itself; and its type.
+
+    ``is_argument`` says whether the transforms of flax take it as it is.
+    """
 
     name: str
     type: str
+    is_argument: bool = True
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type})" if self.name else self.type

@@ -179,7 +179,7 @@ def captured_nodes(frame: FrameType) -> dict[CapturedNode, Any]:
     code, own = frame.f_code, frame.f_locals
     functions = code.co_freevars if made_before(frame) else code.co_varnames[: min(code.co_argcount, 1)]
     called_ones = [own.get(name) for name in functions]
-    nodes = {CapturedNode("", type(node).__name__): node for node in called_ones if compat.is_graph_node(node)}
+    nodes = {captured_node("", node): node for node in called_ones if compat.is_graph_node(node)}
     for value in called_ones if made_before(frame) else list(own.values()):
         for item in value if isinstance(value, tuple | list) else (value,):
             nodes |= nodes_of(item)
@@ -207,9 +207,11 @@ def nodes_in(name: str, held: Any, depth: int) -> dict[CapturedNode, Any]:
     else:
         attributes = {} if isinstance(held, type | ModuleType) else layout(type(held)).read(held) or {}
         items = {f"{name}.{key}": item for key, item in attributes.items()}
-    return {
-        CapturedNode(label, type(item).__name__): item for label, item in items.items() if compat.is_graph_node(item)
-    }
+    return {captured_node(label, item): item for label, item in items.items() if compat.is_graph_node(item)}
+
+
+def captured_node(name: str, node: Any) -> CapturedNode:
+    return CapturedNode(name, type(node).__name__, compat.takes_variables() or not isinstance(node, nnx.Variable))
 
 
 def is_users(function: Any) -> bool:

@@ -232,7 +232,7 @@ def captured_by(name: str, nodes: Sequence[CapturedNode] = ()) -> str:
 
     ``nodes`` are those that it captured: several are named.
     """
-    names = dict.fromkeys(node.name.rpartition(".")[2] for node in nodes)
+    names = dict.fromkeys(node.name.rpartition(".")[2] if node.is_argument else "" for node in nodes)
     modules = ", ".join(names) if len(names) > 1 and all(names) else MODULES
     if not name:
         return hint("captured by the call", modules=modules)

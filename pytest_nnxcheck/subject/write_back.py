@@ -45,10 +45,11 @@ def graft(mine: Any, copy: Any) -> None:
 
     Nodes that both have in one place stay the user's own, wherever the copy has them by now. The values of Variables are written elsewhere.
     """
-    pairs = {id(other): (own, other) for own, other in counterparts(mine, copy)}
-    for own, other in pairs.values():
+    pairs = counterparts(mine, copy)
+    own = {id(other): node for node, other in pairs}
+    for node, other in pairs:
         if not isinstance(other, nnx.Variable):
-            take_over(own, other, {key: node for key, (node, _) in pairs.items()})
+            take_over(node, other, own)
 
 
 def take_over(mine: Any, copy: Any, own: dict[int, Any]) -> None:
