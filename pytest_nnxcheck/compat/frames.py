@@ -29,6 +29,9 @@ DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
 TRACES_JITTED = "cache_miss"
 """What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
 
+_IN = ".<locals>."
+"""What the name of a function has behind that of the one which made it: ``vmap.<locals>.vmap_f``."""
+
 CUSTOM_RULES = ("custom_jvp", "custom_vjp")
 """The classes of jax whose objects are functions with a rule of their own for the derivative."""
 
@@ -55,7 +58,7 @@ MAP = "map"
 """`jax.lax.map`, which nnx has not; `jax.tree.map` is another."""
 
 _LIBRARIES = ("jax", "jaxlib", "flax")
-_BY_ITSELF = ("make_jaxpr_f", "custom_root", "grad_f", "value_and_grad_f", "vmap_f", "fun_remat")
+_BY_ITSELF = ("make_jaxpr_f", "custom_root")
 
 
 _DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "default_backend")
@@ -93,12 +96,21 @@ def transforms_by_itself(frame: FrameType) -> bool:
 
 
 def called(frame: FrameType) -> str:
-    """The transform that a user's code calls by a function of jax or flax, whose functions may have ``_wrapper`` behind the name; else empty."""
+    """The transform that a user's code calls by a function of jax or flax, or has called for what it calls now; else empty.
+
+    Functions of flax may have ``_wrapper`` behind the name.
+    """
     code = frame.f_code
     if code.co_name == MAP:
         return MAP if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
+    name = name or _CALLED.get(code.co_qualname.partition(_IN)[0], "")
     return name if name and _package(frame) in ("jax", "flax") else ""
+
+
+def made_before(frame: FrameType) -> bool:
+    """Whether what is called is what a transform made, ``jax.vmap(f)``, and not the transform: that was called before, wherever it was."""
+    return frame.f_code.co_name == TRACES_JITTED or _IN in frame.f_code.co_qualname
 
 
 def raised_by_library(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 from typing import Any
@@ -162,6 +163,17 @@ def is_refusal(error: BaseException | None) -> bool:
     return str(pathlib.Path(nnx.__file__).parent) in last
 
 
+def take_marks(node: Any, other: Any) -> None:
+    """Give a node what flax has noted of another one: which of the attributes are data.
+
+    `nnx.data` is public, and only for what is assigned: flax tells of no attribute what it takes it for. From flax 0.11 on; before, it keeps
+    no marks. All versions.
+    """
+    marks = getattr(other, "__dict__", {}).get("_pytree__nodes")
+    if marks is not None:
+        object.__setattr__(node, "_pytree__nodes", marks)
+
+
 def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     """The function and the arguments that `nnx.cached_partial` or `nnx.jit_partial` keeps, where no transform would be handed them.
 
@@ -221,6 +233,18 @@ def has_data() -> bool:
     from flax import nnx
 
     return hasattr(nnx, "data")
+
+
+@functools.cache
+def takes_variables() -> bool:
+    """Whether a transform of flax takes a Variable that no module holds as one; that of 0.10.2 takes it for a leaf. Tried on all versions."""
+    from flax import nnx
+
+    try:
+        nnx.split(nnx.Variable(0))
+    except RuntimeError:
+        return False
+    return True
 
 
 def variable_name(kind: str) -> str:

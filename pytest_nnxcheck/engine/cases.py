@@ -219,9 +219,10 @@ class Call:
         long = recall(self.memo.longer, (self.key, donate, nesting), measured)
         return growth(str(loops[0]), LENGTH, short, split(long))
 
-    def captured(self) -> tuple[CapturedBy, ...]:
-        """The transforms that the call applies to a function which captured a graph node; the same under every nesting."""
-        return recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))
+    def captured(self, *, leaking: bool = False) -> tuple[CapturedBy, ...]:
+        """The transforms that the call applies to a function which captured a graph node, one that holds tracers then; the same under every nesting."""
+        captures = recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))
+        return tuple(capture for capture in captures if capture.leaks or not leaking)
 
     def merged(self) -> tuple[Leak | MergedVariables, ...]:
         """What is wrong with the modules that the call itself merged; the same under every nesting."""

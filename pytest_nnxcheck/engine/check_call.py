@@ -354,7 +354,7 @@ def un_nested(call: Call) -> Checked:
         return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
-        violations = tuple(replace(violation, explained=call.captured()) for violation in violations)
+        violations = tuple(replace(violation, explained=call.captured(leaking=True)) for violation in violations)
     outcome = Outcome(call.nesting, "violated", violations, facts=notes_of(judgement), evidence=left(observation))
     return Checked(observation.rebuild(observation.output), outcome)
 

@@ -371,7 +371,7 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     nodes_returned = filter(compat.is_graph_node, jax.tree.leaves(output, is_leaf=compat.is_graph_node))
     of_modules = {id(leaf) for node in nodes_returned for leaf in plain_leaves(node)}
     of_variables = {id(leaf) for _, value in compat.raw_leaves(state) for leaf in jax.tree.leaves(value)}
-    nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
+    nodes = "|".join(re.escape(name) for name, root in subject.roots(state) if compat.is_graph_node(root))
 
     def place(leaked: Found) -> str:
         if id(leaked.tracer) in plain:
@@ -380,8 +380,7 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
             return "variable"
         if id(leaked.tracer) in returned:
             return "returned module" if id(leaked.tracer) in of_modules else "returned"
-        name = re.match(r"(?:list\()*(\w+)", leaked.path)
-        return "object" if name and name[1] in nodes else "outside"
+        return "object" if nodes and re.match(rf"(?:list\()*(?:{nodes})(?!\w)", leaked.path) else "outside"
 
     return place
 
@@ -396,4 +395,5 @@ def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
         line=compat.tracer_line(tracer),
         layer=layer,
         place=place,
+        keeper=leaked.keeper,
     )

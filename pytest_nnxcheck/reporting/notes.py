@@ -89,9 +89,9 @@ def explanation(cause: data.Explanation) -> tuple[str, ...]:
                 f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else ""),
             )
         case data.CapturedBy():
-            nodes = ", ".join(cause.nodes)
+            nodes = ", ".join(map(str, cause.nodes))
             by = f"{cause.transform} at {cause.line}" if cause.transform else f"the call, {cause.line},"
-            return (f"{by} captured {nodes}; {hints.captured_by(cause.transform)}",)
+            return (f"{by} captured {nodes}; {hints.captured_by(cause.transform, cause.nodes)}",)
         case data.MergedVariables():
             whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
             return (f"{whose}; {hints.hint('merged')}",)

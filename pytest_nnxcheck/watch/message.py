@@ -178,9 +178,10 @@ def _compiled(program: Program) -> str:
 def _hint(leftover: Leftover) -> str:
     if not leftover.tracer:
         return hints.hint("pinned")
-    if leftover.holder in hints.PLAIN and leftover.place == "module":  # which holds for a module that was captured, too
+    plain = leftover.holder in hints.PLAIN and not leftover.keeper
+    if plain and leftover.place == "module":  # which holds for a module that was captured, too
         return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
-    leak = Leak(leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place)
+    leak = Leak(leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place, leftover.keeper)
     return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 
 
