@@ -133,6 +133,31 @@ def without_dead_code(jaxpr: Any) -> Any:
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
+def inputs_needed(jaxpr: Any, outputs: list[bool]) -> list[bool]:
+    """For each input of an open jaxpr whether one of these outputs needs it, or an effect, inside loops and jits too.
+
+    Before jax 0.12 a while loop needs all that it carries, and so does a function with a rule of its own for the derivative in all versions. No public way. All versions.
+    """
+    from jax.interpreters import partial_eval
+
+    return list(partial_eval.dce_jaxpr(jaxpr, outputs)[1])
+
+
+def jitted(function: Any) -> tuple[str, Any] | None:
+    """How one writes the jit that a function is (``nnx.jit``), and the function inside it; `None` where it is none.
+
+    No public type: that of `jax.jit` is one of jaxlib, `nnx.jit` gives an object from flax 0.10.7 on, and a function that keeps its jit as ``inner`` before.
+    All versions.
+    """
+    import jax
+
+    by_flax = type(function).__module__.startswith("flax.") or hasattr(function, "inner")
+    jit = getattr(function, "inner", function)
+    if isinstance(jit, type) or not isinstance(jit, jax.stages.Wrapped) or not hasattr(function, "__wrapped__"):
+        return None
+    return "nnx.jit" if by_flax else "jax.jit", inspect.unwrap(function)
+
+
 def jitted_jaxpr(closed: Any, donated: tuple[int, ...], *, keep_unused: bool) -> Any:
     """A jit of a closed jaxpr: a function of its flat arguments, some of them donated. All versions."""
     import jax

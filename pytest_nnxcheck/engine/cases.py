@@ -28,7 +28,7 @@ from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, agrees, effect_against, keeps_updates
 from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
 from pytest_nnxcheck.invariants import Case
-from pytest_nnxcheck.invariants.advice import Sizes, advice
+from pytest_nnxcheck.invariants.advice import Sizes, advice, of_state
 from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
 from pytest_nnxcheck.invariants.recompilation import moved, types_moved
@@ -199,7 +199,8 @@ class Call:
             sizes = Sizes(profile.state_bytes, profile.input_bytes, profile.output_bytes)
             # Not the program's own names, which are in the order of its parameters.
             leaves, inputs = [*map(self.subject.path, profile.state_paths)], self.subject.input_names
-            advised = advice(memory.peak, buffers(memory), profile.waste, leaves, inputs, sizes)
+            handed = tuple(of_state(self.subject, profile))
+            advised = advice(memory.peak, buffers(memory), profile.waste, leaves, inputs, sizes, handed)
             return UnNested(self.subject.name, un_nested_evidence(memory), advised)
 
         return recall(self.memo.un_nested, self.key, found_out)

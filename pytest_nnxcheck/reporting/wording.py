@@ -12,9 +12,11 @@ from pytest_nnxcheck.core.evidence import (
     Evidence,
     HeldTwice,
     LargeLine,
+    NotDonated,
     Recast,
     Saved,
     Stack,
+    Unused,
 )
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
@@ -41,7 +43,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
@@ -162,7 +164,8 @@ def of_memory(finding: OnCpu | FindingOnTarget) -> str:
         case StateCopied(bytes=size):
             return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
         case ConstantsCaptured(bytes=size):
-            return f"the call captures {format_bytes(size)} of constants"
+            kept = memory_breakdown.kept(figures.split) if memory_breakdown.left_out(size, figures.split) else ""
+            return f"the call captures {format_bytes(size)} of constants" + (kept and f"; {kept}")
 
 
 def totals(figures: Figures) -> list[Row]:
@@ -217,6 +220,12 @@ def advice(piece: Advice) -> str:
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"
             return f"{size}, {piece.type} {piece.operation}: {what}{at}"
+        case Unused():
+            return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
+        case NotDonated():
+            whose, cure = " and ".join(piece.arguments), f"{piece.jit}({piece.function}, {piece.donate})"
+            why = f"{piece.function} is a jit that changes state of {whose} and donates none of it"
+            return f"{size}: {why}: old and new lie side by side; write {cure}{at}"
 
 
 # --- donation
