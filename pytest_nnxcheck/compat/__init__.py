@@ -50,7 +50,7 @@ from pytest_nnxcheck.compat.flax_modes import (
     split,
     state,
 )
-from pytest_nnxcheck.compat.frames import devices_asked
+from pytest_nnxcheck.compat.frames import devices_asked, jits_traced
 from pytest_nnxcheck.compat.graph import (
     asks_for_value,
     attributes,
@@ -130,6 +130,7 @@ __all__ = [
     "is_tracer",
     "is_tracer_error",
     "iter_graph",
+    "jits_traced",
     "jitted",
     "jitted_jaxpr",
     "judged_compiles",

@@ -1,4 +1,4 @@
-"""A second call with arguments of the same types is not traced again, so that nothing is compiled for it."""
+"""A second call with arguments of the same types is not traced again, nor is a jit inside it, so that nothing is compiled for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import NUMBERS, describe
-from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.compat.arrays import is_weak, typed
+from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.subject import Subject
@@ -16,13 +16,13 @@ MISSING = "missing"
 
 
 def judge(case: Case) -> Judgement:
-    """What the call leaves in another type than it was handed, where the next one is traced again for that."""
-    if case.second_call is None:
-        return Judgement()
-    findings = case.second_call()
-    if any(MISSING in (finding.before, finding.after) for finding in findings):
-        return Judgement(notes=(Fact("adds state", ("recompilation",)),))
-    return Judgement((Violation("recompilation", findings=findings),) if findings else ())
+    """What the call leaves in another type than it was handed, where the next one is traced again for that, and the jits inside that are traced in each call."""
+    moved, inside = case.second_call(), case.jits_inside()
+    notes: tuple[Note, ...] = ()
+    if any(MISSING in (finding.before, finding.after) for finding in moved):
+        moved, notes = (), (Fact("adds state", ("recompilation",)),)
+    findings = (*moved, *inside)
+    return Judgement((Violation("recompilation", findings=findings),) if findings else (), notes)
 
 
 def moved(subject: Subject, before: Any, after: Any) -> tuple[TypeMoved, ...]:
@@ -44,18 +44,8 @@ def types_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved
     for path in dict.fromkeys([*old, *new]):
         texts = [typed(leaves[path]) if path in leaves else MISSING for leaves in (old, new)]
         if texts[0] != texts[1]:
-            hardened = path in old and path in new and weak(old[path]) and not weak(new[path])
+            hardened = path in old and path in new and is_weak(old[path]) and not is_weak(new[path])
             yield TypeMoved(subject.path(path), label="leaf", before=texts[0], after=texts[1], hardened=hardened)
-
-
-def typed(leaf: Any) -> str:
-    """The type of a leaf as jax tells it from another."""
-    return f"{describe(leaf)}{', weakly typed' if weak(leaf) else ''}"
-
-
-def weak(leaf: Any) -> bool:
-    """Whether a leaf is a number of Python's, or was made of one."""
-    return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
 
 
 def same(one: Any, other: Any) -> bool:

@@ -27,6 +27,7 @@ from pytest_nnxcheck.core.outcome import (
     Figures,
     Finding,
     FindingOnTarget,
+    JitTracedAgain,
     LostBuffer,
     LostOnTarget,
     MadeInEndedTrace,
@@ -39,6 +40,7 @@ from pytest_nnxcheck.core.outcome import (
     SharedBuffer,
     StateCopied,
     TracerLeft,
+    TypeMoved,
     ValueDiffers,
     ViewedBuffer,
     Violation,
@@ -338,13 +340,31 @@ def finite(findings: Findings) -> Text:
 
 def recompilation(findings: Findings) -> Text:
     """What another call is traced again for; the first is the summary."""
+    inside = [each for each in findings if isinstance(each, JitTracedAgain)]
+    traced = [("traced", of_jit(each)) for each in inside[:SHOWN]]
+    findings = tuple(each for each in findings if isinstance(each, TypeMoved))
+    if not findings:
+        summary = f"{inside[0].path} is traced again in each call, for the same types: a jit inside the call is made anew, or what it is handed"
+        return summary, [*traced, *rest(tuple(inside))], hints.hint("jit made anew")
     first = findings[0]
     if not first.label:
-        return "a second call with the same types is traced again: no attribute and no type of a leaf differs", [], ""
+        return (
+            "a second call with the same types is traced again: no attribute and no type of a leaf differs",
+            traced,
+            "",
+        )
     rows = [
         ("changed", f"{each.path}   {each.before} before the call, {each.after} after it") for each in findings[:SHOWN]
     ]
-    return f"a second call is traced again: {first.path} has changed", [*rows, *rest(findings)], hints.moved(first)
+    rows = [*rows, *rest(findings), *traced]
+    return f"a second call is traced again: {first.path} has changed", rows, hints.moved(first)
+
+
+def of_jit(finding: JitTracedAgain) -> str:
+    """Which function a jit traces in each call, how often, and what calls it."""
+    times = f"{finding.times} times" if finding.times > 1 else "once"
+    where = f" ({finding.line})" if finding.line else ""
+    return f"{finding.path}{where}   {times} a call; its jit is called at {', '.join(finding.called)}"
 
 
 # --- an invariant of the user's own
