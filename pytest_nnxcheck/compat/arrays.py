@@ -111,16 +111,6 @@ def describe(array: Any) -> str:
     return str(array_type(array))
 
 
-def typed(leaf: Any) -> str:
-    """The type of a leaf as jax tells it from another; of what is no array its class. All versions."""
-    return f"{describe(leaf)}{', weakly typed' if is_weak(leaf) else ''}"
-
-
-def is_weak(leaf: Any) -> bool:
-    """Whether a leaf is a number of Python's, or was made of one. All versions."""
-    return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
-
-
 def unwrapped(value: Any) -> Any:
     """A constant of a program without the wrapper that jax 0.7.2 puts around an array of NumPy's; anything else as it is.
 

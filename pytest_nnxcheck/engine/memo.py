@@ -63,6 +63,11 @@ class Memo:
     evaluated: dict[Any, Entry] = field(default_factory=dict)
     mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
+    static_parts: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    """What jax compares of the objects that a call of that name and number was handed first."""
+    made_anew: dict[Any, Fact] = field(default_factory=dict)
+    same_arguments: bool = True
+    """Whether the body is the same each time: no arguments of its own are drawn."""
     own_jits: set[str] = field(default_factory=set)
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,19 +150,20 @@ def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[LargeLine]:
 def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
     """What is wrong with the state that a call is handed, whatever its size."""
     sizes = [nbytes(leaf) for _, leaf in compat.flat_state(compat.split(subject.state)[1])]
-    if profile.unused:
-        names = dict.fromkeys(map(subject.path, whole_parts(profile.unused, profile.state_paths)))
-        yield Unused(tuple(names), sum(sizes[number] for number in profile.unused))
+    used = {path for number, path in enumerate(profile.state_paths) if number not in profile.unused}
+    unused = [number for number, path in enumerate(profile.state_paths) if path not in used]
+    if unused:
+        names = dict.fromkeys(map(subject.path, whole_parts((profile.state_paths[n] for n in unused), used)))
+        yield Unused(tuple(names), sum(sizes[number] for number in unused))
     jit = compat.jitted(subject.function)
     if jit is not None:
         yield from not_donated(subject, profile, sizes, *jit)
 
 
-def whole_parts(numbers: Collection[int], paths: Sequence[Path]) -> Iterator[Path]:
-    """The shortest paths that lead to leaves of these numbers alone."""
-    others = (path for number, path in enumerate(paths) if number not in numbers)
+def whole_parts(paths: Iterable[Path], others: Collection[Path]) -> Iterator[Path]:
+    """The shortest paths that lead to these leaves, and to none of the others."""
     shared = {path[:length] for path in others for length in range(len(path) + 1)}
-    for path in (paths[number] for number in numbers):
+    for path in paths:
         yield next((path[:length] for length in range(len(path)) if path[:length] not in shared), path)
 
 

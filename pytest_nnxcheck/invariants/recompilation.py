@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flax import nnx
+
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import is_weak, typed
+from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
 from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
+from pytest_nnxcheck.inspection.fingerprint import fingerprint
 from pytest_nnxcheck.invariants.case import Case, Judgement
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, spell
+from pytest_nnxcheck.subject.write_back import UPKEEP
 
 MISSING = "missing"
 
@@ -44,8 +49,81 @@ def types_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved
     for path in dict.fromkeys([*old, *new]):
         texts = [typed(leaves[path]) if path in leaves else MISSING for leaves in (old, new)]
         if texts[0] != texts[1]:
-            hardened = path in old and path in new and is_weak(old[path]) and not is_weak(new[path])
+            hardened = path in old and path in new and weak(old[path]) and not weak(new[path])
             yield TypeMoved(subject.path(path), label="leaf", before=texts[0], after=texts[1], hardened=hardened)
+
+
+def typed(leaf: Any) -> str:
+    """The type of a leaf as jax tells it from another."""
+    return f"{describe(leaf)}{', weakly typed' if weak(leaf) else ''}"
+
+
+def weak(leaf: Any) -> bool:
+    """Whether a leaf is a number of Python's, or was made of one."""
+    return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
+
+
+# --- objects that the same code makes anew
+
+
+def static_parts(subject: Subject) -> dict[str, Any]:
+    """What a jit compares of what a call is handed beside the types of arrays, by name."""
+    attributes = {path: value for path, value in compat.attributes(subject.state) if not str(path[-1]).isdigit()}
+    # In a list with modules are items that are none: flax takes the list apart. Those of an `nnx.List` are attributes, named by digits, as well.
+    nodes = [(tuple(path), value) for path, value in compat.iter_graph(subject.state)]
+    lists = {path for path, value in nodes if compat.is_graph_node(value) or compat.holds_nodes(value)}
+    items = {path: value for path, value in nodes if path and path[:-1] in lists and path not in lists}
+    metadata = {
+        (*path, name): value
+        for path, variable in compat.variables(subject.state)
+        for name, value in compat.variable_metadata(variable).items()
+    }
+    parts = {**items, **attributes, **metadata}
+    named = {subject.path(path): value for path, value in parts.items() if not is_upkeep(path[-1], value)}
+    return {**named, **dict(subject.static)}
+
+
+def is_upkeep(key: Any, value: Any) -> bool:
+    """Whether flax keeps an attribute for itself, or a jit takes it for data."""
+    return str(key).startswith(UPKEEP) or is_array(value) or isinstance(value, nnx.State)
+
+
+def other_parts(first: Mapping[str, Any], now: Mapping[str, Any], *, by_value: bool) -> Iterator[str]:
+    """The parts that are not equal to those of the same name, though the same code made them: each with what it is. Not what differs ``by_value`` unless that is asked for."""
+    for name, value in now.items():
+        if name not in first or same(first[name], value):
+            continue
+        if by_value or fingerprint(first[name]) == fingerprint(value):
+            yield from smallest_parts(name, first[name], value)
+
+
+def smallest_parts(name: str, one: Any, other: Any) -> Iterator[str]:
+    """The items of two containers that differ, or the values themselves: ``optimizer.tx.init (optax.chain.<locals>.init_fn)``."""
+    items = (items_of(one), items_of(other))
+    if items[0].keys() != items[1].keys() or not items[0]:
+        yield f"{name} ({described(other)})"
+        return
+    for key, item in items[1].items():
+        if not same(items[0][key], item):
+            yield from smallest_parts(spell(name, (key,)), items[0][key], item)
+
+
+def items_of(value: Any) -> dict[Any, Any]:
+    """The items of a container of Python's, by field, number or key; nothing for what is none."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, tuple | list):
+        return {}
+    return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=False))
+
+
+def described(value: Any) -> str:
+    """A part as one finds it: a function by its module and name, an object by its class."""
+    if isinstance(value, functools.partial):
+        return f"a partial of {described(value.func)}"
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return short(value)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import typed
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import JitTracedAgain
 from pytest_nnxcheck.subject.subject import Subject
 
@@ -25,7 +25,7 @@ class JitTrace:
 
     function: str
     line: str
-    types: tuple[str, ...]
+    types: tuple[Any, ...]
 
 
 def jits_traced_again(subject: Subject) -> tuple[JitTracedAgain, ...]:
@@ -53,29 +53,33 @@ def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
     subject = subject.for_run()
     graphdef, leaves = compat.split(subject.fresh() if subject.abstract else subject.state)
     traces: tuple[Traces, Traces] = [], []
-    alike = [False]
+    types: list[Any] = []
 
     def twice(leaves: Any, *inputs: Any) -> None:
         module = nnx.merge(graphdef, leaves)
-        before = types_of(module)
+        types.append(types_of(module))
         for noted in traces:
             with compat.jits_traced(lambda jit, caller: noted.append(trace_of(jit, caller))):  # noqa: B023 - called in this step alone
                 subject.program(module, *inputs)
-            alike[0] = same(before, types_of(module))
-            if not alike[0]:
-                return
+            types.append(types_of(module))
 
     try:
         jax.eval_shape(twice, leaves, *subject.inputs)
     except Exception:  # noqa: BLE001 - the user's code may raise anything; a call that cannot be made twice is not judged
         return [], []
-    return traces if alike[0] else ([], [])
+    before, *after = types
+    return traces if all(same(before, each) for each in after) else ([], [])
 
 
 def types_of(module: Any) -> Any:
     """What a jit that is handed a module compiles for."""
     graphdef, leaves = compat.split(module)
-    return graphdef, [typed(leaf) for leaf in jax.tree.leaves(leaves)]
+    return graphdef, [*map(full_type, jax.tree.leaves(leaves))]
+
+
+def full_type(leaf: Any) -> tuple[str, Any]:
+    """The type of an array, and whether that gives way to another in a sum; of what is no array the class."""
+    return describe(leaf), getattr(leaf, "weak_type", None)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -93,7 +97,7 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     code = getattr(function, "__code__", None)
     line = f"{code.co_filename}:{code.co_firstlineno}" if code and not compat.is_library_file(code.co_filename) else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    types = tuple(typed(leaf) for leaf in jax.tree.leaves((held.get("args"), held.get("kwargs"))))
+    types = tuple(map(full_type, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
     return JitTrace(name, line, types), f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
