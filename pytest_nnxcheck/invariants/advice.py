@@ -30,6 +30,7 @@ from pytest_nnxcheck.core.evidence import (
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.invariants.successors import common, keys, successors
 from pytest_nnxcheck.jaxprs.waste import Waste
+from pytest_nnxcheck.subject.inner_jits import plain
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 
@@ -155,9 +156,8 @@ def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
     if unused:
         names = dict.fromkeys(map(subject.path, whole_parts((profile.state_paths[n] for n in unused), used)))
         yield Unused(tuple(names), sum(sizes[number] for number in unused))
-    jit = compat.jitted(subject.function)
-    if jit is not None:
-        yield from not_donated(subject, profile, sizes, *jit)
+    if jit := compat.jitted(subject.function):
+        yield from not_donated(subject, profile, sizes, jit)
 
 
 def whole_parts(paths: Iterable[Path], others: Collection[Path]) -> Iterator[Path]:
@@ -167,9 +167,7 @@ def whole_parts(paths: Iterable[Path], others: Collection[Path]) -> Iterator[Pat
         yield next((path[:length] for length in range(len(path)) if path[:length] not in shared), path)
 
 
-def not_donated(
-    subject: Subject, profile: Profile, sizes: Sequence[int], jit: str, function: Any
-) -> Iterator[NotDonated]:
+def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: str) -> Iterator[NotDonated]:
     """State that the wrapped function, a jit, changes and does not donate. What gets another type has no use for its old buffer."""
     names = [*map(subject.path, profile.state_paths), *subject.input_names]
     every = [*sizes, *map(nbytes, subject.inputs)]
@@ -180,13 +178,14 @@ def not_donated(
             by_argument[root(names[number])] += every[number]
     if by_argument:
         donated = {root(name) for name, given in zip(names, profile.donated, strict=False) if given}
+        function = plain(subject.function)
         code = getattr(function, "__code__", None)
         yield NotDonated(
-            function=getattr(function, "__name__", jit),
+            function=getattr(function, "__name__", type(function).__name__),
             jit=jit,
             line=f"{code.co_filename}:{code.co_firstlineno}" if code else "",
             arguments=tuple(by_argument),
-            donate=option(function, {*by_argument, *donated}),
+            donate=option(subject.function, {*by_argument, *donated}),
             bytes=by_argument.total(),
         )
 
