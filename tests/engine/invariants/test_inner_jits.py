@@ -11,6 +11,7 @@ from checking import broken, call, some, text
 from flax import nnx
 from healthy import WIDTH, node_list, numbers, rngs
 
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.reporting import hints
 
 INPUT = numbers((3, WIDTH))
@@ -139,6 +140,31 @@ def test_it_is_the_same_under_every_jit(nesting):
     assert broken(call(Layer(ONCE["module level"]), INPUT, nesting=nesting, invariants="recompilation")) == []
 
 
+def test_another_shape_in_each_call_is_no_other_trace_of_the_same():
+    lengths = iter(range(1, 1000))
+    grows = jax.jit(lambda x: x * 2)
+    found = call(lambda x: grows(jnp.ones(next(lengths))).sum() + x, INPUT, nesting="jit", invariants="recompilation")
+    assert found.outcome.verdict == "held", text(found)
+
+
+@pytest.mark.parametrize(
+    "function, traces",
+    [
+        (lambda x: -jax.jit(lambda x: x * 2)(x), 1),
+        (jax.grad(lambda x: -jax.jit(lambda x: x.sum() * 2)(x)), 1),
+        (lambda x: jax.lax.scan(lambda x, _: (jax.jit(lambda x: x * 2)(x), None), x, length=2)[0], 1),
+        (lambda x: jnp.piecewise(x, [x < 0], [lambda x: -x, lambda x: x]), 0),
+        (lambda x: jax.lax.map(lambda x: x * 2, x), 0),
+    ],
+    ids=["jit", "differentiated", "in a scan", "a jit of jax itself", "no jit"],
+)
+def test_each_jit_of_the_users_is_one_trace(function, traces):
+    noted = []
+    with compat.jits_traced(lambda jit, caller: noted.append(caller.f_code.co_filename)):
+        jax.make_jaxpr(lambda x: function(x))(INPUT)  # noqa: PLW0108 - a trace of its own
+    assert noted == [__file__] * traces
+
+
 def test_it_is_judged_only_where_recompilation_is_asserted():
     assert call(Layer(ANEW["lambda"]), INPUT, nesting="jit").outcome.verdict == "held"
 
@@ -151,6 +177,7 @@ def test_a_state_that_changes_is_told_first():
 
     found = call(Counts(ANEW["lambda"]), INPUT, nesting="jit", invariants="recompilation")
     assert "a second call is traced again: model.kept has changed" in text(found)
+    assert "its jit is called at" not in text(found)
 
 
 def test_with_what_the_hint_says_it_holds():

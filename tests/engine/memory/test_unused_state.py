@@ -168,8 +168,14 @@ HEALTHY = {
     "adapted, trained": lambda: check(*trained(), X, **JIT),
     "returned": lambda: check(lambda model, x: (model(x), model.spare.kernel[...] * 1), Decoder(), X, **JIT),
     "swapped": lambda: check(swapped, Decoder(), X, **JIT),
+    "overwritten": lambda: check(overwrites, Decoder(), X, **JIT),
     "less than a tenth": lambda: check(Decoder(spare=25), X, **JIT),
 }
+
+
+def overwrites(model, x):
+    assign(model.spare.kernel, jnp.zeros((WIDTH, WIDTH)))
+    return model(x)
 
 
 def swapped(model, x):
@@ -179,9 +185,7 @@ def swapped(model, x):
     return model(x)
 
 
-@pytest.mark.parametrize(
-    "name", some(HEALTHY, {"eval mode", "adapted, trained", "less than a tenth"}, pytest.mark.slow)
-)
+@pytest.mark.parametrize("name", some(HEALTHY, {"eval mode", "adapted, trained", "overwritten"}, pytest.mark.slow))
 def test_state_that_the_call_uses_or_little_that_it_does_not_is_no_advice(name):
     assert [piece for piece in HEALTHY[name]().advice if "neither reads" in piece] == []
 
@@ -190,6 +194,27 @@ def test_from_a_tenth_of_the_state_on():
     (piece,) = check(Decoder(spare=66), X, **JIT).advice
     assert "model.spare" in piece
     assert check(Decoder(spare=28), X, **JIT).advice == ()  # a tenth, and less than 64 KiB
+
+
+class Trees(nnx.Module):
+    """A Variable that holds two arrays, of which the call reads one, or none."""
+
+    def __init__(self) -> None:
+        self.pair = nnx.Variable({"a": jnp.ones(WIDTH), "b": jnp.ones((WIDTH, WIDTH))})
+        self.linear = linear()
+
+    def __call__(self, x):
+        return self.linear(x)
+
+    def adds(self, x):
+        pair = self.pair.get_value() if hasattr(self.pair, "get_value") else self.pair.value
+        return self.linear(x) + pair["a"]
+
+
+def test_a_variable_is_unused_as_a_whole_or_not_at_all():
+    assert check(Trees().adds, X, **JIT).advice == ()
+    (piece,) = check(Trees(), X, **JIT).advice
+    assert "neither reads nor writes model.pair;" in piece
 
 
 def test_it_fails_where_it_is_asked_to():
