@@ -14,6 +14,8 @@ from pytest_nnxcheck.compat.compilation import (
     checks_values,
     compiler_options,
     fault_of_jax,
+    inputs_needed,
+    jitted,
     jitted_jaxpr,
     nnx_shard_map,
     open_jaxpr,
@@ -48,7 +50,7 @@ from pytest_nnxcheck.compat.flax_modes import (
     split,
     state,
 )
-from pytest_nnxcheck.compat.frames import devices_asked
+from pytest_nnxcheck.compat.frames import devices_asked, jits_traced
 from pytest_nnxcheck.compat.graph import (
     asks_for_value,
     attributes,
@@ -56,6 +58,7 @@ from pytest_nnxcheck.compat.graph import (
     flat_state,
     flattened_paths,
     has_data,
+    holds_nodes,
     is_graph_node,
     is_key,
     is_refusal,
@@ -119,7 +122,9 @@ __all__ = [
     "flax_mode",
     "flax_version",
     "has_data",
+    "holds_nodes",
     "in_type",
+    "inputs_needed",
     "is_graph_node",
     "is_hijax",
     "is_key",
@@ -131,6 +136,8 @@ __all__ = [
     "is_tracer_error",
     "is_tracing",
     "iter_graph",
+    "jits_traced",
+    "jitted",
     "jitted_jaxpr",
     "judged_compiles",
     "kind_of",

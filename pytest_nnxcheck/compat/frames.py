@@ -9,7 +9,7 @@ import contextlib
 import dis
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -111,6 +111,56 @@ def called(frame: FrameType) -> str:
 def made_before(frame: FrameType) -> bool:
     """Whether what is called is what a transform made, ``jax.vmap(f)``, and not the transform: that was called before, wherever it was."""
     return frame.f_code.co_name == TRACES_JITTED or _IN in frame.f_code.co_qualname
+
+
+@contextlib.contextmanager
+def jits_traced(note: Callable[[FrameType, FrameType], None]) -> Iterator[None]:
+    """Hand on each function that a jit of the user's traces for a while: the frame of the jit, which holds the function and its arguments, and the user's that calls it.
+
+    A jit that finds its trace in the caches of jax traces nothing. Tried on all versions.
+    """
+    before = sys.getprofile()
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        traces = event == "call" and frame.f_code.co_name.startswith(_TRACES) and _package(frame) == "jax"
+        jit = _jit_of(frame) if traces else None
+        caller = jit and _caller_of(jit)
+        if jit and caller:
+            note(jit, caller)
+
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+_TRACES, _INFERS = "trace_to_jaxpr", "_infer_params"
+"""How the functions of jax begin that trace a function, and by which a jit does so before it makes an equation: what makes a derivative of that traces too."""
+
+_HANDS_ON = ("reraise_with_filtered_traceback", "update_context_manager_wrapper")
+
+
+def _jit_of(frame: FrameType) -> FrameType | None:
+    """The frame of the jit that traces here; `None` for a loop inside the function, a derivative, or a trace of its own."""
+    above, infers = frame.f_back, False
+    while above is not None and _package(above) in _LIBRARIES and not above.f_code.co_name.startswith(_TRACES):
+        infers = infers or above.f_code.co_name.startswith(_INFERS)
+        if above.f_code.co_name == TRACES_JITTED:
+            return above if infers else None
+        above = above.f_back
+    return None
+
+
+def _caller_of(jit: FrameType) -> FrameType | None:
+    """The user's frame that calls a jit; `None` where a function of jax or flax has the jit for itself."""
+    above = jit.f_back
+    while above is not None and _package(above) in _LIBRARIES:
+        module = str(above.f_globals.get("__name__", ""))
+        if above.f_code.co_name not in _HANDS_ON and not module.startswith("flax.nnx.transforms"):
+            return None
+        above = above.f_back
+    return above
 
 
 def raised_by_library(error: BaseException) -> bool:

@@ -233,6 +233,18 @@ class TypeMoved(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JitTracedAgain(Finding):
+    """A function, named by ``path``, that a jit inside the call traces so many ``times`` in each call, for arrays of the same types each time.
+
+    ``line`` is where the function begins, empty for one of a library; ``called`` are the lines that call the jit.
+    """
+
+    line: str
+    called: tuple[str, ...]
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Breach(Finding):
     """One thing that breaks an invariant of your own: a sentence, further (label, text) rows of the message, and what to write instead."""
 

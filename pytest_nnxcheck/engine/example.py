@@ -30,6 +30,7 @@ from pytest_nnxcheck.inspection.snapshot import Places
 from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
 from pytest_nnxcheck.inspection.walk import Walk, walk, without_garbage
 from pytest_nnxcheck.invariants.case import Originals, Pairs
+from pytest_nnxcheck.invariants.recompilation import other_parts, static_parts
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -103,6 +104,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     views = [(path, array) for path, array in arrays if not is_numpys_own(array)]
     notes: list[Note | None] = [] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]
     refuse_a_second(subject, example)
+    if "recompilation" in settings.invariants:
+        notes.append(made_anew(subject, example))
     without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
     if 0 < len(without_values) < len(leaves):
         notes.append(Fact("partly abstract", without_values, of=subject.name))
@@ -135,6 +138,23 @@ def refuse_a_second(subject: Subject, example: Example) -> None:
                 "that meets a second model, and the body of this test makes one for every nesting. Keep the arrays in Variables, "
                 "write @dataclass(eq=False), or make the model in a fixture of a wider scope"
             ) from None
+
+
+def made_anew(subject: Subject, example: Example) -> Fact | None:
+    """What the body makes anew for each nesting, by the same code, and a jit that meets both tells apart. `None` where there is nothing.
+
+    Of a later call of the body values may be others under another nesting, and so they may where the body has arguments of its own: only what is alike counts.
+    """
+    memo, number_of_call = example.memo, len(example.places)
+    key = (subject.name, number_of_call)
+    if key not in memo.made_anew:
+        now = static_parts(subject)
+        first = memo.static_parts.setdefault(key, now)
+        names = tuple(other_parts(first, now, by_value=memo.same_arguments and number_of_call == 1))
+        if not names:
+            return None
+        memo.made_anew[key] = Fact("made anew", names)
+    return memo.made_anew[key]
 
 
 def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | None:

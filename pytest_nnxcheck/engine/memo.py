@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory
-from pytest_nnxcheck.core.outcome import UnNested
+from pytest_nnxcheck.core.outcome import JitTracedAgain, UnNested
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
 from pytest_nnxcheck.inspection.raw_access import cell_content
@@ -59,9 +59,15 @@ class Memo:
     """Notes on a call that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
+    jits_traced_again: dict[Any, tuple[JitTracedAgain, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)
     mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
+    static_parts: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    """What jax compares of the objects that a call of that name and number was handed first."""
+    made_anew: dict[Any, Fact] = field(default_factory=dict)
+    same_arguments: bool = True
+    """Whether the body is the same each time: no arguments of its own are drawn."""
     own_jits: set[str] = field(default_factory=set)
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)

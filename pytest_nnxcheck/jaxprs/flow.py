@@ -226,6 +226,20 @@ def all_jaxprs(closed: Any) -> Iterator[Any]:
                     yield from all_jaxprs(item)
 
 
+def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
+    """For each input whether a jit among the equations donates it; None where none takes it."""
+    taken = [
+        (id(var), donated)
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name in CALLS
+        for var, donated in zip(eqn.invars, eqn.params.get("donated_invars", ()), strict=False)
+    ]
+    by_input: dict[int, bool] = {}
+    for key, donated in taken:
+        by_input[key] = donated or by_input.get(key, False)
+    return tuple(by_input.get(id(var)) for var in jaxpr.invars)
+
+
 def inner_donations(closed: Any) -> int:
     """How many operands an inner jit asks to donate: an outer jit drops that in silence."""
     return sum(

@@ -114,6 +114,8 @@ TABLE = {
     "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), with the other axes that yours has, or nnx.Carry for"
     " the whole module",
     "attribute counted": "keep the value in an nnx.Variable: {path} is a plain Python attribute, and every value of it is compiled anew",
+    "jit made anew": "make the jit once, outside of the call, at module level say, and hand it the same functions each time: a lambda or a partial that the"
+    " call makes is another one in each call",
     "weak type": "make it an array of its type where it is made first, jnp.asarray(value, jnp.{dtype}): {path} was made of a Python number",
     "value": "a trace has no values: for an if on one write jnp.where or nnx.cond, for a loop that ends on one nnx.while_loop, for a slice"
     " jax.lax.dynamic_slice, for a mask as index jnp.where, and jnp where np is; what depends on shapes alone is computed with math or np",

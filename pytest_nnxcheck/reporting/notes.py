@@ -134,6 +134,8 @@ FACTS: dict[data.FactKind, str] = {
     "on all devices": "{some} lay on one device, and the program spreads it over all",
     "in a new buffer": "{some} came back in a new buffer: an output of the call took a donated one",
     "leaked": "tracers remain in {some}: the invariants do not name tracers, so that this fails nothing, and no values are compared",
+    "made anew": "the body makes its objects anew for each nesting, and no two have an equal {some}: a jit that meets both is traced and compiled"
+    " again; where your own code makes them again, in each epoch say, make that once, outside, and hand it in",
     "left in merged": "{of} left tracers in {some} of the module merged inside; they died with it",
     "inner donations": "{count} donated operands of a jit inside the call: the outer jit drops that in silence",
     "not moved": "{some} did not move under {of}: the un-nested call changes it",

@@ -58,7 +58,7 @@ class Run:
         compiles: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.memo = Memo(shared_programs=compat.SharedPrograms(on=settings.shortcuts == "on"))
+        self.memo = Memo(shared_programs=compat.SharedPrograms(on=settings.shortcuts == "on"), same_arguments=remember)
         self.executor = Executor(self.memo, programs, self.publish, compiles)
         OF_PROCESS.begin()
         self.programs = programs

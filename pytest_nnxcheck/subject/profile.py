@@ -6,7 +6,7 @@ Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import statics
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+Key = tuple[Path, int]
+"""One array of a state: the path of its Variable, and its number among the arrays of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,12 @@ class Profile:
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
+    unused: tuple[int, ...] = ()
+    """The numbers of the leaves that the call neither reads nor writes: it hands them on as they are, and nothing else needs them."""
+    donated: tuple[bool | None, ...] = ()
+    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
+    handed_out: tuple[int | None, ...] = ()
+    """For each output the number of the input that it is as it came in."""
 
     @property
     def copied_bytes(self) -> int:
@@ -123,7 +132,8 @@ def profile(subject: Subject) -> Profile:
         jax.clear_caches()
     plain, opened = subject.output_tree.plain, subject.output_tree.opened
     jaxpr = compat.open_jaxpr(closed)
-    sources = flow.sources(jaxpr)[len(out) :]
+    origins_of_outputs = flow.sources(jaxpr)
+    sources = origins_of_outputs[len(out) :]
     number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
     shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
     moved = [
@@ -131,6 +141,7 @@ def profile(subject: Subject) -> Profile:
         for (key, leaf), source in zip(numbered(after), sources, strict=True)
         if key not in number_of or number_of[key] != source
     ]
+    same = {key: number_of.get(key) == source for (key, _), source in zip(numbered(after), sources, strict=True)}
     paths = {path for path, _ in number_of}
     types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
@@ -178,7 +189,19 @@ def profile(subject: Subject) -> Profile:
         branches=flow.branches(closed),
         in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),
+        unused=unused(jaxpr, len(out), same, number_of),
+        donated=flow.donated_to_jits(jaxpr),
+        handed_out=tuple(
+            source - len(number_of) if source is not None and source >= len(number_of) else None
+            for source in origins_of_outputs[: len(out)]
+        ),
     )
+
+
+def unused(jaxpr: Any, outputs: int, same: Mapping[Key, bool], number_of: Mapping[Key, int]) -> tuple[int, ...]:
+    """The numbers of the leaves that come back as the ``same``, and that neither an output of the call nor another leaf needs."""
+    needed = compat.inputs_needed(jaxpr, [*[True] * outputs, *(not kept for kept in same.values())])
+    return tuple(number for key, number in number_of.items() if same.get(key) and not needed[number])
 
 
 def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple[Path, Path], ...]:

@@ -322,6 +322,7 @@ ELSEWHERE = {  # where the twins are anyway
     "mapped branch": "memory/test_mapped_branches.py::test_a_branch_that_vmap_maps_repeats_its_weights_and_results_that_are_chosen_do_not",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",
     "sharding": "../system/processes/test_sharded.py::test_a_step_that_reshards_its_state_loses_the_donation_and_names_both_specs",
+    "jit made anew": "invariants/test_inner_jits.py::test_with_what_the_hint_says_it_holds",
     "other kind": "invariants/test_recompilation.py::test_what_holds_no_fraction_is_made_a_float_where_it_is_made_first",
     "broadcast": "parity/test_dropped_updates.py::test_with_what_the_hint_says_the_call_holds",
     "cached property": "walk/test_cached_property.py::test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable",
