@@ -25,7 +25,9 @@ def judge(case: Case) -> Judgement:
             judgement += own.judge(case, row)
         else:
             judgement += importlib.import_module(f"{__name__}.{row.name}").judge(case)
-    return replace(judgement, violations=tuple(sorted(judgement.violations, key=lambda broken: severity(broken.invariant))))
+    return replace(
+        judgement, violations=tuple(sorted(judgement.violations, key=lambda broken: severity(broken.invariant)))
+    )
 
 
 def can_judge(row: InvariantRow, case: Case, judgement: Judgement) -> bool:

@@ -192,12 +192,12 @@ def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
     shown_invariants = {violation.invariant for violation in shown.violations}
     broken = _by_plainness(report.outcomes, "violated")
     for invariant in sorted(report.settings.invariants, key=severity):
-        nestings = [o.nesting for o in broken if any(v.invariant == invariant for v in o.violations)]
+        found = [(o.nesting, v.summary) for o in broken for v in o.violations if v.invariant == invariant]
         if invariant in shown_invariants:
-            nestings = [nesting for nesting in nestings if shown.nesting.captures and not nesting.captures]
-        if nestings:
-            more = f", and {len(nestings) - 1} more" if nestings[1:] else ""
-            yield f"{invariant}, smallest: {nestings[0]}{more}"
+            found = [each for each in found if shown.nesting.captures and not each[0].captures]
+        if found:
+            more = f", and {len(found) - 1} more" if found[1:] else ""
+            yield f"{invariant}, smallest: {found[0][0]}{more}\n{found[0][1]}"
 
 
 def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:
