@@ -323,7 +323,12 @@ def test_the_calls_of_a_model_with_a_dict_are_made_once_for_all_nestings(monkeyp
     made = []
     follow = reference.follow
     monkeypatch.setattr(reference, "follow", lambda *args, **kwargs: made.append(args) or follow(*args, **kwargs))
-    few = {"invariants": "parity", "transforms": "jit,remat,eval_shape", "styles": "argument,functional", "max_examples": 0}
+    few = {
+        "invariants": "parity",
+        "transforms": "jit,remat,eval_shape",
+        "styles": "argument,functional",
+        "max_examples": 0,
+    }
     assert check(tagged({"a": 1}), X, sweep="singles", **few).ok
     assert len(made) == 2, "with the jits off, and as it is"
 

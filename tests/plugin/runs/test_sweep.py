@@ -8,7 +8,7 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import TRANSFORMS
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, merge
-from pytest_nnxcheck.reporting import report
+from pytest_nnxcheck.reporting import records, report
 
 several_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
 
@@ -233,6 +233,7 @@ class TestNamed:
         assert "\n  nesting     eval_shape[closure] " in str(found)
         assert "\n  also broken memory, smallest: jit\n              memory is broken\n" in str(found)
         assert [str(outcome.nesting) for outcome in found.broken] == ["eval_shape[closure]", "jit"]
+        assert records.of_report(found)["test"]["shown"] == "eval_shape[closure]"
         assert (found.shown, found.violations) == (found.broken[0], found.broken[0].violations)
 
     def test_of_one_invariant_the_smallest(self):
