@@ -92,19 +92,6 @@ def test_a_mode_that_this_flax_lacks(pytester, inner_args):
 # --- which nestings run, with the engine of fake_engine.py ---------------------------------------------------------------
 
 
-class Raises(Model):
-    """A subject that raises by itself, under nestings that are written so."""
-
-    def __init__(self, start):
-        super().__init__()
-        self.start = start
-
-    def __call__(self, x):
-        if RUNS[-1].startswith(self.start):
-            raise TypeError("not this x")
-        return x
-
-
 @has_modes
 @pytest.mark.usefixtures("fake")
 class TestRun:
@@ -163,7 +150,7 @@ class TestRun:
 
     def test_an_exception_names_the_mode_in_which_the_body_passed(self):
         with pytest.raises(TypeError) as caught:
-            assert_invariants(Raises("tree: "), 1, modes="graph,tree", **FEW)
+            assert_invariants(Model(failed=in_mode("tree")), 1, modes="graph,tree", **FEW)
         assert "\n".join(caught.value.__notes__).splitlines() == [
             "  nesting     tree: un-nested                        graph: un-nested, the same test body passed",
             "  replay      check(..., nesting='tree: un-nested')",
@@ -173,7 +160,7 @@ class TestRun:
 
     def test_a_call_that_raises_in_all_modes_is_raised_as_it_is(self):
         with pytest.raises(TypeError) as caught:
-            check(Raises(""), 1, modes="graph,tree", **FEW)
+            check(Model(failed=lambda n: True), 1, modes="graph,tree", **FEW)
         assert "\n".join(caught.value.__notes__).splitlines() == [
             "  modes       graph failed   1 failed; smallest graph: un-nested",
             "              tree failed   1 failed; smallest tree: un-nested",
