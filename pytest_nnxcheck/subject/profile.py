@@ -163,7 +163,8 @@ def profile(subject: Subject) -> Profile:
         retyped=tuple(
             (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
         ),
-        relabelled=tuple(relabelled(*labels)),
+        # A tracer among them is a leak, which a loop leaves as any other transform does.
+        relabelled=() if any(poisoned) else tuple(relabelled(*labels)),
         removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
         replaced=replaced(*variables),
         restructured=structures[0] != structures[1],

@@ -7,6 +7,7 @@ import pytest
 from checking import FEW, call, has_modes
 from flax import nnx
 from healthy import assign, numbers, rngs
+from leaky import LEAKY
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.subject import profile
@@ -110,6 +111,13 @@ def test_every_mode_has_the_reason(mode):
     report = check(Decoder(), numbers((2, 4)), **FEW, transforms="jit,scan", modes=mode)
     assert report.ok, str(report)
     assert next(outcome.reason for outcome in report.outcomes if outcome.unfit).endswith("from ('layers',) into ()")
+
+
+def test_a_tracer_in_metadata_is_a_leak_and_no_reason():
+    case = LEAKY["variable_metadata"].leaky()
+    found = call(case.subject, *case.args, nesting="scan")
+    assert found.outcome.misfit is None
+    assert found.outcome.verdict in ("violated", "failed")
 
 
 class Compared:
