@@ -138,16 +138,16 @@ def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[
     """A row where a body that raised un-nested passes with the user's own objects, unchecked: what makes it raise, as a run of each tells."""
     error = run("own")
     if error is None:
-        cause = next((cause for handed, cause in UNLIKE_OWN.items() if run(handed) is not None), "")
-        yield "note", f"passes with your own object, where nothing is checked{cause}"
+        causes = (cause for handed, cause in UNLIKE_OWN.items() if run(handed) is not None)
+        yield "note", f"passes with your object, {next(causes, 'unwrapped, and unchecked')}"
     elif compat.is_tracer_error(error):
         yield "note", hints.hint("met a trace")
 
 
 UNLIKE_OWN: dict[Handed, str] = {
-    "inputs": ", and raises where its inputs are arrays of jax, as every transform hands them on",
-    "copy": ", and raises with a copy of it, as nnx.jit and nnx.clone make one: something goes by the object's identity",
-    "traced": ", and raises after the model was traced once, as by nnx.jit: the trace leaves something behind",
+    "inputs": "raises where its inputs are arrays of jax, as every transform hands them on",
+    "copy": "raises with a copy of it: something goes by the object's identity, and nnx.jit and nnx.clone make copies too",
+    "traced": "raises after the model was traced once: a trace leaves something behind, that of nnx.jit too",
 }
 
 

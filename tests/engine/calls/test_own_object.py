@@ -21,8 +21,9 @@ from pytest_nnxcheck.runner import conclude, hypothesis_test
 from pytest_nnxcheck.runner.run import Run
 
 QUICK = {"effort": "quick", "styles": "argument", "transforms": "jit"}
-PASSES = "passes with your own object, where nothing is checked"
-IDENTITY, INPUTS, TRACED = "goes by the object's identity", "where its inputs are arrays of jax", "was traced once"
+PASSES = "passes with your object, "
+IDENTITY = f"{PASSES}raises with a copy of it: something goes by the object's identity"
+INPUTS, TRACED = f"{PASSES}raises where its inputs are arrays of jax", f"{PASSES}raises after the model was traced once"
 
 DOUBLED: weakref.WeakSet[nnx.Module] = weakref.WeakSet()
 
@@ -58,7 +59,6 @@ def twice(model, x):
 def test_a_call_that_goes_by_identity_raises_for_a_copy():
     kind, notes = raised(lambda: wrap(twice)(linear(), numbers((1, 2))))
     assert kind is TypeError
-    assert PASSES in notes
     assert IDENTITY in notes
 
 
@@ -137,7 +137,6 @@ def test_an_array_of_numpy_is_none_of_jax():
 
     kind, notes = raised(body)
     assert kind is AttributeError
-    assert PASSES in notes
     assert INPUTS in notes
 
 
@@ -169,7 +168,6 @@ class CountsInState(nnx.Module):
 def test_what_a_trace_leaves_behind_raises_afterwards():
     kind, notes = raised(lambda: wrap(Counts())(numbers((1, 2))))
     assert kind is jax.errors.UnexpectedTracerError
-    assert PASSES in notes
     assert TRACED in notes
     assert IDENTITY not in notes
     assert raised(lambda: wrap(CountsInState())(numbers((1, 2)))) == (None, "")
@@ -187,7 +185,7 @@ def test_an_output_comes_back_as_from_a_jit():
     """A Python number as an array: neither a copy nor a trace is at fault."""
     kind, notes = raised(lambda: wrap(lambda model, x: 3.0)(linear(), numbers((1, 2))).is_integer())
     assert kind is AttributeError
-    assert notes.rstrip().endswith(PASSES)
+    assert notes.endswith(f"{PASSES}unwrapped, and unchecked")
 
 
 def test_a_body_with_arguments_of_its_own():
