@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import pathlib
+import sys
+from collections.abc import Container, Iterator
 from typing import Any
 
 from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.sharding import in_type
-from pytest_nnxcheck.compat.variables import variable_value
+from pytest_nnxcheck.compat.variables import is_tracer, trace_identity, trace_key, variable_value
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -226,6 +229,29 @@ def remat_updates_can_be_off() -> bool:
     from flax import nnx
 
     return "graph_updates" in inspect.signature(nnx.remat).parameters
+
+
+@contextlib.contextmanager
+def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
+    """Let flax take the tracers of these traces for what they are in a plain call, arrays, where it looks at the attributes of a module.
+
+    Flax 0.12 asks ``pytreelib.is_data``, which says False of every tracer, since `isinstance` of a `typing.Union` asks the type alone; from
+    Python 3.14 on it says True. Flax 0.10.7 sees tracers, that before looks at no attribute. There is no public way. Tried on all versions.
+    """
+    module: Any = sys.modules.get("flax.nnx.pytreelib")
+    if not hasattr(module, "is_data"):
+        yield
+        return
+    is_data = module.is_data
+
+    def is_data_or_ours(value: Any) -> bool:
+        return is_data(value) or (is_tracer(value) and trace_key(trace_identity(value)) in traces)
+
+    module.is_data = is_data_or_ours
+    try:
+        yield
+    finally:
+        module.is_data = is_data
 
 
 def has_data() -> bool:

@@ -57,6 +57,9 @@ _LINK = r"\s*\(https?://[^\s()]+\)"
 """What flax puts at the end of its messages, longer than they are."""
 
 
+_NODE = r"(from different trace level, got )\W*([\w.]+).*"
+"""What flax refuses a graph node with: the repr of the node, values of its arrays included, of which the type says enough."""
+
 _HEADING = r"\A(.*:)\n\s*\n\s*"
 """A first line that tells nothing alone: jax says below it, after an empty line, which types differ."""
 
@@ -77,7 +80,7 @@ def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table; with the one below it where it is a heading."""
     whole = str(error).strip()
     told = re.sub(_HEADING, r"\1 ", whole)
-    text = re.sub(_LINK, "", closed_line(told))
+    text = re.sub(_NODE, r"\1\2", re.sub(_LINK, "", closed_line(told)))
     name = type(error).__name__
     if len(text) > (longest := _LONGEST_LINE * (1 + (told != whole))):
         start = text[:longest]

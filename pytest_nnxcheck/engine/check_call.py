@@ -336,6 +336,7 @@ def un_nested(call: Call) -> Checked:
     values = call.example.values
     tells = profile is not UNKNOWN and not values.needed
     tells = tells and traced.tells(call.subject, profile, call.nesting, call.settings)
+    tells = tells and not traced.is_small(call.subject, profile, values)
     observation = traced_in(call, profile) if tells else None
     call.announce(profile)
     without_jit = None

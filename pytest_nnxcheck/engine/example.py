@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
@@ -32,10 +33,11 @@ from pytest_nnxcheck.inspection.walk import Walk, walk, without_garbage
 from pytest_nnxcheck.invariants.case import Originals, Pairs
 from pytest_nnxcheck.invariants.recompilation import other_parts, static_parts
 from pytest_nnxcheck.invariants.successors import successors
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.subject.uncomputed import Values
-from pytest_nnxcheck.subject.write_back import compared_by_value
+from pytest_nnxcheck.subject.write_back import compared_by_value, write_back
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -46,7 +48,7 @@ class Example:
 
     So every nesting meets a module of a wider fixture scope, and a cache in its code, in the same state. ``places`` are those that the
     calls may change, ``originals`` is the walk of what the latest was handed, ``values`` says which arrays the body was handed without a value, ``compared`` how many calls were held against a
-    reference. ``unrestored`` are notes on places that could not be put back.
+    reference, ``copies`` what Variables held before a call that is not checked. ``unrestored`` are notes on places that could not be put back.
     """
 
     memo: Memo = field(default_factory=Memo)
@@ -54,6 +56,7 @@ class Example:
     places: list[Places] = field(default_factory=list)
     originals: Walk | None = None
     compared: int = 0
+    copies: list[tuple[Any, Any]] = field(default_factory=list)
     unrestored: tuple[Note, ...] = ()
 
     def __enter__(self) -> Self:
@@ -64,6 +67,46 @@ class Example:
         while self.places:
             lost = self.places.pop().restore()
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
+        for variable, copy in self.copies:
+            value = compat.variable_value(variable)
+            if isinstance(value, jax.Array) and self.values.computed(value) and value.is_deleted():
+                compat.set_variable_value(variable, copy)
+
+
+Handed = Literal["own", "inputs", "copy", "traced"]
+"""What a call that is not checked is handed: the user's own objects and inputs; his inputs as arrays of jax; copies of both; or his own once the call was traced."""
+
+
+def call_unchecked(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str, handed: Handed, example: Example
+) -> Any:
+    """Call a subject, and check nothing. Raises what it raises, and `CheckError`."""
+    subject = bind(function, args, kwargs, owner)
+    before = walk(subject.roots(subject.state))
+    example.places.append(before.places)
+    # A jit inside the call may donate what the places hold on to.
+    example.copies += [
+        (variable, copy_leaf(compat.variable_value(variable))) for _, variable in compat.variables(subject.state)
+    ]
+    if handed == "traced":
+        with contextlib.suppress(Exception), subject.undone(subject.state, before):
+            profile(subject)
+    if handed in ("own", "traced"):
+        return function(*args, **kwargs)
+    outputs: list[Any] = []
+
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        outputs.append(subject.function(*args, **kwargs))
+        return outputs[0]
+
+    program = subject.for_run(keeping).program
+    if handed == "inputs":
+        program(subject.state, *subject.inputs)
+        return outputs[0]
+    state = subject.fresh()
+    program(state, *map(compat.copied, subject.inputs))
+    write_back(subject, state)
+    return outputs[0]
 
 
 def look_at_originals(subject: Subject, settings: Settings, example: Example) -> Originals:

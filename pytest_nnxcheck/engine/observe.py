@@ -83,7 +83,7 @@ def observe(
     donated = root.donated(went_in, inputs)
     given = [read_leaf(*leaf) for leaf in donated]
     if subject.abstract and not root.compiles:
-        output, error, tracers = traced(program, subject, guards, state, inputs)
+        output, error, tracers = traced(program, subject, guards, state, inputs, un_nested=not nesting.layers)
     else:
         output, error = run(program, state, inputs)
         if error is None:

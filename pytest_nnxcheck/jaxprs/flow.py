@@ -308,6 +308,12 @@ def equations(closed: Any) -> int:
     )
 
 
+def operations(closed: Any) -> int:
+    """How many different operations a program makes: a call without a jit compiles each of them once, however often it makes it."""
+    every = (eqn for jaxpr in all_jaxprs(closed) for eqn in compat.open_jaxpr(jaxpr).eqns)
+    return len({(eqn.primitive.name, *(str(var.aval) for var in eqn.invars)) for eqn in every})
+
+
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
     constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in compat.captured_values(jaxpr)}

@@ -18,6 +18,7 @@ MISFITS: dict[MisfitKind, str] = {
     "inside itself": "{of}",
     "retyped": "{keeps}: the call makes {of}, which is {types[0]}, a {types[1]}",
     "retyped, twice": "makes the call twice, and the first makes {of}, which is {types[0]}, a {types[1]}",
+    "relabelled": "{keeps}: the call turns {types[0]} of {of} from {types[1]} into {types[2]}",
     "added": "{carries}, and the call adds {of} to it",
     "removed": "{carries}, and the call takes {of} out of it",
     "replaced": "{carries}, and the call puts a new Variable in place of {of}, where it could assign to its value",
@@ -47,7 +48,8 @@ def reason(misfit: Misfit) -> str:
     """The same without the layer."""
     branches, filled = misfit.branches, {"of": misfit.of, "other": misfit.other}
     carries = "hands on the state where it skips the call" if branches else "carries the state"
-    keeps = f"{carries}, and {'its branches return the same types' if branches else 'a carry keeps its types'}"
+    what = "metadata" if misfit.kind == "relabelled" else "types"
+    keeps = f"{carries}, and {f'its branches return the same {what}' if branches else f'a carry keeps its {what}'}"
     return MISFITS[misfit.kind].format(**filled, types=misfit.types, carries=carries, keeps=keeps)
 
 

@@ -17,7 +17,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Listener, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
 from pytest_nnxcheck.reporting import report, tally, wording
 from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.subject import uncomputed
@@ -180,7 +180,23 @@ class Execution:
         return Executed(self.outcomes, self.violation)
 
 
-_RUNNING: list[Execution] = []
+@dataclass(slots=True)
+class Unchecked:
+    """An execution of a test body in which nothing is checked: wrapped objects call what they wrap, with what they are ``handed``."""
+
+    example: Example
+    handed: Handed
+    misuse: CheckError | None = None
+    home: tuple[int, int] = field(default_factory=here)
+    calling: bool = False
+
+    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
+        """Call the subject. Raises what it raises."""
+        __tracebackhide__ = True
+        return call_unchecked(subject, args, kwargs, owner, self.handed, self.example)
+
+
+_RUNNING: list[Execution | Unchecked] = []
 """The executions that are going on in all threads, the innermost last."""
 
 
@@ -211,6 +227,22 @@ class Executor:
             return self._once(nesting, body, settings)
         finally:
             self.values_needed = of_body
+
+    def unchecked(self, body: Body, mode: str, handed: Handed) -> BaseException | None:
+        """Run the body once with nothing checked; what it raised."""
+        with Example(self.memo) as example:
+            execution = Unchecked(example, handed)
+            _RUNNING.append(execution)
+            try:
+                with compat.flax_mode(mode):
+                    body()
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+                return error
+            finally:
+                _RUNNING.remove(execution)
+        return None
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome with the program that shows it, if there is one."""
@@ -272,7 +304,7 @@ def _without_output(checked: Checked) -> bool:
     return checked.error is not None or leaks or checked.outcome.verdict == "rejected"
 
 
-def running_for(name: str) -> Execution:
+def running_for(name: str) -> Execution | Unchecked:
     """The execution that a call of a wrapped object belongs to. Raises `CheckError` for a call that belongs to none.
 
     Where an execution is going on all the same, the call fails it, whatever becomes of the exception.

@@ -6,7 +6,7 @@ Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.inspection.fingerprint import show
+from pytest_nnxcheck.inspection.raw_access import MISSING
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.waste import NOTHING, Waste, waste
@@ -38,13 +40,13 @@ class Profile:
 
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
     ``writes_back`` says that a scan hands out its stacked inputs as they were; ``retyped`` are the leaves that
-    come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
+    come back with another type: (path, type before, type after), ``relabelled`` those of `relabelled`; ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
     ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed.
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in, ``equations`` how many it makes, each step of a scan counted. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
+    floating type that it computes in, ``equations`` how many it makes, each step of a scan counted, ``operations`` how many different ones. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -63,6 +65,7 @@ class Profile:
     output_bytes: int
     devices: int
     retyped: tuple[tuple[Path, str, str], ...] = ()
+    relabelled: tuple[tuple[Path, str, str, str], ...] = ()
     removed: tuple[Path, ...] = ()
     replaced: tuple[Path, ...] = ()
     restructured: bool = False
@@ -80,6 +83,7 @@ class Profile:
     waste: Waste = NOTHING
     precision: float = 0.0
     equations: int = 0
+    operations: int = 0
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
@@ -113,15 +117,18 @@ def profile(subject: Subject) -> Profile:
 
     structures: list[Any] = []
     variables: list[dict[Path, Any]] = []
+    labels: list[dict[Path, dict[str, Any]]] = []
     poisoned: list[bool] = []
 
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
         structures.append(statics(module))
         variables.append(dict(compat.variables(module)))
+        labels.append(metadata(module))
         out = subject.program(module, *inputs)
         structures.append(statics(module))
         variables.append(dict(compat.variables(module)))
+        labels.append(metadata(module))
         state = compat.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
         return out, state
@@ -167,6 +174,8 @@ def profile(subject: Subject) -> Profile:
         retyped=tuple(
             (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
         ),
+        # A tracer among them is a leak, which a loop leaves as any other transform does.
+        relabelled=() if any(poisoned) else tuple(relabelled(*labels)),
         removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
         replaced=replaced(*variables),
         restructured=structures[0] != structures[1],
@@ -185,6 +194,7 @@ def profile(subject: Subject) -> Profile:
         waste=waste(jaxpr, {number_of[key]: output for key, output in output_of.items()}),
         precision=flow.lowest_precision(closed),
         equations=flow.equations(closed),
+        operations=flow.operations(closed),
         calls_back=flow.calls_back(closed),
         branches=flow.branches(closed),
         in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
@@ -262,6 +272,36 @@ def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...
     """The paths at which a Variable stands that was nowhere before, where another one did."""
     old = {id(variable) for variable in before.values()}
     return tuple(path for path in before if path in after and id(after[path]) not in old)
+
+
+def metadata(module: Any) -> dict[Path, dict[str, Any]]:
+    """The metadata of each Variable, as it is now."""
+    return {path: dict(compat.variable_metadata(variable)) for path, variable in compat.variables(module)}
+
+
+def relabelled(
+    before: dict[Path, dict[str, Any]], after: dict[Path, dict[str, Any]]
+) -> Iterator[tuple[Path, str, str, str]]:
+    """The metadata of Variables that the call changes: path, name, value before, and value after."""
+    for path, old in before.items():
+        new = after.get(path, old)
+        for name in dict.fromkeys((*old, *new)):
+            was, became = old.get(name, MISSING), new.get(name, MISSING)
+            if differs(was, became):
+                yield path, name, told(was), told(became)
+
+
+def told(value: Any) -> str:
+    """A value of metadata for messages."""
+    return "nothing" if value is MISSING else show(value)
+
+
+def differs(old: Any, new: Any) -> bool:
+    """Whether two values of metadata are others to jax, which asks their ``==``; one that raises, raises in a loop as well."""
+    try:
+        return old is not new and bool(old != new)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        return False
 
 
 def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:
