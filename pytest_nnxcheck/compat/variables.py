@@ -125,6 +125,16 @@ def trace_identity(tracer: Any) -> tuple[Any, Any]:
     return getattr(trace, "main", None) or trace, getattr(trace, "sublevel", None)
 
 
+def is_tracing() -> bool:
+    """Whether a trace is under way, in which a tracer may be alive; where none is, every tracer has outlived its own.
+
+    No public way since `jax.core.trace_state_clean` is deprecated. All versions.
+    """
+    from jax._src import core
+
+    return not core.trace_state_clean()
+
+
 def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
     """`trace_identity` as a key: good as long as the identity itself is kept."""
     main, sublevel = identity

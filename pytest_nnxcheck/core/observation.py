@@ -105,7 +105,8 @@ class Leak:
     """A tracer that outlived its trace: where it is, what it is, the line that made it, and the layer that left it.
 
     ``place`` tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules;
-    what a Variable holds, a dict of arrays too, is in a ``variable``.
+    what a Variable holds, a dict of arrays too, is in a ``variable``. ``returned`` is what only the caller has, and a plain value of a module in that is of
+    a ``returned module``. One that was there ``before`` the call was not left by it.
     """
 
     path: str
@@ -115,6 +116,7 @@ class Leak:
     line: str
     layer: Layer | None
     place: str = ""
+    before: bool = False
 
 
 @dataclass(frozen=True, slots=True)

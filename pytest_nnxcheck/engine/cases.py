@@ -8,19 +8,21 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck import compat, invariants
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, Listener, TypeMoved, UnNested
+from pytest_nnxcheck.core.outcome import CallFacts, Listener, Outcome, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine import causes
-from pytest_nnxcheck.engine.evidence import buffers, growth, split, un_nested_evidence
+from pytest_nnxcheck.engine.evidence import buffers, growth, left, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
 from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
@@ -32,7 +34,7 @@ from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
 from pytest_nnxcheck.invariants.recompilation import moved, types_moved
-from pytest_nnxcheck.subject.profile import Profile, profile, restored_leaves
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile, restored_leaves
 from pytest_nnxcheck.subject.state_facts import read
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import differentiable
@@ -337,6 +339,26 @@ def donates(call: Call, observation: Observation) -> bool:
     layers = call.nesting.layers
     handed = bool(layers) and layers[0].row.compiles and not layers[0].captures
     return handed and call.settings.donate != "none" and settled(observation)
+
+
+def not_run(
+    subject: Subject, nesting: Nesting, settings: Settings, leaks: tuple[Leak, ...], publish: Listener
+) -> Outcome:
+    """The outcome of a call that every run would make with these tracers: none is made. Raises `CheckError` where nobody asserts that there are none."""
+    publish(CallStarted(subject, UNKNOWN, nesting, settings))
+    observation = Observation(nesting, subject.state, leaks=leaks)
+    judgement = invariants.judge(Case(observation, only_tracers(settings)))
+    if not judgement.violations:
+        paths = some([leak.path for leak in leaks])
+        raise CheckError(
+            f"{subject.name} runs with tracers that cannot be put back, in {paths}: assert the invariant tracers"
+        )
+    return Outcome(nesting, "violated", judgement.violations, evidence=left(observation))
+
+
+def only_tracers(settings: Settings) -> Settings:
+    """The settings of a nesting of which nothing else can be asserted."""
+    return replace(settings, invariants=tuple({"tracers"} & {*settings.invariants}))
 
 
 def judged_advice(call: Call, profile: Profile, baseline: Memory) -> tuple[Advice, ...]:

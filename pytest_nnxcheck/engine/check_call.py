@@ -15,9 +15,9 @@ from pytest_nnxcheck.core.notes import Explanation, Fact, Note, RaisedUnNested, 
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import first_line, some
+from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, traced
-from pytest_nnxcheck.engine.cases import Call, CallStarted, Unrestored, case_of, case_of_un_nested
+from pytest_nnxcheck.engine.cases import Call, Unrestored, case_of, case_of_un_nested, not_run, only_tracers
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
 from pytest_nnxcheck.engine.memo import Memo, signature
@@ -70,6 +70,8 @@ def check_call(
     if (bound.name, bound.code) in example.memo.unrestored:
         return not_restored(bound, nesting, settings, example.memo, publish)
     originals = look_at_originals(bound, settings, example)
+    if originals.held:
+        return Checked(None, not_run(bound, nesting, settings, originals.held, publish))
     call = Call(bound, signature(bound, *bound.split()), nesting, settings, example, originals, publish)
     try:
         checked = nested(call) if nesting.layers else un_nested(call)
@@ -320,21 +322,8 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
 def not_restored(subject: Subject, nesting: Nesting, settings: Settings, memo: Memo, publish: Listener) -> Checked:
     """A call of which a trace, as a plain jit makes it, left tracers for good: no nesting can run, and each is told so."""
     nesting = replace(nesting, layers=nesting.layers or (Layer(JIT),))
-    publish(CallStarted(subject, UNKNOWN, nesting, settings))
     leaks = tuple(replace(leak, layer=nesting.layers[0]) for leak in memo.unrestored[subject.name, subject.code])
-    observation = Observation(nesting, subject.state, leaks=leaks)
-    judgement = invariants.judge(Case(observation, only_tracers(settings)))
-    if not judgement.violations:
-        paths = some([leak.path for leak in leaks])
-        raise CheckError(
-            f"{subject.name} leaves tracers that cannot be put back, in {paths}: assert the invariant tracers"
-        )
-    return Checked(None, Outcome(nesting, "violated", judgement.violations, evidence=left(observation)))
-
-
-def only_tracers(settings: Settings) -> Settings:
-    """The settings of a nesting of which nothing else can be asserted."""
-    return replace(settings, invariants=tuple({"tracers"} & {*settings.invariants}))
+    return Checked(None, not_run(subject, nesting, settings, leaks, publish))
 
 
 # --- without a nesting

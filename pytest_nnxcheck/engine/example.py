@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import jax
@@ -15,6 +15,7 @@ from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.memo import Memo, recall
+from pytest_nnxcheck.engine.observe import leak, places_in
 from pytest_nnxcheck.inspection.pointers import (
     byte_ranges,
     foreign_views,
@@ -64,15 +65,17 @@ class Example:
 
 
 def look_at_originals(subject: Subject, settings: Settings, example: Example) -> Originals:
-    """Facts of the user's own objects. Raises `CheckError` where they hold tracers or deleted arrays already."""
+    """Facts of the user's own objects. Raises `CheckError` where they hold arrays that are deleted, or tracers of a trace that may be under way."""
     inputs = list(zip(subject.input_names, subject.inputs, strict=False))
     seen = without_garbage(lambda: walk([*subject.roots(subject.state), *inputs]), lambda seen: seen.tracers)
     if seen.tracers:
+        if not subject.abstract and not compat.is_tracing():
+            place_of = places_in(subject, subject.state)
+            return Originals(
+                held=tuple(replace(leak(left, None, place_of(left)), before=True) for left in seen.tracers)
+            )
         paths = ", ".join(tracer.path for tracer in seen.tracers[:3])
-        from_elsewhere = (
-            "an earlier transform left them there, or the call is made inside one. Build the module in the test and call it "
-            "there, outside of any transform: nnx_wrap applies them"
-        )
+        from_elsewhere = "the call is made inside a transform. Build the module in the test and call it there, outside of any transform: nnx_wrap applies them"
         from_eval_shape = (
             "nnx.eval_shape leaves what the constructor puts there and not in a Variable. Let the constructor not keep it, "
             "or take it away from the abstract module before nnx_wrap gets it"

@@ -86,6 +86,8 @@ def observe(
         output, error, tracers = traced(program, subject, guards, state, inputs)
     else:
         output, error = run(program, state, inputs)
+        if error is None:
+            subject.output_tree.arrays = un_nest(nesting, output)
         remaining = subject.tracers(state, before)
         tracers = remaining or (guards.left() if root.hoisted else ())
     # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
@@ -359,8 +361,13 @@ def outermost(nesting: Nesting) -> Layer | None:
 
 
 def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
-    """What tells where a tracer is: in a Variable or a plain value of a graph node, in another object that a node holds, or outside of them."""
+    """What tells where a tracer is: in a Variable or a plain value of a graph node, in another object that a node holds, outside of them, or in
+    what the call returned alone.
+    """
     plain = {id(leaf) for leaf in plain_leaves(state)}
+    kept = {id(leaked.tracer) for leaked in walk([*subject.roots(state), ("", subject.inputs)]).tracers}
+    returned = jax.tree.leaves(subject.output_tree.roots(), is_leaf=compat.is_graph_node)
+    modules = {id(leaf) for node in returned if compat.is_graph_node(node) for leaf in plain_leaves(node)}
     of_variables = {id(leaf) for _, value in compat.raw_leaves(state) for leaf in jax.tree.leaves(value)}
     nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
 
@@ -369,6 +376,8 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
             return "module"
         if id(leaked.tracer) in of_variables:
             return "variable"
+        if id(leaked.tracer) not in kept:
+            return "returned module" if id(leaked.tracer) in modules else "returned"
         name = re.match(r"(?:list\()*(\w+)", leaked.path)
         return "object" if name and name[1] in nodes else "outside"
 

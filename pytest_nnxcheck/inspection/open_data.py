@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.raw_access import LIBRARIES, class_dict, class_name, mro, referents, top_package
+from pytest_nnxcheck.inspection.raw_access import LIBRARIES, class_dict, class_name, layout, mro, referents, top_package
 from pytest_nnxcheck.inspection.visit import ATOMS, Name, Opener, Visit, key_text, step
 
 _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytree__nodes"))
 """Attributes in which flax keeps traces and marks of its own."""
 _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
+_STATE = frozenset(("array", "variable", "tracer"))
+"""What holds state, by `compat.kind_of`."""
 _JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
 _OPEN_PACKAGES = frozenset(("flax", "optax"))
@@ -113,6 +115,31 @@ def open_attributes(value: Any, name: Name, visit: Visit) -> None:
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
             holder = "cached property" if key in stored.cached else "attribute"
             visit.put(item, holder, name if key in _SEE_THROUGH else name.then(step(key)))
+
+
+def open_library_object(value: Any, name: Name, visit: Visit) -> None:
+    """The attributes of an object that holds state, whichever library it is of: of all others they are the library's own business."""
+    if holds_state(value):
+        open_attributes(value, name, visit)
+    else:
+        visit.fleeting.append((open_library_object, value, name))
+
+
+def holds_state(value: Any, *, in_variables: bool = True) -> bool:
+    """Whether a library's object has an array or a Variable among its own attributes; one of the library's own, as Keras has, is an object with an array."""
+    package = top_package(type(value))
+    return any(
+        compat.kind_of(type(item)) in _STATE
+        or (in_variables and top_package(type(item)) == package and holds_state(item, in_variables=False))
+        for item in own_values(value)
+    )
+
+
+def own_values(value: Any) -> list[Any]:
+    """What the attributes of an object hold, numbers and strings aside."""
+    stored = layout(type(value))
+    held = [*(stored.read(value) or {}).values(), *(item for _, item in stored.read_slots(value))]
+    return [item for item in held if id(type(item)) not in ATOMS]
 
 
 def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
@@ -219,7 +246,7 @@ def _of_class(cls: type) -> tuple[Opener, ...]:
 
 
 def _of_instance(cls: type) -> tuple[Opener, ...]:
-    """An instance of a library's class is opened where such objects hold the user's state, and nowhere else."""
+    """An instance of a library's class is opened where such objects hold the user's state, or where itself does, and nowhere else."""
     package = top_package(cls)
     if package not in LIBRARIES or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
         return (open_attributes,)
@@ -227,7 +254,7 @@ def _of_instance(cls: type) -> tuple[Opener, ...]:
         return (open_jax_function,)
     if _holds_unseen(cls, package):
         return (open_referents,)
-    return (open_attributes,) if package in _OPEN_STANDARD or cls in _OPEN_CLASSES else ()
+    return (open_attributes if package in _OPEN_STANDARD or cls in _OPEN_CLASSES else open_library_object,)
 
 
 def _holds_unseen(cls: type, package: str) -> bool:

@@ -36,7 +36,8 @@ LIBRARIES = frozenset(
         *(sys.stdlib_module_names - {"test", "this", "antigravity"}),
     )
 )
-"""Top-level packages whose code is not the user's. Installed packages are not here as such: users test them."""
+"""Top-level packages whose code is not the user's. Installed packages are not here as such: users test them. An object of theirs that holds state
+is opened all the same, a seed generator of Keras that a module keeps: see `open_data.holds_state`."""
 
 
 _MAKERS = {"abc", "types"}

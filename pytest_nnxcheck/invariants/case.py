@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Advice, Bound
 from pytest_nnxcheck.core.notes import Note
-from pytest_nnxcheck.core.observation import NestedCall, Observation
+from pytest_nnxcheck.core.observation import Leak, NestedCall, Observation
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
@@ -22,13 +22,15 @@ class Originals:
     """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written.
 
     ``shared`` are pairs of leaves in one buffer, ``views`` the holders of views with the leaf that they view. ``pinned`` are Variables, path
-    and type, that were made in a trace that has ended. ``notes`` are facts that are reported, not judged.
+    and type, that were made in a trace that has ended. ``notes`` are facts that are reported, not judged. Where they ``held`` tracers, nothing else is
+    known of them.
     """
 
     shared: Pairs = ()
     views: Pairs = ()
     pinned: Pairs = ()
     notes: tuple[Note, ...] = ()
+    held: tuple[Leak, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ TABLE = {
     " module, which no transform carries out",
     "plain object": "keep the value in an nnx.Variable of the module: {path} belongs to a plain Python object, which no transform"
     " carries out",
+    "kept by what is returned": "make it with NumPy, which nothing traces, or keep the value in an nnx.Variable of what the call returns: {path} is plain Python,"
+    " which keeps what the trace made",
+    "input": "let the transform that made {path} return it: what it keeps in another way has no value outside of it",
     "metadata": "keep the value in an nnx.Variable of its own: {path}, of another one, goes out of no transform",
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
     " what the first trace computes in {path}",
@@ -130,6 +133,7 @@ TREES = ("attribute", "list", "dict")
 """What `nnx.data` makes flax hand out with the module: jax takes these apart, and not a deque."""
 PLAIN = (*TREES, "tuple", "set", "deque", "array")
 CACHED = "cached property"
+WITH_OWN_HINT = (CACHED, "metadata", "generator", "input")
 OUTLIVING = (
     CACHED,
     "generator",
@@ -150,14 +154,12 @@ def hint(cause: str, **filled: object) -> str:
 def tracer_left(finding: TracerLeft) -> str:
     """Advice for a tracer that remains, by what holds it and by the layer that left it; empty where none is certain."""
     leak, path = finding.leak, finding.path
+    if leak.holder in WITH_OWN_HINT:
+        return hint(leak.holder, path=path)
+    if leak.place == "returned":
+        return hint("kept by what is returned", path=path)
     if is_plain(leak):
         return plain_value(leak, finding.has_data)
-    if leak.holder == CACHED:
-        return hint("cached property", path=path)
-    if leak.holder == "metadata":
-        return hint("metadata", path=path)
-    if leak.holder == "generator":
-        return hint("generator", path=path)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
     if leak.holder == "frame":

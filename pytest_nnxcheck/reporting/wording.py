@@ -108,9 +108,11 @@ def tracers(findings: Findings) -> Text:
     if isinstance(first, TracerLeft):
         rows = [row for finding in shown for row in leaked(finding.leak)]
         layer = first.leak.layer
-        left_by = ("left by", str(layer) if layer else "the call itself, un-nested")
+        un_nested = "a transform before the call" if first.leak.before else "the call itself, un-nested"
+        left_by = ("left by", str(layer) if layer else un_nested)
         paths = ", ".join(finding.path for finding in findings[:2])
-        return f"tracers remain in {paths}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
+        before = ", before the call" if first.leak.before else ""
+        return f"tracers remain in {paths}{before}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
     if isinstance(first, MadeInEndedTrace):
         rows = [("pinned", f"{finding.path}   {finding.type}") for finding in shown]
         summary = f"{first.path} was made in a trace that has ended: flax refuses every write to it"

@@ -27,6 +27,7 @@ from pytest_nnxcheck.core.outcome import (
     SharedBuffer,
     StateCopied,
     StateTouched,
+    TracerLeft,
     UpdateDropped,
     ValueDiffers,
     ViewedBuffer,
@@ -142,7 +143,10 @@ def of_target(made: Assertions, outcome: Outcome, on: OnTarget, facts: Facts) ->
 
 def of_tracers(made: Assertions, outcome: Outcome, kinds: Kinds, facts: Facts) -> None:
     """Tracers that are left, Variables that cannot be written, leaves that an ``eval_shape`` changed."""
-    if outcome.evidence is not None:
+    held = [finding for finding in kinds.get(TracerLeft, ()) if finding.leak.before][:SHOWN]
+    if held:
+        made.first.append(f"holds_no_tracers({tuple((each.path, each.leak.type) for each in held)!r})")
+    elif outcome.evidence is not None:
         made.leaked = tuple((leak.path, leak.type) for leak in outcome.evidence.leaks[:SHOWN])
     if pinned := kinds.get(MadeInEndedTrace):
         made.first.append(f"may_be_written(state, {keys_of(pinned, facts)!r})")

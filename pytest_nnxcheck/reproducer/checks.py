@@ -80,6 +80,13 @@ def leaves_no_tracers(
     return output
 
 
+def holds_no_tracers(held: Any) -> None:
+    """Look for tracers that are alive before the call. ``held`` are where, and their types."""
+    gc.collect()
+    kinds = {describe(tracer.aval) for tracer in living_tracers().values()}
+    report("tracers", [f"before the call {path}   {kind}" for path, kind in held if kind in kinds])
+
+
 @contextlib.contextmanager
 def touches_nothing(state: Any, paths: dict[str, Any]) -> Iterator[None]:
     """Hold the state after an ``eval_shape`` against that before it."""

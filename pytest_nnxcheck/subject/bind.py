@@ -201,6 +201,7 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
                 output = function(*args, **kwargs)
                 arrays, tree.rebuild, tree.names = flatten_output(output, state, home)
                 tree.plain = is_plain(output)
+                tree.arrays = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arrays)
                 tree.opened = () if tree.plain else tuple(plain_objects.fields_by_class(output).items())
             return arrays
 

@@ -21,6 +21,7 @@ from flax import nnx
 from jax.tree_util import DictKey, GetAttrKey, keystr, register_pytree_with_keys
 
 from pytest_nnxcheck import compat
+from pytest_nnxcheck.inspection.open_data import holds_state
 from pytest_nnxcheck.inspection.raw_access import LIBRARIES, MISSING, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -130,13 +131,13 @@ def _counts(value: Any, also_numpy: bool) -> bool:
 
 
 def _may_open(value: Any) -> bool:
-    """Whether an object is the user's data: no class, no member of an enum, nothing of a library."""
+    """Whether an object is the user's data: no class, no member of an enum, of a library's what holds state alone."""
     cls = type(value)
     if isinstance(value, type | enum.Enum | jax.Array) or compat.is_graph_node(value):
         return False
     if cls in _OPEN:
         return True
-    if top_package(cls) in LIBRARIES:
+    if top_package(cls) in LIBRARIES and not holds_state(value):
         return False
     return not any(top_package(base) in _NODE_PACKAGES for base in mro(cls))
 

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -49,13 +51,19 @@ class OutputTree:
     """The structure of what one program of the subject returned, with a name for each of its arrays, which travel through the program.
 
     Filled in while the program is traced or run. An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in
-    containers that jax knows. ``opened`` are the classes of the objects in it that were opened, with their fields.
+    containers that jax knows. ``opened`` are the classes of the objects in it that were opened, with their fields. ``arrays`` are its types until
+    the program has ended.
     """
 
     names: tuple[str, ...] = ()
+    arrays: tuple[Any, ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
+
+    def roots(self) -> list[tuple[str, Any]]:
+        """Where the walk begins over what the caller gets: a module, a static field of a tree, keep more than its arrays."""
+        return [("output", self.rebuild(self.arrays))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +154,9 @@ class Subject:
     def tracers(
         self, state: Any, earlier: Walk | None = None, matters: Callable[[Found], bool] = lambda _: True
     ) -> tuple[Found, ...]:
-        """The tracers that are reachable from a copy of the state, the rest of what was handed in, and the code, and that matter; ``earlier`` is a walk that found none."""
-        return without_garbage(lambda: tracers_since(earlier, self.roots(state), matters))
+        """The tracers that are reachable from a copy of the state, the rest of what was handed in, the code, and what was returned, and that matter; ``earlier`` is a walk that found none."""
+        roots = [*self.roots(state), *self.output_tree.roots()]
+        return without_garbage(lambda: tracers_since(earlier, roots, matters))
 
     @contextlib.contextmanager
     def leaks_undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
@@ -268,7 +277,8 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
         return tuple(values), rebuild
     if is_array(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
-    if walk([("", leaf)]).tracers:
+    # What a function keeps is looked at when the transforms have ended, as what a module keeps.
+    if not isinstance(leaf, FunctionType | functools.partial) and walk([("", leaf)]).tracers:
         raise Unfit(Misfit("hidden arrays", type(leaf).__name__))
     return (), lambda _: leaf
 

@@ -358,6 +358,8 @@ ELSEWHERE = {  # where the twins are anyway
     "grows": "donation/test_donation.py::test_a_cache_that_grows_is_as_long_as_it_gets_from_the_start",
     "captured by the call": "invariants/test_captured_modules.py::test_handed_on_as_an_argument_it_holds",
     "constant of the call": "memory/test_memory_lines.py::test_what_numpy_makes_in_the_call_is_made_with_jnp_or_kept",
+    "kept by what is returned": "invariants/test_returned.py::test_what_the_hint_says_holds_under_the_whole_sweep",
+    "input": "calls/test_held_before.py::test_an_argument_that_is_a_tracer",
     "returned": "memory/test_copies.py::test_state_that_is_returned_beside_its_module_is_a_copy",
     "mapped branch": "memory/test_mapped_branches.py::test_a_branch_that_vmap_maps_repeats_its_weights_and_results_that_are_chosen_do_not",
     "dropped": "donation/test_training.py::test_an_update_that_goes_to_a_copy_of_the_optimizer_is_named_with_every_leaf",

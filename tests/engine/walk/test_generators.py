@@ -87,7 +87,7 @@ def test_a_run_ends_with_the_leak_and_a_program():
 
 def test_without_the_invariant_the_call_is_not_checked():
     with pytest.raises(
-        CheckError, match="leaves tracers that cannot be put back, in key .*: assert the invariant tracers"
+        CheckError, match="runs with tracers that cannot be put back, in key .*: assert the invariant tracers"
     ):
         call(Noisy(), numbers(BATCH), nesting="jit", invariants="memory")
 

@@ -1,0 +1,179 @@
+"""What a call returns is searched for tracers as what it is handed: a set-up that is jitted hands out a module that dies at its next call."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from checking import broken, call, text
+from flax import nnx
+from healthy import FLAX, WIDTH, rngs
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.reporting import hints
+
+KEY = jax.random.key(0)
+X = jnp.ones((2, WIDTH))
+
+
+class Scaled(nnx.Module):
+    """Keeps the slopes of its activation in a closure: those of NumPy are there in a trace as well."""
+
+    def __init__(self, key: jax.Array, numbers: Any = jnp) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(key))
+        slopes = numbers.linspace(0.0, 1.0, WIDTH)
+        self.activation = lambda x: x * slopes
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.activation(self.linear(x))
+
+
+class ScaledByVariable(Scaled):
+    """Keeps the slopes in a Variable."""
+
+    def __init__(self, key: jax.Array) -> None:
+        super().__init__(key)
+        self.slopes = nnx.Variable(jnp.linspace(0.0, 1.0, WIDTH))
+        self.activation = jnp.multiply
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.activation(self.linear(x), self.slopes[...])
+
+
+@dataclasses.dataclass
+class Bundle:
+    model: Any
+    step: int = 0
+
+
+@flax.struct.dataclass
+class Train:
+    model: Any
+    schedule: Any = flax.struct.field(pytree_node=False)
+
+
+def train_state(key: jax.Array, numbers: Any) -> Train:
+    rates = numbers.linspace(1.0, 0.1, 10)
+    return Train(jax.random.normal(key, (WIDTH,)), lambda step: rates[step])
+
+
+def optimizer(key: jax.Array, numbers: Any) -> tuple[nnx.Module, nnx.Optimizer]:
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(key))
+    rates = numbers.linspace(1.0, 0.1, 10)
+    tx = optax.sgd(lambda step: jnp.asarray(rates)[step])
+    return model, nnx.Optimizer(model, tx, **({} if FLAX < (0, 11) else {"wrt": nnx.Param}))
+
+
+def schedule(key: jax.Array, numbers: Any) -> Any:
+    rates = numbers.linspace(1.0, 0.1, 10)
+    return lambda step: rates[step]
+
+
+RETURNED: dict[str, Any] = {
+    "module": Scaled,
+    "tuple": lambda key, numbers: (key, Scaled(key, numbers)),
+    "dict": lambda key, numbers: {"model": Scaled(key, numbers)},
+    "list": lambda key, numbers: [Scaled(key, numbers), Scaled(key, numbers)],
+    "dataclass": lambda key, numbers: Bundle(Scaled(key, numbers)),
+    "static field": train_state,
+    "optimizer": optimizer,
+    "split": lambda key, numbers: nnx.split(Scaled(key, numbers)),
+    "partial": lambda key, numbers: functools.partial(jnp.add, numbers.ones(3)),
+    "function": schedule,
+}
+
+
+@pytest.mark.parametrize("form", RETURNED)
+def test_what_is_returned_keeps_no_tracers(form):
+    """The same with NumPy holds: nothing of it is traced."""
+    build = RETURNED[form]
+    leaky = call(lambda key: build(key, jnp), KEY, nesting="jit")
+    assert broken(leaky) == ["tracers"]
+    assert f"created at {__file__}:" in text(leaky)
+    assert hints.hint("kept by what is returned", path=leaky.outcome.violations[0].findings[0].path) in text(leaky)
+    assert call(lambda key: build(key, np), KEY, nesting="jit").outcome.verdict == "held"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cured", [lambda key: Scaled(key, np), ScaledByVariable], ids=["NumPy", "Variable"])
+def test_what_the_hint_says_holds_under_the_whole_sweep(cured):
+    assert check(cured, KEY, max_examples=0).ok
+
+
+@pytest.mark.parametrize("nesting", ["remat", "scan", "jit > scan", "jit[functional] > remat"])
+def test_the_layer_whose_trace_made_it_is_blamed(nesting):
+    leaky = call(Scaled, KEY, nesting=nesting)
+    assert ("left by", nesting.split(" > ")[-1]) in leaky.outcome.violations[0].details
+
+
+def test_the_path_starts_at_the_output():
+    class Box:
+        def __init__(self, scale):
+            self.scale = scale
+
+    class Boxed(nnx.Module):
+        def __init__(self, scale):
+            self.box = Box(scale)
+
+    leaky = call(lambda x: (x, Boxed(x.sum())), X, nesting="jit")
+    assert "tracers remain in output[1].box.scale" in text(leaky)
+    assert call(lambda x: (x, Boxed(x.size)), X, nesting="jit").outcome.verdict == "held"
+
+
+class Wrapped(nnx.Module):
+    def __init__(self, model: nnx.Module) -> None:
+        self.model = model
+        self.scale: Any = None
+
+
+def wrap(model: nnx.Module, x: jax.Array, keep: bool) -> tuple[Wrapped, jax.Array]:
+    wrapped, y = Wrapped(model), model(x)
+    kept = y if keep else y.shape
+    wrapped.scale = lambda: kept
+    return wrapped, y
+
+
+def test_a_returned_module_may_share_the_variables_of_the_one_that_was_given():
+    model = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+    assert "tracers remain in kept (closure of wrap" in text(
+        call(lambda m, x: wrap(m, x, True), model, X, nesting="jit")
+    )
+    assert call(lambda m, x: wrap(m, x, False), model, X, nesting="jit").outcome.verdict == "held"
+
+
+def test_the_body_gets_a_module_that_no_trace_of_ours_was_in():
+    """Un-nested, a trace tells that the call holds where it is clean; here the call is run."""
+    built = call(Scaled, KEY)
+    assert built.outcome.verdict == "held"
+    assert built.output(X).shape == X.shape
+
+
+@pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 a module keeps no plain arrays")
+def test_a_module_that_a_vmap_inside_the_call_built():
+    """`nnx.vmap` hands out Variables alone: an array that the constructor keeps stays a tracer."""
+
+    def build(key, keep):
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=(0, 0), out_axes=0)
+        def stack(rngs, index):
+            block = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+            block.index = keep(index)
+            return block
+
+        return stack(nnx.Rngs(key), jnp.arange(3))
+
+    leaky = call(lambda key: build(key, lambda index: index), KEY)
+    assert "tracers remain in output.index" in text(leaky)
+    assert ("left by", "the call itself, un-nested") in leaky.outcome.violations[0].details
+    assert "in nnx.data(...), or keep the value in an nnx.Variable: output.index" in text(leaky)
+    for cure in (nnx.data, nnx.Variable):
+        for nesting in ("un-nested", "jit"):
+            cured = call(lambda key, keep=cure: build(key, keep), KEY, nesting=nesting)
+            assert cured.outcome.verdict == "held"
