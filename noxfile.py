@@ -36,6 +36,7 @@ PUBLISHED = [
     nox.param("3.13", ("mamba2-jax==1.1.2", "mamba3-jax==1.0.1"), id="mamba"),
     nox.param("3.13", ("nnx-ppo==0.3.0", "canvit-nnx==0.2.0", "jraphx==0.1.0"), id="others"),
     nox.param("3.12", ("opifex==0.2.10", "avitai-artifex==0.1.15"), id="findings"),
+    nox.param("3.13", ("keras==3.15.1", "probly==0.9.1", "zlynx==0.1.11", "optax==0.2.8"), id="more-findings"),
     nox.param("3.11", ("dantinox==0.4.14",), id="dantinox"),
 ]
 JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
@@ -45,6 +46,8 @@ PROCESSES = "tests/system/processes"
 """Workers of xdist, simulated devices, a run after a run: on the newest row `system` has them, on the oldest `floors`."""
 PASTED = "tests/system/reproducer/test_reproducer.py"
 """In a session of its own, and in one process: what its tests share takes half a minute to make."""
+PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
+"""Those of docs/published.md: `system` runs them as far as jax and flax alone go, `published` with the packages."""
 ON_TARGETS = (
     "tests/system/reproducer/test_programs_on_targets.py",
     "tests/system/processes/test_sharded_on_targets.py",
@@ -159,6 +162,17 @@ def verdicts(session: nox.Session, versions: tuple[str, ...]) -> None:
 
 
 @nox.session(python=NEWEST)
+def steady(session: nox.Session) -> None:
+    """A mixed suite many times over, in another order, with other workers, seeds and caches: each test has one verdict and one message. ``-- 500`` runs.
+
+    What else comes after ``--`` goes to pytest: with fewer styles and transforms a run is quicker.
+    """
+    session.install(".[test]")
+    few = ["50", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
+    session.run("python", "tests/steady.py", *(session.posargs or few))
+
+
+@nox.session(python=NEWEST)
 def targets(session: nox.Session) -> None:
     """The compilers of a TPU and of a GPU, which are wheels of 1.1 GB: healthy models and examples, each way to break there, programs to paste, meshes."""
     session.install(".[test,tpu,cuda]")
@@ -214,7 +228,7 @@ def published(session: nox.Session, packages: tuple[str, ...]) -> None:
     """Packages from PyPI that are not ours, on the newest versions that they allow: see docs/published.md."""
     session.install(".[test]", *packages)
     # Its own warnings are not ours to judge.
-    session.run("pytest", "-n", "2", "-W", "ignore", "examples/published", *session.posargs)
+    session.run("pytest", "-n", "2", "-W", "ignore", "examples/published", PLAIN_PROGRAMS, *session.posargs)
 
 
 @nox.session(python=NEWEST, venv_backend="venv")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
-from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -52,14 +50,6 @@ def test_parity_makes_a_violation_of_it() -> None:
     assert "closure" in str(report.broken[0].nesting)
     held = {str(outcome.nesting) for outcome in report.outcomes if outcome.verdict == "held"}
     assert {"jit", "scan", "remat", "while_loop"} <= held
-
-
-def test_the_plain_programs_of_the_document_show_the_same() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "published.md").read_text()
-    programs = re.findall(r"^```py\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 2
-    for program in programs:
-        exec(program, {})  # noqa: S102 - our own document
 
 
 # --- what holds, and was once called broken
