@@ -7,16 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_nnxcheck.core.evidence import (
-    Advice,
     Bound,
     Evidence,
-    HeldTwice,
-    LargeLine,
-    NotDonated,
-    Recast,
-    Saved,
-    Stack,
-    Unused,
 )
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
@@ -109,7 +101,7 @@ def place(violation: Violation, evidence: Evidence | None) -> str:
         return some(paths, 2)
     match violation.findings[:1]:
         case [MemoryWasted(advice=(first, *_))]:
-            return advice(first)
+            return memory_breakdown.advice(first)
         case [StateCopied() | CopiedOnTarget() as first]:
             copies = [held.name for held in (evidence.buffers if evidence else ()) if held.name and held.whole]
             size = first.bytes if isinstance(first, StateCopied) else first.on.copies
@@ -151,7 +143,7 @@ def memory(findings: Findings) -> Text:
     """What breaks the bound, with the figures; or advice that was asked to be a violation."""
     first = findings[0]
     if isinstance(first, MemoryWasted):
-        texts = dict.fromkeys(map(advice, first.advice))
+        texts = dict.fromkeys(map(memory_breakdown.advice, first.advice))
         return "the un-nested call spends memory that it need not", [("advice", text) for text in texts], ""
     summary, *others = map(of_memory, findings)
     on_cpu = [finding.figures for finding in findings if isinstance(finding, OnCpu)]
@@ -211,39 +203,6 @@ def origin(bound: Bound) -> str:
     axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
     asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
     return f"memory_budget {asked}{axes}".rstrip()
-
-
-def advice(piece: Advice) -> str:
-    """What most authors would change in the un-nested call."""
-    at = f" ({piece.line})" if piece.line else ""
-    size = format_bytes(piece.bytes)
-    match piece:
-        case Recast():
-            cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
-            return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
-        case HeldTwice():
-            whose = memory_breakdown.listed(piece.names[0], piece.names[1:])
-            return f"{size}: all of {whose} once more, {hints.TWICE[piece.operation]}{at}"
-        case Saved():
-            return (
-                f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
-                f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
-            )
-        case Stack():
-            cure = (
-                "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
-            )
-            return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
-        case LargeLine():
-            handed = format_bytes(piece.handed)
-            what = f"one line holds more than state, inputs and outputs together, {handed}"
-            return f"{size}, {piece.type} {piece.operation}: {what}{at}"
-        case Unused():
-            return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
-        case NotDonated():
-            whose, cure = " and ".join(piece.arguments), f"{piece.jit}({piece.function}, {piece.donate})"
-            why = f"{piece.function} is a jit that changes state of {whose} and donates none of it"
-            return f"{size}: {why}: old and new lie side by side; write {cure}{at}"
 
 
 # --- donation

@@ -28,7 +28,7 @@ from pytest_nnxcheck.core.outcome import (
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import counted, some
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally, wording
+from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import add_notes, drop_own_notes, passes_through, plainest
 from pytest_nnxcheck.runner.execution import Body, Executed, Executor
@@ -95,7 +95,7 @@ class Run:
             options,
             texts,
             self.not_run,
-            advice=tuple(dict.fromkeys(wording.advice(piece) for call in calls for piece in call.advice)),
+            advice=tuple(dict.fromkeys(memory_breakdown.advice(piece) for call in calls for piece in call.advice)),
             un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
         )
 

@@ -181,7 +181,9 @@ def _hint(leftover: Leftover) -> str:
     plain = leftover.holder in hints.PLAIN and not leftover.keeper
     if plain and leftover.place == "module":  # which holds for a module that was captured, too
         return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
-    leak = Leak(leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place, leftover.keeper)
+    leak = Leak(
+        leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place, keeper=leftover.keeper
+    )
     return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 
 

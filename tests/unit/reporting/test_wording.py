@@ -27,7 +27,8 @@ from pytest_nnxcheck.core.outcome import (
     Violation,
 )
 from pytest_nnxcheck.reporting import hints, notes, report, tally
-from pytest_nnxcheck.reporting.wording import advice, worded
+from pytest_nnxcheck.reporting.memory_breakdown import advice
+from pytest_nnxcheck.reporting.wording import worded
 
 KIB = 1024
 FLOAT, HALF = ArrayType("float32", (4, 64)), ArrayType("bfloat16", (4, 64))
