@@ -170,9 +170,11 @@ def assert_same(mine: Any, eager: Any) -> None:
 @pytest.mark.parametrize("nesting", ["un-nested", "jit"])
 def test_the_attributes_are_those_that_an_eager_call_leaves(module, nesting):
     eager, mine = module(), module()
-    first = mine.first
+    first, factor = mine.first, mine.first.factor
     eager(X)
     found = call(mine, X, nesting=nesting, shortcuts="off", invariants="tracers")
     assert found.outcome.verdict == "held", text(found)
     assert_same(mine, eager)
-    assert any(node is first for _, node in compat.iter_graph(mine)), "the user's own layer is another one now"
+    nodes = [node for _, node in compat.iter_graph(mine)]
+    assert any(node is first for node in nodes), "the user's own layer is another one now"
+    assert any(node is factor for node in nodes), "the user's own Variable is another one now"

@@ -289,7 +289,7 @@ def test_a_capture_of_value_and_grad_is_told_once():
 
     linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
     (cause,) = causes.captured(bind(step, (linear, norm, numbers(BATCH)), {}))
-    assert (cause.transform, cause.nodes) == ("value_and_grad", ("stats (BatchNorm)",))
+    assert (cause.transform, (*map(str, cause.nodes),)) == ("value_and_grad", ("stats (BatchNorm)",))
 
 
 @pytest.mark.slow
@@ -305,7 +305,7 @@ def test_modules_in_a_container_are_captured(hold, key):
 
     linear, norm = nnx.Linear(WIDTH, WIDTH, rngs=rngs()), nnx.BatchNorm(WIDTH, rngs=rngs())
     (cause,) = causes.captured(bind(step, (linear, norm, numbers(BATCH)), {}))
-    assert cause.nodes == (f"held[{key!r}] (BatchNorm)",)
+    assert (*map(str, cause.nodes),) == (f"held[{key!r}] (BatchNorm)",)
 
 
 def test_a_module_of_an_object_that_is_none_is_captured():
@@ -317,7 +317,7 @@ def test_a_module_of_an_object_that_is_none_is_captured():
             return jax.jit(lambda x: self.norm(x) * 1)(x)
 
     (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
-    assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
+    assert (cause.transform, (*map(str, cause.nodes),)) == ("jit", ("self.norm (BatchNorm)",))
 
 
 @pytest.mark.slow
@@ -332,7 +332,7 @@ def test_a_jit_that_was_made_before_the_call_captured_the_module(jit):
             return self.jitted(x)
 
     (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
-    assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
+    assert (cause.transform, (*map(str, cause.nodes),)) == ("jit", ("self.norm (BatchNorm)",))
     assert cause.line == f"{near(__file__)}:{Trainer.step.__code__.co_firstlineno + 1}"
 
 
@@ -348,7 +348,7 @@ def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
 
 def test_a_module_that_is_handed_over_as_the_function_is_captured():
     (cause,) = causes.captured(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
-    assert (cause.transform, cause.nodes) == ("checkpoint", ("BatchNorm",))
+    assert (cause.transform, (*map(str, cause.nodes),)) == ("checkpoint", ("BatchNorm",))
 
 
 def test_a_call_is_made_once_more_for_all_nestings(monkeypatch):
