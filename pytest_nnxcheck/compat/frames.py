@@ -136,15 +136,15 @@ def jits_traced(note: Callable[[FrameType, FrameType], None]) -> Iterator[None]:
 
 
 _TRACES, _INFERS = "trace_to_jaxpr", "_infer_params"
-"""How the functions of jax begin that trace a function, and by which a jit does so before it makes an equation: what makes a derivative of that traces too."""
+"""How the functions of jax begin that trace a function, and by which a jit does so: up to jax 0.6 its derivative is traced below it as well."""
 
 _HANDS_ON = ("reraise_with_filtered_traceback", "update_context_manager_wrapper")
 
 
 def _jit_of(frame: FrameType) -> FrameType | None:
-    """The frame of the jit that traces here; `None` for a loop inside the function, a derivative, or a trace of its own."""
+    """The frame of the jit that traces here; `None` for a loop or a derivative inside the function, or a trace of its own."""
     above, infers = frame.f_back, False
-    while above is not None and _package(above) in _LIBRARIES and not above.f_code.co_name.startswith(_TRACES):
+    while above is not None and _package(above) in _LIBRARIES:
         infers = infers or above.f_code.co_name.startswith(_INFERS)
         if above.f_code.co_name == TRACES_JITTED:
             return above if infers else None
