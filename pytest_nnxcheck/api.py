@@ -131,7 +131,7 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
 def assert_invariants(
     subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
 ) -> None:
-    """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting.
+    """Do the same as `check`. Raises the `InvariantViolation` of the nesting that its message is about, or the exception of a nesting.
 
     Raises `CheckError` where flax does not take the call in one of the modes, `UnexpectedPass` where an expected failure
     did not happen.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pytest_nnxcheck.core.catalogue import severity
 from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Note
@@ -289,6 +290,12 @@ class Outcome:
     program: str = ""
     explained: tuple[tuple[str, str], ...] = ()
     seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def rank(self) -> tuple[bool, int, object]:
+        """Sort key of what broke: a violation first, of the most serious invariant, then the plainer nesting."""
+        broken = [severity(violation.invariant) for violation in self.violations]
+        return (self.verdict != "violated", min(broken, default=0), self.nesting.plainness)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.catalogue import MODES, severity
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
@@ -53,18 +53,23 @@ class Report:
 
     def program(self, outcome: Outcome | None = None) -> str:
         """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
-        shown = outcome or next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
+        shown = outcome or self.shown
         return self.programs.get(shown.nesting, "") if shown else ""
 
     @property
     def broken(self) -> tuple[Outcome, ...]:
-        """The outcomes that violate an invariant, the smallest nesting first."""
-        return _by_plainness(self.outcomes, "violated")
+        """The outcomes that violate an invariant: the most serious invariant first, then the smallest nesting."""
+        return tuple(sorted((o for o in self.outcomes if o.verdict == "violated"), key=lambda outcome: outcome.rank))
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """What the smallest broken nesting violates; empty if every invariant held."""
+        """What the first of the broken nestings violates; empty if every invariant held."""
         return self.broken[0].violations if self.broken else ()
+
+    @property
+    def shown(self) -> Outcome | None:
+        """The outcome that the message is about: the first that violates an invariant, else the smallest that raised."""
+        return next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
 
     @property
     def ok(self) -> bool:
@@ -98,8 +103,7 @@ class Report:
         return {mode: tally.of_mode(outcomes) for mode, outcomes in tally.by_mode(self.outcomes).items()}
 
     def __str__(self) -> str:
-        worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
-        return message(self, worst) if worst else "\n".join([*self.unexpected, summary(self)])
+        return message(self, self.shown) if self.shown else "\n".join([*self.unexpected, summary(self)])
 
 
 def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
@@ -184,13 +188,16 @@ def _shows_modes(report: Report) -> bool:
 
 
 def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
-    """One line for each invariant that only other nestings broke, with the smallest of them."""
+    """One line for each invariant that only other nestings broke, with the smallest of them; beside a captured module, for each that others broke."""
     shown_invariants = {violation.invariant for violation in shown.violations}
-    for invariant in report.settings.invariants:
-        nestings = [o.nesting for o in report.broken if any(v.invariant == invariant for v in o.violations)]
-        if nestings and invariant not in shown_invariants:
-            more = f", and {len(nestings) - 1} more" if nestings[1:] else ""
-            yield f"{invariant}, smallest: {nestings[0]}{more}"
+    broken = _by_plainness(report.outcomes, "violated")
+    for invariant in sorted(report.settings.invariants, key=severity):
+        found = [(o.nesting, v.summary) for o in broken for v in o.violations if v.invariant == invariant]
+        if invariant in shown_invariants:
+            found = [each for each in found if shown.nesting.captures and not each[0].captures]
+        if found:
+            more = f", and {len(found) - 1} more" if found[1:] else ""
+            yield f"{invariant}, smallest: {found[0][0]}{more}\n{found[0][1]}"
 
 
 def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:

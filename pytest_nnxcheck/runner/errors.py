@@ -22,11 +22,11 @@ def flatten(error: BaseException) -> Iterator[BaseException]:
 
 
 def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], Nesting]) -> BaseException:
-    """The error to show: a violation before any other, then the one of the smallest nesting."""
+    """The error to show: a violation before any other, of the most serious invariant, then the one of the smallest nesting."""
 
     def key(error: BaseException) -> tuple[bool, object]:
         if isinstance(error, InvariantViolation):
-            return (False, error.outcome.nesting.plainness)
+            return (False, error.outcome.rank)
         return (True, nesting_of(error).plainness)
 
     return min(errors, key=key)
