@@ -59,7 +59,7 @@ Explanation = Leak | CapturedBy | MergedVariables | Mapped | RaisedUnNested | Va
 # --- facts that nothing judges
 
 FactKind = Literal[
-    "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "other draws",
+    "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "attributes, functional", "other draws",
     "decided by rounding", "decided by fusion", "many equations", "number",
     "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",

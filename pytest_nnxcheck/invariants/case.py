@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Advice, Bound
-from pytest_nnxcheck.core.notes import Note
+from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.observation import NestedCall, Observation
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
 from pytest_nnxcheck.core.settings import Settings
@@ -51,15 +51,20 @@ class Written:
 class Judgement:
     """What one invariant says of a nesting: what is broken, and what is worth telling all the same.
 
-    ``error``: an invariant of the user's own could not say anything; the first one is told.
+    ``error``: an invariant of the user's own could not say anything; the first one is told. ``of_call`` are notes on the call, told once for all
+    its nestings.
     """
 
     violations: tuple[Violation, ...] = ()
     notes: tuple[Note, ...] = ()
     error: CheckError | None = None
+    of_call: tuple[Fact, ...] = ()
 
     def __add__(self, other: Judgement) -> Judgement:
-        return Judgement(self.violations + other.violations, self.notes + other.notes, self.error or other.error)
+        of_call = tuple(dict.fromkeys(self.of_call + other.of_call))
+        return Judgement(
+            self.violations + other.violations, self.notes + other.notes, self.error or other.error, of_call
+        )
 
 
 @dataclass(frozen=True, slots=True)
