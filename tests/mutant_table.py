@@ -442,4 +442,18 @@ MUTANTS = (
     Mutant("calls.Calls.started", Never("is_own"), "test_to_mark.py"),
     Mutant("cache._temporary", Drops("config.add_cleanup(functools.partial(_remove_empty, folder))"), "test_temporary_folders.py"),
     Mutant("files.Programs._keep", Drops("self._path(nesting).parent.rmdir()"), "test_temporary_folders.py"),
+    # the sweep, what is most serious, and keys of calls
+    Mutant("sweep._sweep", Drops("not run.nesting_of(error).captures"), "test_sweep.py"),
+    Mutant("outcome.Outcome.rank", Replaces("min(broken, default=0)", "0"), "test_sweep.py"),
+    Mutant("catalogue.MOST_SERIOUS", Replaces("('tracers', 'donation', 'memory', 'parity')", "('tracers', 'memory', 'donation', 'parity')"), "test_sweep.py test_most_serious.py"),
+    Mutant("report._also_broken", Replaces("shown.nesting.captures and not each[0].captures", "False"), "test_sweep.py"),
+    Mutant("report._also_broken", Drops("shown.nesting.captures"), "test_sweep.py"),
+    Mutant("invariants.judge", Replaces("sorted(judgement.violations, key=lambda broken: severity(broken.invariant))", "judgement.violations"), "test_most_serious.py"),
+    Mutant("parity.attributes_dropped", Never("not has_functional(nesting)"), "test_parity.py"),
+    Mutant("parity.attributes_dropped", Drops("each.path not in leaves"), "test_parity.py"),
+    Mutant("parity.attributes_dropped", Drops("each.of == 'attribute'"), "test_parity_reference.py test_parity.py"),
+    Mutant("check_call.outcome_of", Replaces("judgement.of_call", "()"), "test_parity.py"),
+    Mutant("memo.parts", Never("id(value) in seen"), "test_parity_reference.py"),
+    Mutant("memo.parts", Replaces("frozenset(held)", "tuple(held)"), "test_parity_reference.py"),
+    Mutant("memo.behaviour", Replaces("function if vars(function) else code(function)", "function"), "test_parity_reference.py"),
 )  # fmt: skip

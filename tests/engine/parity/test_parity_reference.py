@@ -292,7 +292,7 @@ def test_what_has_no_hash_in_a_graph_is_told_by_what_it_holds():
     assert key == key_of(tagged({"a": 1}))
     for other in ({"a": 2}, {"a": True}, {"b": 1}, {"a": [1]}, ["a", 1]):
         assert key_of(tagged(other)) != key, other
-    assert key_of(tagged({"a": {1, 2}})) == key_of(tagged({"a": {2, 1}}))
+    assert key_of(tagged({"a": {0, 8}})) == key_of(tagged({"a": {8, 0}}))
     assert key_of(tagged({"a": object()})) != key_of(tagged({"a": object()}))
 
 
