@@ -136,9 +136,10 @@ def observe(
 def with_moves(seen: Observation, root: Root, given: list[Leaf], came_out: dict[Path, Any]) -> Observation:
     """The observation of a compiled program that ran well, with where the donated leaves lay that it was given, and where lies what came back."""
     after = {(name := root.subject.path(path)): root.leaf(name, value) for path, value in came_out.items()}
-    plain = (leaf for leaf in plain_leaves(seen.state) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct))
-    returned = [root.leaf("", array) for array in (*jax.tree.leaves(seen.returned), *plain)]
-    reused = frozenset(pointer for leaf in (*after.values(), *returned) for pointer in leaf.pointers)
+    # A Variable may hold a tree: what came back in that took a buffer as well.
+    arrays = [*jax.tree.leaves([*came_out.values(), seen.returned]), *plain_leaves(seen.state)]
+    returned = [root.leaf("", array) for array in arrays if isinstance(array, jax.Array | jax.ShapeDtypeStruct)]
+    reused = frozenset(pointer for leaf in returned for pointer in leaf.pointers)
     after |= new_values(root, seen.returned)
     return replace(seen, reused=reused, moves=tuple(Move(leaf, after.get(leaf.path)) for leaf in given))
 
@@ -148,10 +149,9 @@ def donated_inside(
 ) -> InnerDonation:
     """What a jit inside the un-nested call donated of what that was handed."""
     handed = {subject.path(path): array for path, array in went_in.items()}
+    handed |= zip(subject.input_names, inputs, strict=False)
     left = {subject.path(path): array for path, array in came_out.items()}
-    return inner_donation(
-        {**handed, **dict(zip(subject.input_names, inputs, strict=False))}, left, jax.tree.leaves(output)
-    )
+    return inner_donation(handed, left, jax.tree.leaves(output))
 
 
 def unmoved(profile: Profile, went_in: dict[Path, Any], came_out: dict[Path, Any]) -> tuple[Path, ...]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from checking import broken, call, takes_over, text
 from flax import nnx
-from healthy import assign, numbers, rngs
+from healthy import FLAX, assign, numbers, rngs
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.reporting import hints
@@ -277,6 +277,24 @@ SEEN: list[jax.Array] = []
 
 
 @pytest.mark.slow
+class KeepsInTree(nnx.Module):
+    """What it keeps of its layer comes first among the outputs: XLA gives it the buffers of the layer."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=rngs())
+        self.kept = nnx.Variable({})
+
+    def __call__(self, x):
+        self.kept[...] = {"bias": self.linear.bias[...] + 1, "kernel": self.linear.kernel[...] * 2}
+        return self.linear(x)
+
+
+@pytest.mark.skipif(FLAX < (0, 12), reason="a Variable that holds a dict came with flax 0.12")
+def test_arrays_in_a_tree_of_a_variable_may_take_the_buffers_of_parameters():
+    found = call(KeepsInTree(), numbers((2, 4)), nesting="jit")
+    assert found.outcome.verdict == "held", text(found)
+
+
 def test_where_tracers_remain_nothing_is_said_of_buffers():
     """A leak explains a lost buffer, and not the other way round."""
 
