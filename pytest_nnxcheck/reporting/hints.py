@@ -119,8 +119,6 @@ TABLE = {
     "weak type": "make it an array of its type where it is made first, jnp.asarray(value, jnp.{dtype}): {path} was made of a Python number",
     "value": "a trace has no values: for an if on one write jnp.where or nnx.cond, for a loop that ends on one nnx.while_loop, for a slice"
     " jax.lax.dynamic_slice, for a mask as index jnp.where, and jnp where np is; what depends on shapes alone is computed with math or np",
-    "met a trace": "raises with your object too, unwrapped and unchecked: if the test passes without its marker, a trace of the model, as nnx.jit"
-    " makes one, has left a tracer where nothing can put it back",
     "jax transform": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x), and nnx.cond or"
     " nnx.switch instead of that of jax.lax",
 }

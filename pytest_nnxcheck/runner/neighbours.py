@@ -141,9 +141,13 @@ def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[
         causes = (cause for handed, cause in UNLIKE_OWN.items() if run(handed) is not None)
         yield "note", f"passes with your object, {next(causes, 'unwrapped, and unchecked')}"
     elif compat.is_tracer_error(error):
-        yield "note", hints.hint("met a trace")
+        yield "note", MET_A_TRACE
 
 
+MET_A_TRACE = (
+    "raises with your object too, unwrapped and unchecked: if the test passes without its marker, a trace of the model, as nnx.jit"
+    " makes one, has left a tracer where nothing can put it back"
+)
 UNLIKE_OWN: dict[Handed, str] = {
     "inputs": "raises where its inputs are arrays of jax, as every transform hands them on",
     "copy": "raises with a copy of it: something goes by the object's identity, and nnx.jit and nnx.clone make copies too",

@@ -31,7 +31,12 @@ DOUBLED: weakref.WeakSet[nnx.Module] = weakref.WeakSet()
 def raised(body, own_given=False, **settings):
     """What a marked test with this body ends with, and all that its notes say."""
     chosen = merge(parse_given({**QUICK, **settings}, str))
-    test = body if own_given else hypothesis.settings(database=None, derandomize=True)(body)
+
+    @hypothesis.settings(database=None, derandomize=True)
+    def without_arguments():
+        body()
+
+    test = body if own_given else without_arguments
     built, run = hypothesis_test.build(test, lambda remember: Run(chosen, remember=remember), ())
     try:
         built()

@@ -62,6 +62,7 @@ def test_the_plainest_of_the_nestings_that_raise_it_is_named(run_inner):
     result.assert_outcomes(failed=1)
     rows = [line.split() for line in result.stdout.str().splitlines()]
     assert [row[2] for row in rows if row[:2] == ["E", "nesting"]] == ["scan"]
+    assert [row[-2:] for row in rows if row[:2] == ["E", "way"]] == [["scan", "failed"]]
 
 
 def test_notes_of_the_user_and_of_hypothesis_stay():
