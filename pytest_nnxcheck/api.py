@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 import hypothesis
+import jax
 
 from pytest_nnxcheck import compat, devices, wheels
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
@@ -18,7 +20,7 @@ from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
 from pytest_nnxcheck.reproducer import files
 from pytest_nnxcheck.runner import conclude, errors, hypothesis_test
-from pytest_nnxcheck.runner.execution import running
+from pytest_nnxcheck.runner.execution import running_for
 from pytest_nnxcheck.runner.run import Run
 
 P = ParamSpec("P")
@@ -27,7 +29,10 @@ _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 class Wrapped(Generic[P, R]):
-    """A subject that runs under the nesting of the moment when it is called; in all else it is the subject."""
+    """A subject that runs under the nesting of the moment when it is called; in all else it is the subject.
+
+    What flax and jax take apart, to split or to trace it, has to be the subject itself.
+    """
 
     __wrapped__: Callable[P, R]
     __owner__: str
@@ -43,16 +48,22 @@ class Wrapped(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the subject under the nesting. Raises a violation, or the subject's own exception."""
         __tracebackhide__ = True
-        execution = running()
-        if execution is None:
-            raise CheckError(
-                f"{self!r} was called outside of a test with @pytest.mark.nnx_invariants: mark the test, or use"
-                " pytest_nnxcheck.check(subject, *args)"
-            )
+        execution = running_for(repr(self))
         arguments = tuple(unwrap(value) for value in args)
         named = {name: unwrap(value) for name, value in kwargs.items()}
         output: R = execution.call(self.__wrapped__, arguments, named, self.__owner__)
         return output
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` asks for."""
+        return type(self.__wrapped__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Wrapped, (self.__wrapped__, self.__owner__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped[P, R]:
+        return Wrapped(copy.deepcopy(self.__wrapped__, memo), self.__owner__)
 
     def __getattr__(self, name: str) -> Any:
         # Not self.__wrapped__: `copy.copy` asks an instance that has none yet.
@@ -67,6 +78,19 @@ class Wrapped(Generic[P, R]):
     def __repr__(self) -> str:
         subject = self.__wrapped__
         return f"nnx_wrap({getattr(subject, '__qualname__', None) or type(subject).__name__})"
+
+
+def _refuse(wrapped: Wrapped[..., Any]) -> NoReturn:
+    """Raises `CheckError`: what a transform of the user's own does with the module inside, no nesting would see."""
+    __tracebackhide__ = True
+    raise CheckError(
+        f"{wrapped!r} was handed to flax, to jax or to another call in place of what it wraps: hand over the module itself, and"
+        " wrap the call that is to be checked, as nnx_wrap(f)(model, ...)"
+    )
+
+
+# Without, they take it for a leaf, and fail far from here or do nothing.
+jax.tree_util.register_pytree_node(Wrapped, _refuse, lambda _, leaves: leaves)
 
 
 class Wrap(Protocol):
@@ -87,14 +111,16 @@ def wrap(subject: Callable[P, R]) -> Wrapped[P, R]:
 
     Raises `CheckError` for a subject that cannot be called.
     """
+    __tracebackhide__ = True
     return wrapped_for(subject, inspect.currentframe())
 
 
 def wrapped_for(subject: Callable[P, R], frame: FrameType | None) -> Wrapped[P, R]:
     """Wrap a subject for the caller of a frame, whose names it keeps. Raises `CheckError` for one that cannot be called."""
+    __tracebackhide__ = True
     if not callable(subject):
         raise CheckError(
-            f"nnx_wrap got {type(subject).__name__} {subject!r:.60}, which cannot be called: wrap a module with a __call__,"
+            f"nnx_wrap got {type(subject).__name__} {' '.join(repr(subject).split()):.60}, which cannot be called: wrap a module with a __call__,"
             " a bound method such as model.decode, or a function whose arguments hold modules"
         )
     method = unwrap(subject)
@@ -131,7 +157,7 @@ def check(subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | N
 def assert_invariants(
     subject: Callable[..., Any], *args: Any, kwargs: Mapping[str, Any] | None = None, **settings: Any
 ) -> None:
-    """Do the same as `check`. Raises the `InvariantViolation` of the smallest broken nesting, or the exception of a nesting.
+    """Do the same as `check`. Raises the `InvariantViolation` of the nesting that its message is about, or the exception of a nesting.
 
     Raises `CheckError` where flax does not take the call in one of the modes, `UnexpectedPass` where an expected failure
     did not happen.

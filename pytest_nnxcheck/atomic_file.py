@@ -1,12 +1,23 @@
-"""A file that is put in its place at once: whoever reads it, and whatever stops us, it is the old one or the new one."""
+"""Files that are read and written whole: what is no file is not read, and whoever reads what we write finds the old one or the new one."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
+import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def read(path: Path) -> str:
+    """The text of a file. Raises `OSError`, also for a pipe, a device or a socket, which may have no end; and `UnicodeDecodeError`."""
+    if not _has_an_end(path):
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, and no file")
+    return path.read_text(encoding="utf-8")
 
 
 def write(path: Path, text: str) -> None:
@@ -20,6 +31,35 @@ def write(path: Path, text: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             new.chmod(target.stat().st_mode & 0o777)
         new.replace(target)
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Keep bytes for `kept`, in place of whatever is there. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(path) as new:
+        new.write_bytes(_digest(content) + b"\n" + content)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        new.replace(path)
+
+
+def kept(path: Path) -> bytes | None:
+    """What was kept there; None where nothing was, or where it is not as it was written: cut, changed, or something else's."""
+    try:
+        content = path.read_bytes() if _has_an_end(path) else b""
+    except OSError:
+        return None
+    digest, _, content = content.partition(b"\n")
+    return content if digest == _digest(content) else None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _has_an_end(path: Path) -> bool:
+    mode = path.stat().st_mode
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)  # to read a folder raises
 
 
 def unwritable(path: Path, *, make_folders: bool = False) -> str:

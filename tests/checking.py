@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -35,6 +36,11 @@ FURTHER_SINGLES = [
 has_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
 FEW = {"styles": "argument", "sweep": "singles", "max_examples": 0}
 """Settings under which each transform runs once."""
+
+
+def flat(message: str) -> str:
+    """A message in one line, wherever its rows break: in pytest's output too."""
+    return " ".join(re.sub(r"^E +", "", message, flags=re.MULTILINE).split())
 
 
 def call(

@@ -100,7 +100,8 @@ class Runner:
 
 
 def has(text: str, *parts: str) -> None:
-    missing = [part for part in parts if part not in text]
+    flat = " ".join(text.split())  # a message breaks its rows where they would be too long
+    missing = [part for part in parts if " ".join(part.split()) not in flat]
     assert not missing, f"missing {missing} in:\n{text}"
 
 

@@ -377,7 +377,7 @@ LEAKY: dict[str, Twins] = {
     "closure_cell": Twins(
         lambda: Case(ClosureNorm(rngs(), make_remembering_norm()), (numbers(BATCH),)),
         lambda: Case(ClosureNorm(rngs(), make_norm()), (numbers(BATCH),)),
-        "scale (closure of make_remembering_norm",
+        ".norm (closure of make_remembering_norm.<locals>.norm: scale)",
     ),
     "class_attribute": Twins(tracks_largest, lambda: case(TracksLargestInVariable), "TracksLargest.largest"),
     "default_argument": Twins(

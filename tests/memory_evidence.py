@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import json
 
+from pytest_nnxcheck.core.text import near
+
 KiB, MiB = 1024, 1024 * 1024
 
 
@@ -13,7 +15,7 @@ def line(function, fragment):
     """``path:line`` of the line of a function that holds this text."""
     lines, start = inspect.getsourcelines(function)
     (number,) = [start + number for number, each in enumerate(lines) if fragment in each]
-    return f"{inspect.getsourcefile(function)}:{number}"
+    return near(f"{inspect.getsourcefile(function)}:{number}")
 
 
 def rows(found, label):

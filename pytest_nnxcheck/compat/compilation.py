@@ -133,6 +133,30 @@ def without_dead_code(jaxpr: Any) -> Any:
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
+def inputs_needed(jaxpr: Any, outputs: list[bool]) -> list[bool]:
+    """For each input of an open jaxpr whether one of these outputs needs it, or an effect, inside loops and jits too.
+
+    Before jax 0.12 a while loop needs all that it carries; a function with a rule of its own for the derivative does in all versions. No public way.
+    All versions.
+    """
+    from jax.interpreters import partial_eval
+
+    return list(partial_eval.dce_jaxpr(jaxpr, outputs)[1])
+
+
+def jitted(function: Any) -> str:
+    """How one writes the jit that a function is, ``nnx.jit`` or ``jax.jit``; empty where it is none.
+
+    No public type: that of `jax.jit` is one of jaxlib, `nnx.jit` gives an object from flax 0.10.7 on, and a function that keeps its jit as ``inner`` before.
+    All versions.
+    """
+    jit = vars(function).get("inner") if inspect.isfunction(function) else function
+    package = type(jit).__module__.partition(".")[0]
+    if package not in ("jaxlib", "flax") or not hasattr(jit, "lower"):
+        return ""
+    return "jax.jit" if jit is function and package == "jaxlib" else "nnx.jit"
+
+
 def jitted_jaxpr(closed: Any, donated: tuple[int, ...], *, keep_unused: bool) -> Any:
     """A jit of a closed jaxpr: a function of its flat arguments, some of them donated. All versions."""
     import jax

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.compat.compilation import configured
 
 EQUAL_FROM = (0, 6, 2)
@@ -29,13 +30,29 @@ OPTIONS: dict[str, Any] = {
     "jax_compilation_cache_include_metadata_in_key": True,
     # A file that cannot be read or written costs a compile, never a test.
     "jax_raise_persistent_cache_errors": False,
-    # A bound of jax's own needs a package that jax does not ask for, and raises where it is missing.
-    "jax_compilation_cache_max_size": -1,
 }
 DIRECTORY = "jax_compilation_cache_dir"
 _OPENED = ("_cache", "_cache_initialized", "_cache_checked", "_cache_used")
 _WARNING = "Error (reading|writing) persistent compilation cache entry"
 _folder: ContextVar[Path | None] = ContextVar("nnxcheck_compile_folder", default=None)
+
+
+class _Programs:
+    """The programs of a folder, in place of jax's own class: that one neither sees that a file is damaged nor ever writes it anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, key: str) -> bytes | None:
+        """What was put there, byte for byte, or None."""
+        return atomic_file.kept(self._path(key))
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep a program that was compiled, since there was none, or none that could be used; jax takes an `OSError` for a warning."""
+        atomic_file.keep(self._path(key), value)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}-cache"
 
 
 @contextlib.contextmanager
@@ -82,6 +99,8 @@ def cached_compiles() -> Iterator[None]:
         return
     with _set({**OPTIONS, DIRECTORY: str(folder)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_WARNING)
+        module = _module()
+        module._cache, module._cache_initialized = _Programs(folder), True
         yield
 
 

@@ -9,7 +9,7 @@ import contextlib
 import dis
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -28,6 +28,9 @@ DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
 
 TRACES_JITTED = "cache_miss"
 """What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
+
+_IN = ".<locals>."
+"""What the name of a function has behind that of the one which made it: ``vmap.<locals>.vmap_f``."""
 
 CUSTOM_RULES = ("custom_jvp", "custom_vjp")
 """The classes of jax whose objects are functions with a rule of their own for the derivative."""
@@ -55,7 +58,7 @@ MAP = "map"
 """`jax.lax.map`, which nnx has not; `jax.tree.map` is another."""
 
 _LIBRARIES = ("jax", "jaxlib", "flax")
-_BY_ITSELF = ("make_jaxpr_f", "custom_root", "grad_f", "value_and_grad_f", "vmap_f", "fun_remat")
+_BY_ITSELF = ("make_jaxpr_f", "custom_root")
 
 
 _DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "default_backend")
@@ -93,12 +96,71 @@ def transforms_by_itself(frame: FrameType) -> bool:
 
 
 def called(frame: FrameType) -> str:
-    """The transform that a user's code calls by a function of jax or flax, whose functions may have ``_wrapper`` behind the name; else empty."""
+    """The transform that a user's code calls by a function of jax or flax, or has called for what it calls now; else empty.
+
+    Functions of flax may have ``_wrapper`` behind the name.
+    """
     code = frame.f_code
     if code.co_name == MAP:
         return MAP if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
+    name = name or _CALLED.get(code.co_qualname.partition(_IN)[0], "")
     return name if name and _package(frame) in ("jax", "flax") else ""
+
+
+def made_before(frame: FrameType) -> bool:
+    """Whether what is called is what a transform made, ``jax.vmap(f)``, and not the transform: that was called before, wherever it was."""
+    return frame.f_code.co_name == TRACES_JITTED or _IN in frame.f_code.co_qualname
+
+
+@contextlib.contextmanager
+def jits_traced(note: Callable[[FrameType, FrameType], None]) -> Iterator[None]:
+    """Hand on each function that a jit of the user's traces for a while: the frame of the jit, which holds the function and its arguments, and the user's that calls it.
+
+    A jit that finds its trace in the caches of jax traces nothing. Tried on all versions.
+    """
+    before = sys.getprofile()
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        traces = event == "call" and frame.f_code.co_name.startswith(_TRACES) and _package(frame) == "jax"
+        jit = _jit_of(frame) if traces else None
+        caller = jit and _caller_of(jit)
+        if jit and caller:
+            note(jit, caller)
+
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+_TRACES, _INFERS = "trace_to_jaxpr", "_infer_params"
+"""How the functions of jax begin that trace a function, and by which a jit does so before it makes an equation: what makes a derivative of that traces too."""
+
+_HANDS_ON = ("reraise_with_filtered_traceback", "update_context_manager_wrapper")
+
+
+def _jit_of(frame: FrameType) -> FrameType | None:
+    """The frame of the jit that traces here; `None` for a loop inside the function, a derivative, or a trace of its own."""
+    above, infers = frame.f_back, False
+    while above is not None and _package(above) in _LIBRARIES and not above.f_code.co_name.startswith(_TRACES):
+        infers = infers or above.f_code.co_name.startswith(_INFERS)
+        if above.f_code.co_name == TRACES_JITTED:
+            return above if infers else None
+        above = above.f_back
+    return None
+
+
+def _caller_of(jit: FrameType) -> FrameType | None:
+    """The user's frame that calls a jit; `None` where a function of jax or flax has the jit for itself."""
+    above = jit.f_back
+    while above is not None and _package(above) in _LIBRARIES:
+        module = str(above.f_globals.get("__name__", ""))
+        if above.f_code.co_name not in _HANDS_ON and not module.startswith("flax.nnx.transforms"):
+            return None
+        above = above.f_back
+    return above
 
 
 def raised_by_library(error: BaseException) -> bool:

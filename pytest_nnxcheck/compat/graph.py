@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import pathlib
+import sys
+from collections.abc import Container, Iterator
 from typing import Any
 
 from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.sharding import in_type
-from pytest_nnxcheck.compat.variables import variable_value
+from pytest_nnxcheck.compat.variables import is_tracer, trace_identity, trace_key, variable_value
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -162,6 +166,17 @@ def is_refusal(error: BaseException | None) -> bool:
     return str(pathlib.Path(nnx.__file__).parent) in last
 
 
+def take_marks(node: Any, other: Any) -> None:
+    """Give a node what flax has noted of another one: which of the attributes are data.
+
+    `nnx.data` is public, and only for what is assigned: flax tells of no attribute what it takes it for. From flax 0.11 on; before, it keeps
+    no marks. All versions.
+    """
+    marks = getattr(other, "__dict__", {}).get("_pytree__nodes")
+    if marks is not None:
+        object.__setattr__(node, "_pytree__nodes", marks)
+
+
 def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     """The function and the arguments that `nnx.cached_partial` or `nnx.jit_partial` keeps, where no transform would be handed them.
 
@@ -216,11 +231,46 @@ def remat_updates_can_be_off() -> bool:
     return "graph_updates" in inspect.signature(nnx.remat).parameters
 
 
+@contextlib.contextmanager
+def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
+    """Let flax take the tracers of these traces for what they are in a plain call, arrays, where it looks at the attributes of a module.
+
+    Flax 0.12 asks ``pytreelib.is_data``, which says False of every tracer, since `isinstance` of a `typing.Union` asks the type alone; from
+    Python 3.14 on it says True. Flax 0.10.7 sees tracers, that before looks at no attribute. There is no public way. Tried on all versions.
+    """
+    module: Any = sys.modules.get("flax.nnx.pytreelib")
+    if not hasattr(module, "is_data"):
+        yield
+        return
+    is_data = module.is_data
+
+    def is_data_or_ours(value: Any) -> bool:
+        return is_data(value) or (is_tracer(value) and trace_key(trace_identity(value)) in traces)
+
+    module.is_data = is_data_or_ours
+    try:
+        yield
+    finally:
+        module.is_data = is_data
+
+
 def has_data() -> bool:
     """Whether flax takes a plain value for data where `nnx.data` wraps it, from 0.12 on. Tried on all versions."""
     from flax import nnx
 
     return hasattr(nnx, "data")
+
+
+@functools.cache
+def takes_variables() -> bool:
+    """Whether a transform of flax takes a Variable that no module holds as one; that of 0.10.2 takes it for a leaf. Tried on all versions."""
+    from flax import nnx
+
+    try:
+        nnx.split(nnx.Variable(0))
+    except RuntimeError:
+        return False
+    return True
 
 
 def variable_name(kind: str) -> str:

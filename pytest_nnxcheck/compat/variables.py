@@ -8,6 +8,8 @@ import pathlib
 import sys
 from typing import Any
 
+from pytest_nnxcheck.core.text import near
+
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
@@ -208,7 +210,7 @@ def equation_line(eqn: Any) -> str:
         if frame.file_name.startswith(own):
             return ""
         if not is_library_file(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num}"
+            return near(f"{frame.file_name}:{frame.line_num}")
     return ""
 
 
@@ -216,5 +218,5 @@ def _user_line(traceback: Any) -> str:
     """The innermost frame of a jax traceback that is not a library's."""
     for frame in traceback.frames if traceback is not None else ():
         if not is_library_file(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+            return near(f"{frame.file_name}:{frame.line_num} ({frame.function_name})")
     return ""

@@ -134,7 +134,10 @@ INVARIANT_ROWS = (
     InvariantRow("finite", values=True, runs=True),
     InvariantRow("parity", values=True, runs=True),
 )
-"""All invariants, in the order in which they are judged: the first one broken is the one that a failure is named after."""
+"""All invariants, in the order in which they are judged."""
+
+MOST_SERIOUS = ("tracers", "donation", "memory", "parity")
+"""Of several that broke, a failure is named after the first of these; then come the others, in their order."""
 
 INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
 """What is asserted by default."""
@@ -180,6 +183,12 @@ def rows_of(names: Iterable[str]) -> tuple[InvariantRow, ...]:
     """The rows of the invariants that are named, in the order in which they are judged."""
     asked = {*names}
     return tuple(row for row in invariant_rows() if row.name in asked)
+
+
+def severity(invariant: str) -> int:
+    """The place of an invariant among those that broke: the most serious has the smallest."""
+    names = dict.fromkeys((*MOST_SERIOUS, *invariant_names(), invariant))
+    return [*names].index(invariant)
 
 
 class Registered(NamedTuple):

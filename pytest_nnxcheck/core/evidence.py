@@ -193,7 +193,32 @@ class LargeLine:
     handed: int
 
 
-Advice = HeldTwice | Recast | LargeLine | Saved | Stack
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """State that the call neither reads nor writes: the largest parts of it of which that is true as a whole, by name."""
+
+    names: tuple[str, ...]
+    bytes: int
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NotDonated:
+    """State that the call changes, where the wrapped function is itself a jit that does not donate it: bytes that lie there old and new.
+
+    ``jit`` is how one writes it, ``line`` where the function begins; ``arguments`` are those that hold the state, ``donate`` is the option that donates all
+    that changes.
+    """
+
+    function: str
+    jit: str
+    line: str
+    arguments: tuple[str, ...]
+    donate: str
+    bytes: int
+
+
+Advice = HeldTwice | Recast | LargeLine | Saved | Stack | Unused | NotDonated
 """What the un-nested call spends memory on: bytes a device, and the user's line, empty where there is none."""
 
 

@@ -113,7 +113,7 @@ class Nesting:
 
 MisfitKind = Literal[
     "backwards", "inside itself",
-    "retyped", "retyped, twice", "added", "removed", "replaced", "attributes set", "sharded leaf",
+    "retyped", "retyped, twice", "relabelled", "added", "removed", "replaced", "attributes set", "sharded leaf",
     "no float input", "no parameter", "no float output", "no derivative",
     "no graph updates", "hidden arrays", "own jit", "no nnx.shard_map", "no rule", "branch in a loop",
 ]  # fmt: skip
@@ -124,7 +124,7 @@ class Misfit:
     """Why a nesting cannot take a call, or none at all, and the ``layer`` of it that cannot; none where that is the nesting as a whole.
 
     ``of`` is what it is about: a leaf, an object, what the row of a transform says, a version; ``other`` is what is raised, in one line; ``types`` are
-    those before and after. ``branches``: the layer need not call, others carry the state.
+    those before and after; of metadata its name, and its values before and after. ``branches``: the layer need not call, others carry the state.
     """
 
     kind: MisfitKind

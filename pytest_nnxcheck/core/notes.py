@@ -6,7 +6,7 @@ The sentences are those of `reporting.notes`. Pure data: nothing here imports ja
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.observation import ArrayType, Leak
@@ -14,13 +14,31 @@ from pytest_nnxcheck.core.observation import ArrayType, Leak
 # --- what explains a failure
 
 
+class CapturedNode(NamedTuple):
+    """A graph node that a function captured: by which name, empty where it is the function itself; and its type.
+
+    ``is_argument`` says whether the transforms of flax take it as it is.
+    """
+
+    name: str
+    type: str
+    is_argument: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.type})" if self.name else self.type
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedBy:
-    """A transform inside the call whose function captured graph nodes, name and type of each; without a ``transform``, the call itself captured them."""
+    """A transform inside the call, or around it, whose function captured graph nodes; without a ``transform``, the call itself captured them.
+
+    ``leaks`` says whether one of them held tracers when the call was over.
+    """
 
     transform: str
     line: str
-    nodes: tuple[str, ...]
+    nodes: tuple[CapturedNode, ...]
+    leaks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +77,11 @@ Explanation = Leak | CapturedBy | MergedVariables | Mapped | RaisedUnNested | Va
 # --- facts that nothing judges
 
 FactKind = Literal[
-    "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "other draws",
+    "abstract", "partly abstract", "raises un-nested", "raises without jit", "adds state", "added, functional", "attributes, functional", "other draws",
     "decided by rounding", "decided by fusion", "many equations", "number",
     "in another buffer", "in memory of NumPy", "on all devices", "in a new buffer", "left in merged", "inner donations", "not moved",
     "walked in part", "not put back", "mode closed", "untrained", "in one array",
-    "peak on target", "left out on target", "nothing on target", "asks for devices", "leaked",
+    "peak on target", "left out on target", "nothing on target", "asks for devices", "leaked", "made anew",
 ]  # fmt: skip
 
 

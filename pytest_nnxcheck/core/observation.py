@@ -107,6 +107,7 @@ class Leak:
     ``place`` tells a plain value apart, and an `nnx.State` in one: of a ``module`` itself, of an ``object`` that a module holds, or ``outside`` of the modules;
     what a Variable holds, a dict of arrays too, is in a ``variable``. ``returned`` is what only the caller has, and a plain value of a module in that is of
     a ``returned module``. One that was there ``before`` the call was not left by it.
+    ``keeper`` is the path of what keeps a function that captured it.
     """
 
     path: str
@@ -117,6 +118,7 @@ class Leak:
     layer: Layer | None
     place: str = ""
     before: bool = False
+    keeper: str = ""
 
 
 @dataclass(frozen=True, slots=True)

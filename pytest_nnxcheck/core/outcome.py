@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pytest_nnxcheck.core.catalogue import severity
 from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Note
@@ -233,6 +234,18 @@ class TypeMoved(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JitTracedAgain(Finding):
+    """A function, named by ``path``, that a jit inside the call traces so many ``times`` in each call, for arrays of the same types each time.
+
+    ``line`` is where the function begins, empty for one of a library; ``called`` are the lines that call the jit.
+    """
+
+    line: str
+    called: tuple[str, ...]
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Breach(Finding):
     """One thing that breaks an invariant of your own: a sentence, further (label, text) rows of the message, and what to write instead."""
 
@@ -290,6 +303,12 @@ class Outcome:
     explained: tuple[tuple[str, str], ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
+    @property
+    def rank(self) -> tuple[bool, int, object]:
+        """Sort key of what broke: a violation first, of the most serious invariant, then the plainer nesting."""
+        broken = [severity(violation.invariant) for violation in self.violations]
+        return (self.verdict != "violated", min(broken, default=0), self.nesting.plainness)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnNested:
@@ -338,6 +357,13 @@ class NestingFinished:
     drawn: bool
     whole: bool
     repeats: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NestingRuledOut:
+    """A nesting of a test is not run, for what an earlier one has shown: its outcome."""
+
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)

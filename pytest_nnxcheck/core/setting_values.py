@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ _BUDGET = r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?"
 _PERCENT = r"(\d+(?:\.\d+)?)\s*%"
 _SEPARATORS = r"[,\s]+"
 """Texts, which `re` compiles where they are first used: every suite pays for what the plugin does as it loads."""
+MOST_DEVICES = 4096
+"""XLA takes seconds to simulate a few hundred, and no test needs more: a larger number is a slip, and would hang."""
 _TOO_LARGE = 2**80
 """Bytes that no machine has."""
 _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multiple of the expected peak such as '2x'"
@@ -174,15 +177,18 @@ def donated(name: str, value: object) -> str:
     return ",".join(["state", *dict.fromkeys(names)])
 
 
-def whole_number(minimum: int) -> Kind:
+def whole_number(minimum: int, maximum: int | None = None) -> Kind:
+    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+
     def parse(name: str, value: object) -> int:
         # Python neither reads nor shows a number of thousands of digits.
         too_long = isinstance(value, str) and re.fullmatch(r"\s*-?\d{10,}\s*", value)
         if too_long or (isinstance(value, int) and abs(value) >= 10**9):
-            raise SettingError(f"{name} is a number of too many digits, write a whole number below a billion")
+            advice = "below a billion" if maximum is None else bounds
+            raise SettingError(f"{name} is a number of too many digits, write a whole number {advice}")
         text = str(value).strip() if isinstance(value, int | str) and not isinstance(value, bool) else ""
-        if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < minimum:
-            raise SettingError(f"{name}={value!r} is not a whole number of at least {minimum}")
+        if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < minimum or int(text) > (maximum or int(text)):
+            raise SettingError(f"{name}={value!r} is not a whole number {bounds}")
         return int(text)
 
     return Kind(parse, "N", "number")
@@ -227,9 +233,17 @@ def report_path(name: str, value: object) -> str:
     """Read the path of a report, whose suffix says in which form it is written."""
     path = file_path(name, value)
     if Path(path).suffix.lower() not in REPORTS:
-        examples = ", ".join(repr(path + suffix) for suffix in REPORTS)
+        examples = ", ".join(repr(_base(path) + suffix) for suffix in REPORTS)
         raise SettingError(f"{name}={value!r} ends in none of {', '.join(REPORTS)}, write {examples}")
     return path
+
+
+def _base(path: str) -> str:
+    """What a suffix makes the name of a file: a folder, and a suffix alone, lack a name before it."""
+    folder, file = os.path.split(path)
+    if file in {".", ".."}:
+        folder, file = path, ""
+    return str(Path(folder, "report" if file.lower() in {"", *REPORTS} else file))
 
 
 def optional(kind: Kind) -> Kind:

@@ -186,7 +186,7 @@ class Settings:
     )
     devices: int | None = _check(
         None,
-        kinds.optional(kinds.whole_number(1)),
+        kinds.optional(kinds.whole_number(1, kinds.MOST_DEVICES)),
         "devices that a test needs; command line and ini file also simulate so many CPU devices",
         "sharded.md#several-devices",
     )

@@ -1,11 +1,13 @@
-"""Small pieces of text: sizes, lists of names, the nearest valid word, places in files, and an exception as one line."""
+"""Small pieces of text: sizes, lists of names, the nearest valid word, places in files, an exception as one line, and the rows of a message."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,9 @@ _LINK = r"\s*\(https?://[^\s()]+\)"
 """What flax puts at the end of its messages, longer than they are."""
 
 
+_NODE = r"(from different trace level, got )\W*([\w.]+).*"
+"""What flax refuses a graph node with: the repr of the node, values of its arrays included, of which the type says enough."""
+
 _HEADING = r"\A(.*:)\n\s*\n\s*"
 """A first line that tells nothing alone: jax says below it, after an empty line, which types differ."""
 
@@ -75,7 +80,7 @@ def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table; with the one below it where it is a heading."""
     whole = str(error).strip()
     told = re.sub(_HEADING, r"\1 ", whole)
-    text = re.sub(_LINK, "", closed_line(told))
+    text = re.sub(_NODE, r"\1\2", re.sub(_LINK, "", closed_line(told)))
     name = type(error).__name__
     if len(text) > (longest := _LONGEST_LINE * (1 + (told != whole))):
         start = text[:longest]
@@ -93,6 +98,94 @@ def place_of(function: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
+_ROOTS: list[str] = []
+"""The folder that places are told from, and what its links lead to; none outside of pytest, where it is the working directory."""
+
+
+def tell_from(folder: Path) -> Callable[[], None]:
+    """From now on tell places from this folder. Returns what ends that."""
+    before = [*_ROOTS]
+    _ROOTS[:] = dict.fromkeys([str(folder), os.path.realpath(folder)])
+
+    def end() -> None:
+        _ROOTS[:] = before
+
+    return end
+
+
 def near(place: str) -> str:
-    """The place as it is told: relative where it lies below the working directory."""
-    return place.removeprefix(f"{Path.cwd()}{os.sep}")
+    """A file, or a place in one, as it is told: from the root of the project, or whole where that is shorter, as of most libraries."""
+    return near_to(tuple(_ROOTS or [str(Path.cwd())]), place)
+
+
+@functools.lru_cache(maxsize=4096)
+def near_to(folders: tuple[str, ...], place: str) -> str:
+    """The same from any of some folders."""
+    if not os.path.isabs(place):  # noqa: PTH117 - it may be followed by a line and a function
+        return place
+    try:
+        return min((place, *(os.path.relpath(place, folder) for folder in folders)), key=len)
+    except ValueError:  # another drive of Windows
+        return place
+
+
+# --- how a message lies on the page: its rows, in two columns of lines that a terminal of 80 columns shows unbroken
+
+WIDTH = 72
+"""Columns of a message: pytest writes ``E`` and seven blanks before each line."""
+
+LABEL = 14
+"""Columns of the label, and of what is in its place in the lines that go on."""
+
+WHOLE = ("test", "accept", "replay")
+"""Rows that are copied as they are, into a shell say: one line each, however long."""
+
+_TOGETHER = re.compile(r"(?<=\[)[^][]*(?=\])|\d (?=[KMGT]?i?B\b|%)|<- | > ")
+"""What has blanks that no line breaks at: a key in a path, a number with its unit, what a tracer is, a nesting."""
+
+_BLANK = "\N{NO-BREAK SPACE}"
+
+
+class _Lines(textwrap.TextWrapper):
+    """Lines that break at blanks between words: not in ``model.log['a key']``, nor in ``1.5 MiB``."""
+
+    def _split(self, text: str) -> list[str]:
+        whole = _TOGETHER.sub(lambda match: match[0].replace(" ", _BLANK), text)
+        return [chunk.replace(_BLANK, " ") for chunk in super()._split(whole)]
+
+
+def fill(text: str, width: int, first: str, further: str) -> str:
+    """A text in lines of this width, each word and each path whole, after what stands before the ``first`` line and ``further`` ones."""
+    lines = _Lines(
+        width=width,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.fill(text)
+
+
+def row(label: str, text: str) -> str:
+    """One row of a message: the label, and the text beside it, in as many lines as it takes."""
+    before, further = f"  {label:<{LABEL - 3}} ", " " * LABEL
+    if label in WHOLE:
+        return before + text
+    first, *others = text.splitlines() or [""]
+    lines = [fill(first, WIDTH, before, further) or before.rstrip()]
+    return "\n".join([*lines, *(fill(line, WIDTH, further, further) for line in others)])
+
+
+def lay_out(head: str, test_id: str, rows: Iterable[Row]) -> str:
+    """A message: its first line, the test, and its rows."""
+    test = [("test", test_id)] if test_id else []
+    return "\n".join([head, *(row(*each) for each in (*test, *rows))])
+
+
+def labelled(lines: Iterable[str]) -> Iterator[str]:
+    """The label of the row that each line of a message belongs to, from its second line on."""
+    label = ""
+    for line in lines:
+        if line[:LABEL].strip():
+            label = line[2:].partition("  ")[0] if line[LABEL - 2 : LABEL].isspace() else line.split()[0]
+        yield label

@@ -6,6 +6,7 @@ program is traced as a whole, and nothing of it is compiled.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,11 +92,18 @@ def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look
 
 
 def traced(
-    program: Callable[..., Any], subject: Subject, guards: Guards, state: Any, inputs: tuple[Any, ...]
+    program: Callable[..., Any],
+    subject: Subject,
+    guards: Guards,
+    state: Any,
+    inputs: tuple[Any, ...],
+    *,
+    un_nested: bool = False,
 ) -> tuple[Any, Exception | None, tuple[Found, ...]]:
     """Trace an abstract program whose outermost layer is no jit: output, exception, and the tracers that remain.
 
-    The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there.
+    The trace around it is ours: its tracers in the subject's code are what the concrete call would have put there. Where it is ``un_nested``,
+    they are to flax what the arrays of that call would be.
     """
     dead: list[Found] = []
 
@@ -105,7 +113,8 @@ def traced(
 
     def watched(module: Any, *inputs: Any) -> Any:
         ours.update(guards.traces_of(module, inputs))
-        return program(module, *inputs)
+        with compat.taken_for_arrays(ours.keys()) if un_nested else contextlib.nullcontext():
+            return program(module, *inputs)
 
     ours: dict[tuple[int, int], Any] = {}
     with subject.leaks_undone(state, guards.earlier):

@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.evidence import Advice, Growth, Split
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, Listener, Outcome, TypeMoved, UnNested
+from pytest_nnxcheck.core.outcome import CallFacts, JitTracedAgain, Listener, Outcome, TypeMoved, UnNested
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine import causes
@@ -30,10 +30,11 @@ from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, agrees, effect_against, keeps_updates
 from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
 from pytest_nnxcheck.invariants import Case
-from pytest_nnxcheck.invariants.advice import Sizes, advice
+from pytest_nnxcheck.invariants.advice import Sizes, advice, of_state
 from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
 from pytest_nnxcheck.invariants.recompilation import moved, types_moved
+from pytest_nnxcheck.subject.inner_jits import jits_traced_again
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile, restored_leaves
 from pytest_nnxcheck.subject.state_facts import read
 from pytest_nnxcheck.subject.subject import Subject
@@ -201,7 +202,8 @@ class Call:
             sizes = Sizes(profile.state_bytes, profile.input_bytes, profile.output_bytes)
             # Not the program's own names, which are in the order of its parameters.
             leaves, inputs = [*map(self.subject.path, profile.state_paths)], self.subject.input_names
-            advised = advice(memory.peak, buffers(memory), profile.waste, leaves, inputs, sizes)
+            handed = tuple(of_state(self.subject, profile))
+            advised = advice(memory.peak, buffers(memory), profile.waste, leaves, inputs, sizes, handed)
             return UnNested(self.subject.name, un_nested_evidence(memory), advised)
 
         return recall(self.memo.un_nested, self.key, found_out)
@@ -219,13 +221,23 @@ class Call:
         long = recall(self.memo.longer, (self.key, donate, nesting), measured)
         return growth(str(loops[0]), LENGTH, short, split(long))
 
-    def captured(self) -> tuple[CapturedBy, ...]:
-        """The transforms that the call applies to a function which captured a graph node; the same under every nesting."""
-        return recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))
+    def captured(self, *, leaking: bool = False) -> tuple[CapturedBy, ...]:
+        """The transforms that the call applies to a function which captured a graph node, one that holds tracers then; the same under every nesting."""
+        captures = recall(self.memo.captured, self.key, lambda: causes.captured(self.subject))
+        return tuple(capture for capture in captures if capture.leaks or not leaking)
 
     def merged(self) -> tuple[Leak | MergedVariables, ...]:
         """What is wrong with the modules that the call itself merged; the same under every nesting."""
         return recall(self.memo.merged, self.key, lambda: causes.merged_inside(self.subject))
+
+    def jits_traced_again(self) -> tuple[JitTracedAgain, ...]:
+        """The jits inside the call that trace the same in each; the same under every nesting."""
+
+        def found_out() -> tuple[JitTracedAgain, ...]:
+            with self.subject.undone(self.subject.state):
+                return jits_traced_again(self.subject)
+
+        return recall(self.memo.jits_traced_again, self.key, found_out)
 
     def without_jit(self, profile: Profile) -> Reference | None:
         """The call with its jits off; none where nothing is compared, it cannot run, or would take minutes."""
@@ -266,7 +278,8 @@ def case_of(call: Call, profile: Profile, observation: Observation, reference: R
         effects=(lambda: (reference.wanted, effect_against(subject, observation, reference.wanted)))
         if compares and reference
         else None,
-        second_call=(lambda: second_call(call, profile, observation)) if builds_one_jit(call, observation) else None,
+        second_call=(lambda: second_call(call, profile, observation)) if builds_one_jit(call, observation) else tuple,
+        jits_inside=call.jits_traced_again if measured and settled(observation) and not observation.abstract else tuple,
         nested_call=lambda: nested_call(subject, observation),
     )
 

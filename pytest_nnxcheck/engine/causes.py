@@ -11,33 +11,40 @@ import dis
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, ModuleType
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
 from unittest import mock
 
 import jax
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.frames import TRACES_JITTED, called, transforms_by_itself
-from pytest_nnxcheck.core.notes import CapturedBy, MergedVariables
+from pytest_nnxcheck.compat.frames import called, made_before, transforms_by_itself
+from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
-from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout
+from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, is_library, layout
 from pytest_nnxcheck.inspection.walk import walk
-from pytest_nnxcheck.subject.subject import Subject, spell
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 SHOWN = 4
 """Transforms, and tracers, that explain an exception: the first."""
 
+DEEPEST = 3
+"""How many functions that captured one another are followed to a module."""
+
+T = TypeVar("T")
+
 
 def captured(subject: Subject) -> tuple[CapturedBy, ...]:
-    """The transforms that the call, made once more, applies to a function which captured a graph node: where, and what."""
-    captures: dict[CapturedBy, None] = {}
+    """The transforms that the call, made once more, applies to a function which captured a graph node, or that were applied to the call: where, and what."""
+    captures: dict[CapturedBy, list[Any]] = {}
     running: list[FrameType] = []
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
@@ -48,18 +55,37 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
         if not name:
             return
         caller = user_caller(frame)
-        nodes = captured_nodes(frame) if caller else []
+        nodes = captured_nodes(frame) if caller else {}
         if caller and nodes:
             running.append(frame)
-            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            # What `nnx.value_and_grad` returns is named after the gradient, and what the call jitted itself is named where it did.
-            later = frame.f_code.co_name == TRACES_JITTED
-            same = [other for other in captures if other.nodes == tuple(nodes) and (later or other.line == where)]
-            if not any(other.transform.endswith(name) for other in same):
-                captures[CapturedBy(name, where, tuple(nodes))] = None
+            capture = CapturedBy(name, line_of(frame, caller), tuple(nodes))
+            # What `nnx.value_and_grad` returns is named after the gradient, and what the call transformed itself is named where it did.
+            same = [other for other in captures if other.nodes == capture.nodes]
+            told = any(other.line == capture.line and other.transform.endswith(name) for other in same)
+            if not (told or (same and made_before(frame))):
+                captures[capture] = list(nodes.values())
 
-    rehearse(subject, profiled(watch))
-    return tuple(captures)[:SHOWN]
+    def look() -> tuple[CapturedBy, ...]:
+        first = list(captures.items())[:SHOWN]
+        return tuple(replace(capture, leaks=bool(walk([("", nodes)]).tracers)) for capture, nodes in first)
+
+    # A function that was traced before would not be traced again.
+    jax.clear_caches()
+    return rehearse(subject, subject.function, profiled(watch), look)
+
+
+def line_of(frame: FrameType, caller: FrameType) -> str:
+    """Where a transform was called; of one that made the function of the call itself, where that function begins."""
+    if str(caller.f_globals.get("__name__", "")).partition(".")[0] != __package__.partition(".")[0]:
+        return near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
+    values = (frame.f_locals.get(name) for name in frame.f_code.co_freevars)
+    functions = [
+        type(value).__call__ if compat.is_graph_node(value) else inspect.unwrap(value)
+        for value in values
+        if callable(value)
+    ]
+    code = next((function.__code__ for function in functions if is_users(function)), caller.f_code)
+    return near(f"{code.co_filename}:{code.co_firstlineno}")
 
 
 def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
@@ -68,12 +94,8 @@ def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
     code = getattr(function, "__code__", None)
     if code is None:
         return ()
-    # Names of attributes are among `co_names` as well.
-    read = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    names = {name: value for name, value in function.__globals__.items() if name in read}
-    held = {**names, **closure_of(function)}.items()
-    nodes = tuple(f"{label} ({type(node).__name__})" for name, value in held for label, node in nodes_in(name, value))
-    return (CapturedBy("", f"{code.co_filename}:{code.co_firstlineno}", nodes),) if nodes else ()
+    nodes = tuple(nodes_of(function))
+    return (CapturedBy("", near(f"{code.co_filename}:{code.co_firstlineno}"), nodes),) if nodes else ()
 
 
 def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
@@ -87,7 +109,7 @@ def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
     def keep(*args: Any, **kwargs: Any) -> Any:
         frame = inspect.currentframe()
         user = frame.f_back if frame else None
-        where = f"{user.f_code.co_filename}:{user.f_lineno}" if user else "an unknown line"
+        where = near(f"{user.f_code.co_filename}:{user.f_lineno}") if user else "an unknown line"
         node = merge(*args, **kwargs)
         merged.append((f"{type(node).__name__} (merged at {where})", node))
         paths = [spell("", path) for path, variable in compat.variables(node) if compat.is_pinned(variable)]
@@ -95,30 +117,34 @@ def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
             pinned[MergedVariables(where, type(node).__name__, tuple(paths))] = None
         return node
 
-    leaks = rehearse(subject, mock.patch.object(nnx, "merge", keep), merged)
+    def look() -> tuple[Leak, ...]:
+        return tuple(leak(tracer, None) for tracer in walk(merged).tracers)
+
+    # Without its jit, whose trace ends before what was merged is looked at.
+    leaks = rehearse(subject, inspect.unwrap(subject.function), mock.patch.object(nnx, "merge", keep), look)
     return tuple(pinned) or leaks
 
 
 def rehearse(
     subject: Subject,
+    function: Callable[..., Any],
     watching: contextlib.AbstractContextManager[Any],
-    kept: Sequence[tuple[str, Any]] = (),
-) -> tuple[Leak, ...]:
-    """The tracers in what was kept of the call, which is made once more on a copy; what it leaves is undone."""
-    state = subject.fresh()
+    look: Callable[[], T],
+) -> T:
+    """What a look gives after a call of the function, in place of the subject's, on a copy; what that leaves is undone."""
+    state, inputs = subject.fresh(), jax.tree.map(copy_leaf, subject.inputs)
     places = walk(subject.roots(state)).places
-    # Without its jit: a function that was traced before would not be traced again.
-    program = subject.for_run(inspect.unwrap(subject.function)).program
+    program = subject.for_run(function).program
     # The user's code may raise anything.
     with contextlib.suppress(Exception), watching:
         if subject.abstract:
-            trace(program, state, subject.inputs, lambda _: False)
+            trace(program, state, inputs, lambda _: False)
         else:
-            program(state, *subject.inputs)
-    leaks = tuple(leak(tracer, None) for tracer in walk(kept).tracers)
+            program(state, *inputs)
+    seen = look()
     places.restore()
     jax.clear_caches()
-    return leaks
+    return seen
 
 
 @contextlib.contextmanager
@@ -146,30 +172,58 @@ def user_caller(frame: FrameType) -> FrameType | None:
     return above
 
 
-def captured_nodes(frame: FrameType) -> list[str]:
-    """Names and types of the graph nodes in the closures of the functions that a transform was called with, or that are such a function."""
-    names: dict[str, None] = {}
-    function = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
-    if compat.is_graph_node(function):
-        names[type(function).__name__] = None
-    for value in list(frame.f_locals.values()):
+def captured_nodes(frame: FrameType) -> dict[CapturedNode, Any]:
+    """The graph nodes in the closures of the functions that a transform was called with, or that are such a function.
+
+    What it made before has that function in its own closure, and is called with arguments, which are no captures.
+    """
+    code, own = frame.f_code, frame.f_locals
+    functions = code.co_freevars if made_before(frame) else code.co_varnames[: min(code.co_argcount, 1)]
+    called_ones = [own.get(name) for name in functions]
+    nodes = {captured_node("", node): node for node in called_ones if compat.is_graph_node(node)}
+    for value in called_ones if made_before(frame) else list(own.values()):
         for item in value if isinstance(value, tuple | list) else (value,):
-            for name, held in closure_of(item).items():
-                for label, node in nodes_in(name, held):
-                    names[f"{label} ({type(node).__name__})"] = None
-    return list(names)
+            nodes |= nodes_of(item)
+    return nodes
 
 
-def nodes_in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
-    """The graph nodes that a captured value is, or holds as a list, tuple or dict of them, or as an object that is none: a trainer, say."""
+def nodes_of(function: Any, depth: int = DEEPEST) -> dict[CapturedNode, Any]:
+    """The graph nodes that a function captured, or a function that it captured."""
+    nodes: dict[CapturedNode, Any] = {}
+    for name, held in closure_of(function).items():
+        nodes |= nodes_in(name, held, depth)
+    return nodes
+
+
+def nodes_in(name: str, held: Any, depth: int) -> dict[CapturedNode, Any]:
+    """The graph nodes that a captured value is, or holds as a list, tuple or dict of them, as a function, or as an object that is none: a trainer, say."""
     if compat.is_graph_node(held):
-        yield name, held
+        items = {name: held}
     elif isinstance(held, list | tuple | dict):
-        items = held.items() if isinstance(held, dict) else enumerate(held)
-        yield from ((f"{name}[{key!r}]", node) for key, node in items if compat.is_graph_node(node))
-    elif not isinstance(held, type | ModuleType):
-        attributes = layout(type(held)).read(held) or {}
-        yield from ((f"{name}.{key}", node) for key, node in attributes.items() if compat.is_graph_node(node))
+        items = {
+            f"{name}[{key!r}]": item for key, item in (held.items() if isinstance(held, dict) else enumerate(held))
+        }
+    elif isinstance(held, FunctionType | MethodType | functools.partial):
+        return nodes_of(held, depth - 1) if depth else {}
+    else:
+        attributes = {} if isinstance(held, type | ModuleType) else layout(type(held)).read(held) or {}
+        items = {f"{name}.{key}": item for key, item in attributes.items()}
+    return {captured_node(label, item): item for label, item in items.items() if compat.is_graph_node(item)}
+
+
+def captured_node(name: str, node: Any) -> CapturedNode:
+    return CapturedNode(name, type(node).__name__, compat.takes_variables() or not isinstance(node, nnx.Variable))
+
+
+def is_users(function: Any) -> bool:
+    """Whether a value is a Python function, and none of a library."""
+    return inspect.isfunction(function) and not is_library(function.__globals__.get("__name__"))
+
+
+def globals_of(function: FunctionType) -> dict[str, Any]:
+    """What a function takes from the globals, by name. Names of attributes are among its `co_names` as well."""
+    read = {step.argval for step in dis.get_instructions(function.__code__) if step.opname == "LOAD_GLOBAL"}
+    return {name: value for name, value in function.__globals__.items() if name in read}
 
 
 def bound_by(function: functools.partial[Any]) -> dict[str, Any]:
@@ -182,13 +236,27 @@ def bound_by(function: functools.partial[Any]) -> dict[str, Any]:
 
 
 def closure_of(function: Any) -> dict[str, Any]:
-    """What a Python function captured, by name; a bound method captured its ``self``, a partial its arguments. That of `nnx.jit` is in an object of flax' own."""
+    """What a function of the user's captured, and takes from the globals, by name; a bound method captured its ``self``, a partial its arguments.
+
+    That of `nnx.jit` is in an object of flax' own.
+    """
     if inspect.ismethod(function):
         return {"self": function.__self__, **closure_of(function.__func__)}
     if isinstance(function, functools.partial):
         return {**bound_by(function), **closure_of(function.func)}
     if not inspect.isfunction(function):
-        inner = (layout(type(function)).read(function) or {}).get("__wrapped__")
-        return {} if inner is None else closure_of(inner)
+        return closure_of_wrapped(layout(type(function)).read(function))
+    inner = closure_of_wrapped(function.__dict__)
+    if not is_users(function):
+        return inner
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: content for name, cell in cells if (content := cell_content(cell)) is not MISSING}
+    own = {name: content for name, cell in cells if (content := cell_content(cell)) is not MISSING}
+    return {**globals_of(function), **own, **inner}
+
+
+def closure_of_wrapped(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The same of the function, or the module, that one with these attributes wraps."""
+    inner = (attributes or {}).get("__wrapped__")
+    if compat.is_graph_node(inner):
+        return {"": inner}
+    return {} if inner is None else closure_of(inner)

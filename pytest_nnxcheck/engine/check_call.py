@@ -200,6 +200,7 @@ def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
     """What a nesting came to that ended, or broke an invariant: its verdict, the figures, and what explains them."""
     observation, bound = case.observation, case.bound
     told = (*call.memo.notes.get(call.key, ()), *of_targets(observation), *unasserted(call, observation))
+    told = (*told, *judgement.of_call)
     call.memo.notes[call.key] = tuple(dict.fromkeys(told))
     baseline = call.un_nested_memory() if bound else None
     measured = evidence(call.subject, case.profile, observation, bound, baseline)
@@ -335,6 +336,7 @@ def un_nested(call: Call) -> Checked:
     values = call.example.values
     tells = profile is not UNKNOWN and not values.needed
     tells = tells and traced.tells(call.subject, profile, call.nesting, call.settings)
+    tells = tells and not traced.is_small(call.subject, profile, values)
     observation = traced_in(call, profile) if tells else None
     call.announce(profile)
     without_jit = None
@@ -354,7 +356,7 @@ def un_nested(call: Call) -> Checked:
         return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
-        violations = tuple(replace(violation, explained=call.captured()) for violation in violations)
+        violations = tuple(replace(violation, explained=call.captured(leaking=True)) for violation in violations)
     outcome = Outcome(call.nesting, "violated", violations, facts=notes_of(judgement), evidence=left(observation))
     return Checked(observation.rebuild(observation.output), outcome)
 

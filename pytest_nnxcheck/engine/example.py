@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall
 from pytest_nnxcheck.engine.observe import leak, places_in
 from pytest_nnxcheck.inspection.pointers import (
@@ -29,11 +31,13 @@ from pytest_nnxcheck.inspection.snapshot import Places
 from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
 from pytest_nnxcheck.inspection.walk import Walk, walk, without_garbage
 from pytest_nnxcheck.invariants.case import Originals, Pairs
+from pytest_nnxcheck.invariants.recompilation import other_parts, static_parts
 from pytest_nnxcheck.invariants.successors import successors
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
+from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.subject.uncomputed import Values
-from pytest_nnxcheck.subject.write_back import compared_by_value
+from pytest_nnxcheck.subject.write_back import compared_by_value, write_back
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -44,7 +48,7 @@ class Example:
 
     So every nesting meets a module of a wider fixture scope, and a cache in its code, in the same state. ``places`` are those that the
     calls may change, ``originals`` is the walk of what the latest was handed, ``values`` says which arrays the body was handed without a value, ``compared`` how many calls were held against a
-    reference. ``unrestored`` are notes on places that could not be put back.
+    reference, ``copies`` what Variables held before a call that is not checked. ``unrestored`` are notes on places that could not be put back.
     """
 
     memo: Memo = field(default_factory=Memo)
@@ -52,6 +56,7 @@ class Example:
     places: list[Places] = field(default_factory=list)
     originals: Walk | None = None
     compared: int = 0
+    copies: list[tuple[Any, Any]] = field(default_factory=list)
     unrestored: tuple[Note, ...] = ()
 
     def __enter__(self) -> Self:
@@ -62,6 +67,46 @@ class Example:
         while self.places:
             lost = self.places.pop().restore()
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
+        for variable, copy in self.copies:
+            value = compat.variable_value(variable)
+            if isinstance(value, jax.Array) and self.values.computed(value) and value.is_deleted():
+                compat.set_variable_value(variable, copy)
+
+
+Handed = Literal["own", "inputs", "copy", "traced"]
+"""What a call that is not checked is handed: the user's own objects and inputs; his inputs as arrays of jax; copies of both; or his own once the call was traced."""
+
+
+def call_unchecked(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str, handed: Handed, example: Example
+) -> Any:
+    """Call a subject, and check nothing. Raises what it raises, and `CheckError`."""
+    subject = bind(function, args, kwargs, owner)
+    before = walk(subject.roots(subject.state))
+    example.places.append(before.places)
+    # A jit inside the call may donate what the places hold on to.
+    example.copies += [
+        (variable, copy_leaf(compat.variable_value(variable))) for _, variable in compat.variables(subject.state)
+    ]
+    if handed == "traced":
+        with contextlib.suppress(Exception), subject.undone(subject.state, before):
+            profile(subject)
+    if handed in ("own", "traced"):
+        return function(*args, **kwargs)
+    outputs: list[Any] = []
+
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        outputs.append(subject.function(*args, **kwargs))
+        return outputs[0]
+
+    program = subject.for_run(keeping).program
+    if handed == "inputs":
+        program(subject.state, *subject.inputs)
+        return outputs[0]
+    state = subject.fresh()
+    program(state, *map(compat.copied, subject.inputs))
+    write_back(subject, state)
+    return outputs[0]
 
 
 def look_at_originals(subject: Subject, settings: Settings, example: Example) -> Originals:
@@ -88,7 +133,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     for path, array in [*leaves, *seen.arrays]:
         if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
             raise CheckError(
-                f"{path} is deleted before the call: an earlier step donated it. Build the module inside the test"
+                f"{path} is deleted before the call: an earlier step donated it, or its delete() was called. Build the module inside"
+                " the test"
             )
     example.places.append(seen.places)
     example.originals = seen
@@ -101,6 +147,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     views = [(path, array) for path, array in arrays if not is_numpys_own(array)]
     notes: list[Note | None] = [] if seen.complete else [Fact("walked in part", (subject.name,), count=MOST_OBJECTS)]
     refuse_a_second(subject, example)
+    if "recompilation" in settings.invariants:
+        notes.append(made_anew(subject, example))
     without_values = tuple(path for path, value in leaves if isinstance(value, jax.ShapeDtypeStruct))
     if 0 < len(without_values) < len(leaves):
         notes.append(Fact("partly abstract", without_values, of=subject.name))
@@ -135,6 +183,23 @@ def refuse_a_second(subject: Subject, example: Example) -> None:
             ) from None
 
 
+def made_anew(subject: Subject, example: Example) -> Fact | None:
+    """What the body makes anew for each nesting, by the same code, and a jit that meets both tells apart. `None` where there is nothing.
+
+    Of a later call of the body values may be others under another nesting, and so they may where the body has arguments of its own: only what is alike counts.
+    """
+    memo, number_of_call = example.memo, len(example.places)
+    key = (subject.name, number_of_call)
+    if key not in memo.made_anew:
+        now = static_parts(subject)
+        first = memo.static_parts.setdefault(key, now)
+        names = tuple(other_parts(first, now, by_value=memo.same_arguments and number_of_call == 1))
+        if not names:
+            return None
+        memo.made_anew[key] = Fact("made anew", names)
+    return memo.made_anew[key]
+
+
 def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | None:
     """The leaves that lie in a mapped file: a copy is checked, which does not. `None` where none does."""
     starts = [(path, start) for path, array in leaves for start, _ in byte_ranges(array)]
@@ -142,7 +207,7 @@ def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | N
     if not mapped:
         return None
     paths, files = zip(*mapped, strict=True)
-    return InMappedFile(paths, name, files[0])
+    return InMappedFile(paths, name, near(files[0]))
 
 
 # --- what jits inside the call donate: of the user's own arrays that deletes whatever else holds them, a target network say

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import jax
@@ -17,10 +18,10 @@ from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables
 from pytest_nnxcheck.core.observation import Leak, Memory
-from pytest_nnxcheck.core.outcome import UnNested
+from pytest_nnxcheck.core.outcome import JitTracedAgain, UnNested
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
-from pytest_nnxcheck.inspection.raw_access import cell_content
+from pytest_nnxcheck.inspection.raw_access import cell_content, top_package
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import is_array
 from pytest_nnxcheck.subject.subject import Subject
@@ -59,9 +60,15 @@ class Memo:
     """Notes on a call that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
     captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
     merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
+    jits_traced_again: dict[Any, tuple[JitTracedAgain, ...]] = field(default_factory=dict)
     evaluated: dict[Any, Entry] = field(default_factory=dict)
     mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
+    static_parts: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    """What jax compares of the objects that a call of that name and number was handed first."""
+    made_anew: dict[Any, Fact] = field(default_factory=dict)
+    same_arguments: bool = True
+    """Whether the body is the same each time: no arguments of its own are drawn."""
     own_jits: set[str] = field(default_factory=set)
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
@@ -129,11 +136,46 @@ def identity(subject: Subject) -> Any:
         content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
         inputs = tuple(map(digest, subject.inputs))
         static = tuple((label, show(value)) for label, value in subject.static)
-        key = (code(subject.function), graphdef, content, inputs, static, compat.mode_flags())
+        key = (code(subject.function), parts(graphdef, {}), content, inputs, static, compat.mode_flags())
         hash(key)
     except (Unknown, TypeError):
         return None
     return key
+
+
+def parts(value: Any, seen: dict[int, int]) -> Any:
+    """A graph definition, or what it holds, as one that compares and does not change. Raises `Unknown`, and `TypeError` for what has no hash.
+
+    A Variable's metadata may hold a dict, and a list may be a plain attribute: neither has a hash, and a call may change either. One that is
+    there twice is told from two that are alike. What a class of the user's own compares, it goes on comparing.
+    """
+    if is_array(value):
+        return digest(value)
+    if isinstance(value, tuple):
+        return type(value), *(parts(item, seen) for item in value)
+    if isinstance(value, FunctionType):
+        return behaviour(value)
+    is_definition = dataclasses.is_dataclass(type(value)) and top_package(type(value)) == "flax"
+    if not (is_definition or isinstance(value, Mapping | list | set | frozenset)):
+        hash(value)
+        return type(value), repr(value) if isinstance(value, float | complex) else value
+    if id(value) in seen:
+        return "again", seen[id(value)]
+    seen[id(value)] = len(seen)
+    if is_definition:
+        items: Any = (getattr(value, field.name) for field in dataclasses.fields(value))
+    else:
+        items = value.items() if isinstance(value, Mapping) else value
+    held = [parts(item, seen) for item in items]
+    return type(value), frozenset(held) if isinstance(value, set | frozenset) else tuple(held)
+
+
+def behaviour(function: FunctionType) -> Any:
+    """A function as what it does; itself, where that cannot be told, or where it has attributes."""
+    try:
+        return function if vars(function) else code(function)
+    except Unknown:
+        return function
 
 
 def digest(value: Any) -> Any:

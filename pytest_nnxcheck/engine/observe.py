@@ -83,7 +83,7 @@ def observe(
     donated = root.donated(went_in, inputs)
     given = [read_leaf(*leaf) for leaf in donated]
     if subject.abstract and not root.compiles:
-        output, error, tracers = traced(program, subject, guards, state, inputs)
+        output, error, tracers = traced(program, subject, guards, state, inputs, un_nested=not nesting.layers)
     else:
         output, error = run(program, state, inputs)
         if error is None:
@@ -365,21 +365,22 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     what the call returned alone.
     """
     plain = {id(leaf) for leaf in plain_leaves(state)}
-    kept = {id(leaked.tracer) for leaked in walk([*subject.roots(state), ("", subject.inputs)]).tracers}
-    returned = jax.tree.leaves(subject.output_tree.roots(), is_leaf=compat.is_graph_node)
-    modules = {id(leaf) for node in returned if compat.is_graph_node(node) for leaf in plain_leaves(node)}
+    output = subject.output_tree.roots()
+    own = {id(leaked.tracer) for leaked in walk(subject.roots(state)).tracers}
+    returned = {id(leaked.tracer) for leaked in walk(output).tracers} - own
+    nodes_returned = filter(compat.is_graph_node, jax.tree.leaves(output, is_leaf=compat.is_graph_node))
+    of_modules = {id(leaf) for node in nodes_returned for leaf in plain_leaves(node)}
     of_variables = {id(leaf) for _, value in compat.raw_leaves(state) for leaf in jax.tree.leaves(value)}
-    nodes = {name for name, root in subject.roots(state) if compat.is_graph_node(root)}
+    nodes = "|".join(re.escape(name) for name, root in subject.roots(state) if compat.is_graph_node(root))
 
     def place(leaked: Found) -> str:
         if id(leaked.tracer) in plain:
             return "module"
         if id(leaked.tracer) in of_variables:
             return "variable"
-        if id(leaked.tracer) not in kept:
-            return "returned module" if id(leaked.tracer) in modules else "returned"
-        name = re.match(r"(?:list\()*(\w+)", leaked.path)
-        return "object" if name and name[1] in nodes else "outside"
+        if id(leaked.tracer) in returned:
+            return "returned module" if id(leaked.tracer) in of_modules else "returned"
+        return "object" if nodes and re.match(rf"(?:list\()*(?:{nodes})(?!\w)", leaked.path) else "outside"
 
     return place
 
@@ -394,4 +395,5 @@ def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
         line=compat.tracer_line(tracer),
         layer=layer,
         place=place,
+        keeper=leaked.keeper,
     )

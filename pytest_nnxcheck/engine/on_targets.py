@@ -170,14 +170,11 @@ class OnTargets:
         path = None if folder is None else folder / f"{key}-target.json"
         # A file that cannot be read or written costs a compile, never a test.
         if path is not None and key not in self.known:
-            with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-                digest, _, found = path.read_text(encoding="utf-8").partition("\n")
-                if digest == sha256(found):
-                    self.known[key] = OnTarget.of_json(json.loads(found))
+            with contextlib.suppress(ValueError, TypeError, LookupError):
+                self.known[key] = OnTarget.of_json(json.loads(atomic_file.kept(path) or ""))
         if key not in self.known:
             self.known[key] = judge()
             if path is not None:
                 with contextlib.suppress(OSError):
-                    said = json.dumps(asdict(self.known[key]))
-                    atomic_file.write(path, f"{sha256(said)}\n{said}")
+                    atomic_file.keep(path, json.dumps(asdict(self.known[key])).encode())
         return self.known[key]

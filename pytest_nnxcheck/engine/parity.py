@@ -98,16 +98,30 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
     comparison = Comparison(subject, facts, reference, got.before, drawn=draws is not None)
     every = comparison.differences(got)
     moved = comparison.beyond_nudge(got, every)
-    fused = comparison.beyond_fusion(nesting, moved)
+    set_in_call = attributes_dropped(subject, moved, nesting)
+    judged = tuple(difference for difference in moved if difference.path not in set_in_call)
+    fused = comparison.beyond_fusion(nesting, judged)
     different = tuple(difference for difference in fused if not is_left_behind(difference, got.before, nesting))
     notes = (
         *([draws] if draws else []),
         *note_on("decided by rounding", every, moved),
-        *note_on("decided by fusion", moved, fused),
+        *note_on("decided by fusion", judged, fused),
         *note_on("added, functional", fused, different),
         *scalars(got.after, got.before),
     )
-    return Judgement(violations(different, cause(different, nesting)), notes)
+    of_call = (Fact("attributes, functional", set_in_call),) if set_in_call else ()
+    return Judgement(violations(different, cause(different, nesting)), notes, of_call=of_call)
+
+
+def attributes_dropped(subject: Subject, different: Differences, nesting: Nesting) -> tuple[str, ...]:
+    """The Python attributes that differ, where a functional layer hands out the leaves of the state, and by its definition nothing else.
+
+    What depends on one, in the next step say, is an output or a leaf, and is compared.
+    """
+    if not has_functional(nesting):
+        return ()
+    leaves = {subject.path(path) for path, _ in compat.flat_state(compat.split(subject.state)[1])}
+    return tuple(each.path for each in different if each.of == "attribute" and each.path not in leaves)
 
 
 def may_be_fusion(difference: ValueDiffers) -> bool:
@@ -117,8 +131,12 @@ def may_be_fusion(difference: ValueDiffers) -> bool:
 
 def is_left_behind(difference: ValueDiffers, before: Facts, nesting: Nesting) -> bool:
     """Whether the call adds a leaf where a layer of ours hands out the leaves that were there before and no others."""
-    functional = any(layer.style == "functional" for layer in nesting.layers)
-    return functional and difference.label == "missing" and difference.path not in before.leaves
+    return has_functional(nesting) and difference.label == "missing" and difference.path not in before.leaves
+
+
+def has_functional(nesting: Nesting) -> bool:
+    """Whether a layer is functional."""
+    return any(layer.style == "functional" for layer in nesting.layers)
 
 
 def note_on(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:

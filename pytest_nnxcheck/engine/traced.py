@@ -6,6 +6,7 @@ the call changes are then stand-ins, or, where the test reads values, what the t
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
-from pytest_nnxcheck.inspection.walk import Walk, holds_beside
+from pytest_nnxcheck.inspection.walk import Walk, holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject import uncomputed
 from pytest_nnxcheck.subject.profile import Profile
@@ -48,6 +49,18 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or compat.checks_values()
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
+
+
+FEW = 8
+"""Different operations that an un-nested call may make and still be run: XLA compiles each, in a hundredth of what a check takes."""
+
+
+def is_small(subject: Subject, facts: Profile, values: Values) -> bool:
+    """Whether an un-nested call is run although a trace tells that it holds: code may raise on arrays that passes in a trace, and to run it costs little.
+
+    Not where it is handed stand-ins: their values would have to be computed first.
+    """
+    return facts.operations <= FEW and not values.lack(subject)
 
 
 @dataclass(slots=True)
@@ -94,6 +107,9 @@ def observe(
     try:
         results = compute(trace, programs) if values.needed else hand_out(trace, values)
     except Exception:  # noqa: BLE001 - what a program without values cannot tell, a run does
+        return None
+    subject.output_tree.arrays = tuple(results[: trace.outputs])
+    if walk(subject.output_tree.roots()).tracers:  # in a tree that refuses types, see `OutputTree.roots`
         return None
     state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
     still = unmoved(facts, dict(compat.raw_leaves(subject.state)), dict(compat.raw_leaves(state)))
@@ -156,7 +172,8 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
         inputs = stack_inputs(nesting, arguments[len(state_leaves) :])
         ours.update(guards.traces_of(module, inputs))
         try:
-            output = un_nest(nesting, program(module, *inputs))
+            with compat.taken_for_arrays(ours.keys()) if not nesting.layers else contextlib.nullcontext():
+                output = un_nest(nesting, program(module, *inputs))
         finally:
             trace.dead = bool(guards.dead(module, ours))
         trace.graphdef, after = compat.split(module)

@@ -53,27 +53,36 @@ _NOT_STATE = frozenset(
 
 
 def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
-    open_closure(function, visit)
+    open_closure(function, name, visit)
     if is_library(dict.get(function.__globals__, "__name__")):
         visit.places.keep_names(str(name), function.__dict__, ("__wrapped__",))
         visit.put(dict.get(function.__dict__, "__wrapped__"), "attribute", name)
         return
     visit.places.keep_function(str(name), function)
-    open_defaults(function, visit)
+    open_defaults(function, name, visit)
     open_function_attributes(function, name, visit)
     open_globals(function, visit)
 
 
-def open_closure(function: FunctionType, visit: Visit) -> None:
-    note = f"closure of {function.__qualname__}"
+def keeper(function: FunctionType, name: Name) -> str:
+    """The path of what keeps a function; empty where its own name says as much, or where it is a variable of another one, part of the code."""
+    whole = function.__qualname__
+    names = (whole, whole.rpartition("<locals>.")[2])
+    named = f"{name.base}.".startswith(tuple(f"{own}." for own in names))
+    variable = name.note and name.base.isidentifier()
+    return name.keeper or ("" if named or variable else name.base)
+
+
+def open_closure(function: FunctionType, name: Name, visit: Visit) -> None:
+    note, kept_by = f"closure of {function.__qualname__}", keeper(function, name)
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        content = cell_content(cell)
-        visit.places.keep_cell(f"{variable} ({note})", cell, content)
-        visit.put(content, "closure", Name(variable, note))
+        content, captured = cell_content(cell), Name(variable, note, kept_by)
+        visit.places.keep_cell(str(captured), cell, content)
+        visit.put(content, "closure", captured)
 
 
-def open_defaults(function: FunctionType, visit: Visit) -> None:
-    code, note = function.__code__, f"default of {function.__qualname__}"
+def open_defaults(function: FunctionType, name: Name, visit: Visit) -> None:
+    code, note, kept_by = function.__code__, f"default of {function.__qualname__}", keeper(function, name)
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
     # Defaults may be longer than the arguments where someone wrote them by hand: zip stops at the shorter.
@@ -81,7 +90,7 @@ def open_defaults(function: FunctionType, visit: Visit) -> None:
     if function.__kwdefaults__ is not None:
         visit.places.keep_dict(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__)
     for argument, value in pairs:
-        visit.put(value, "default argument", Name(argument, note))
+        visit.put(value, "default argument", Name(argument, note, kept_by))
 
 
 def open_function_attributes(function: FunctionType, name: Name, visit: Visit) -> None:

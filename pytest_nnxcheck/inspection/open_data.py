@@ -170,7 +170,7 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
     for key, item in (stored.read(value) or {}).items():
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
             text = f"[{key}]" if listed and type(key) is str and key.isdigit() else f"[{key_text(key)}]"
-            visit.put(item, "list" if listed else "dict", name.then(text))
+            visit.put(item, "nnx.List" if listed else "nnx.Dict", name.then(text))
 
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:

@@ -16,6 +16,7 @@ from pytest_nnxcheck.compat import is_library_file
 from pytest_nnxcheck.compat.primitives import REMATS
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.inspection.hlo import Frame, Instruction, Module, Position
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -70,7 +71,7 @@ def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:
     Frames further out than the plugin's are those of the test, which called it.
     """
     inside = itertools.takewhile(lambda frame: not frame.path.startswith(OWN), frames(module, instruction))
-    return tuple(dict.fromkeys(f"{frame.path}:{frame.line}" for frame in inside))
+    return tuple(dict.fromkeys(near(f"{frame.path}:{frame.line}") for frame in inside))
 
 
 def layer(module: Module, instruction: Instruction) -> str:

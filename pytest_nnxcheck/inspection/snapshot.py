@@ -222,8 +222,12 @@ def _clear_cache(cache: Any, entries: tuple[tuple[Any, Any], ...]) -> None:
 
 
 def _put_context(variable: contextvars.ContextVar[Any], value: Any) -> None:
-    if variable.get(MISSING) is not value:
-        variable.set(None if value is MISSING else value)
+    if variable.get(MISSING) is value:
+        return
+    if value is MISSING:  # it has no value but its default, which an empty context tells
+        with contextlib.suppress(LookupError):
+            value = contextvars.Context().run(variable.get)
+    variable.set(None if value is MISSING else value)
 
 
 def _put_objects(array: np.ndarray[Any, Any], saved: np.ndarray[Any, Any]) -> None:

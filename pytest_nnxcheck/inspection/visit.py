@@ -32,22 +32,28 @@ Opener = Callable[[Any, "Name", "Visit"], None]
 
 
 class Name(NamedTuple):
-    """A path as the user would write it, and where it starts if that is not a root: ``scale[0]`` ``closure of act``."""
+    """A path as the user would write it, and where it starts if that is not a root: ``scale[0]`` ``closure of act``.
+
+    ``keeper`` is the path of what keeps that function, where it is not in the place that its own name says: ``model.act (closure of act: scale[0])``.
+    """
 
     base: str
     note: str = ""
+    keeper: str = ""
 
     def __str__(self) -> str:
+        if self.keeper:
+            return f"{self.keeper} ({self.note}: {self.base})"
         return f"{self.base} ({self.note})" if self.note else self.base
 
     def then(self, text: str) -> Name:
         """One step further; a path that grows without end (a long linked list) is cut."""
         head = self.base if len(self.base) < _LONGEST_NAME else self.base[: _LONGEST_NAME // 2] + "..."
-        return Name(head + text, self.note)
+        return self._replace(base=head + text)
 
     def listed(self, index: int) -> Name:
         """An element that has no key of its own."""
-        return Name(f"list({self.base})[{index}]", self.note)
+        return self._replace(base=f"list({self.base})[{index}]")
 
 
 def key_text(key: object, depth: int = 2) -> str:
@@ -75,10 +81,10 @@ MOST_ITEMS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One tracer: where it is, and what kind of thing holds it.
+    """One tracer: where it is, what kind of thing holds it, and where a function is kept that captured it.
 
     ``holder`` is the Variable type's name for the value of a Variable, else one of attribute, list, tuple, dict, set, deque,
-    closure, default argument, class attribute, cached property, global, cache, metadata, frame, generator, exception, input, or the name of a
+    nnx.List, nnx.Dict, closure, default argument, class attribute, cached property, global, cache, metadata, frame, generator, exception, input, or the name of a
     type.
     ``passing``: reached only through an exception among the roots, and gone when that is dropped.
     """
@@ -88,6 +94,7 @@ class Found:
     tracer: Any = field(compare=False)
     holder: str
     passing: bool = False
+    keeper: str = ""
 
 
 class Classes:
@@ -170,7 +177,7 @@ class Visit:
     def _open(self, value: Any, holder: str, name: Name) -> None:
         openers = self.classes.openers(value)
         if openers is None:
-            self.tracers.append(Found(str(name), value, holder, self.passing))
+            self.tracers.append(Found(str(name), value, holder, self.passing, name.keeper))
             return
         for opener in openers:
             try:

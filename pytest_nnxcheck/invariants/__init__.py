@@ -6,8 +6,9 @@ An invariant is a row of `core.catalogue.INVARIANT_ROWS` and a file of that name
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
-from pytest_nnxcheck.core.catalogue import InvariantRow, rows_of
+from pytest_nnxcheck.core.catalogue import InvariantRow, rows_of, severity
 from pytest_nnxcheck.invariants import own
 from pytest_nnxcheck.invariants.case import Case, Judgement
 
@@ -15,7 +16,7 @@ __all__ = ["Case", "Judgement", "judge"]
 
 
 def judge(case: Case) -> Judgement:
-    """What the invariants that are asked for say of a case, in their order."""
+    """What the invariants that are asked for say of a case; of what broke the most serious first."""
     judgement = Judgement()
     for row in rows_of(case.settings.invariants):
         if not can_judge(row, case, judgement):
@@ -24,7 +25,9 @@ def judge(case: Case) -> Judgement:
             judgement += own.judge(case, row)
         else:
             judgement += importlib.import_module(f"{__name__}.{row.name}").judge(case)
-    return judgement
+    return replace(
+        judgement, violations=tuple(sorted(judgement.violations, key=lambda broken: severity(broken.invariant)))
+    )
 
 
 def can_judge(row: InvariantRow, case: Case, judgement: Judgement) -> bool:

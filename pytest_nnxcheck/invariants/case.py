@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Advice, Bound
-from pytest_nnxcheck.core.notes import Note
+from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.observation import Leak, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import TypeMoved, Violation
+from pytest_nnxcheck.core.outcome import JitTracedAgain, TypeMoved, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.state_facts import Effect
@@ -53,15 +53,20 @@ class Written:
 class Judgement:
     """What one invariant says of a nesting: what is broken, and what is worth telling all the same.
 
-    ``error``: an invariant of the user's own could not say anything; the first one is told.
+    ``error``: an invariant of the user's own could not say anything; the first one is told. ``of_call`` are notes on the call, told once for all
+    its nestings.
     """
 
     violations: tuple[Violation, ...] = ()
     notes: tuple[Note, ...] = ()
     error: CheckError | None = None
+    of_call: tuple[Fact, ...] = ()
 
     def __add__(self, other: Judgement) -> Judgement:
-        return Judgement(self.violations + other.violations, self.notes + other.notes, self.error or other.error)
+        of_call = tuple(dict.fromkeys(self.of_call + other.of_call))
+        return Judgement(
+            self.violations + other.violations, self.notes + other.notes, self.error or other.error, of_call
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Case:
     ``bound`` is there where a program was measured beside the un-nested one; ``advice`` looks for advice on that, and gives what is to be a
     violation. ``compare`` holds the values against those of the same calls without the nesting, and may make them once more; there where the
     nesting ran to its end. ``effects`` gives what the same calls did and what the nesting did, where both are known. ``second_call`` makes the
-    call again, where the jit outside would be the same one, and gives what has moved if it is traced again. ``nested_call`` is for the
+    call again, where the jit outside would be the same one, and gives what has moved if it is traced again; ``jits_inside`` gives what the jits of the call itself trace in each. ``nested_call`` is for the
     invariants of the user's own.
     """
 
@@ -85,5 +90,6 @@ class Case:
     debug_nans: bool = False
     compare: Callable[[], Judgement] | None = None
     effects: Callable[[], tuple[Effect, Effect]] | None = None
-    second_call: Callable[[], tuple[TypeMoved, ...]] | None = None
+    second_call: Callable[[], tuple[TypeMoved, ...]] = tuple
+    jits_inside: Callable[[], tuple[JitTracedAgain, ...]] = tuple
     nested_call: Callable[[], NestedCall] | None = None

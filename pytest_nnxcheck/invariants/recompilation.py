@@ -1,28 +1,33 @@
-"""A second call with arguments of the same types is not traced again, so that nothing is compiled for it."""
+"""A second call with arguments of the same types is not traced again, nor is a jit inside it, so that nothing is compiled for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flax import nnx
+
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import NUMBERS, describe
-from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
+from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
+from pytest_nnxcheck.inspection.fingerprint import fingerprint
 from pytest_nnxcheck.invariants.case import Case, Judgement
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Subject, spell
+from pytest_nnxcheck.subject.write_back import UPKEEP
 
 MISSING = "missing"
 
 
 def judge(case: Case) -> Judgement:
-    """What the call leaves in another type than it was handed, where the next one is traced again for that."""
-    if case.second_call is None:
-        return Judgement()
-    findings = case.second_call()
-    if any(MISSING in (finding.before, finding.after) for finding in findings):
-        return Judgement(notes=(Fact("adds state", ("recompilation",)),))
-    return Judgement((Violation("recompilation", findings=findings),) if findings else ())
+    """What the call leaves in another type than it was handed, where the next one is traced again for that, and the jits inside that are traced in each call."""
+    moved, inside = case.second_call(), case.jits_inside()
+    notes: tuple[Note, ...] = ()
+    if any(MISSING in (finding.before, finding.after) for finding in moved):
+        moved, notes = (), (Fact("adds state", ("recompilation",)),)
+    findings = (*moved, *inside)
+    return Judgement((Violation("recompilation", findings=findings),) if findings else (), notes)
 
 
 def moved(subject: Subject, before: Any, after: Any) -> tuple[TypeMoved, ...]:
@@ -56,6 +61,69 @@ def typed(leaf: Any) -> str:
 def weak(leaf: Any) -> bool:
     """Whether a leaf is a number of Python's, or was made of one."""
     return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
+
+
+# --- objects that the same code makes anew
+
+
+def static_parts(subject: Subject) -> dict[str, Any]:
+    """What a jit compares of what a call is handed beside the types of arrays, by name."""
+    attributes = {path: value for path, value in compat.attributes(subject.state) if not str(path[-1]).isdigit()}
+    # In a list with modules are items that are none: flax takes the list apart. Those of an `nnx.List` are attributes, named by digits, as well.
+    nodes = [(tuple(path), value) for path, value in compat.iter_graph(subject.state)]
+    lists = {path for path, value in nodes if compat.is_graph_node(value) or compat.holds_nodes(value)}
+    items = {path: value for path, value in nodes if path and path[:-1] in lists and path not in lists}
+    metadata = {
+        (*path, name): value
+        for path, variable in compat.variables(subject.state)
+        for name, value in compat.variable_metadata(variable).items()
+    }
+    parts = {**items, **attributes, **metadata}
+    named = {subject.path(path): value for path, value in parts.items() if not is_upkeep(path[-1], value)}
+    return {**named, **dict(subject.static)}
+
+
+def is_upkeep(key: Any, value: Any) -> bool:
+    """Whether flax keeps an attribute for itself, or a jit takes it for data."""
+    return str(key).startswith(UPKEEP) or is_array(value) or isinstance(value, nnx.State)
+
+
+def other_parts(first: Mapping[str, Any], now: Mapping[str, Any], *, by_value: bool) -> Iterator[str]:
+    """The parts that are not equal to those of the same name, though the same code made them: each with what it is. Not what differs ``by_value`` unless that is asked for."""
+    for name, value in now.items():
+        if name not in first or same(first[name], value):
+            continue
+        if by_value or fingerprint(first[name]) == fingerprint(value):
+            yield from smallest_parts(name, first[name], value)
+
+
+def smallest_parts(name: str, one: Any, other: Any) -> Iterator[str]:
+    """The items of two containers that differ, or the values themselves: ``optimizer.tx.init (optax.chain.<locals>.init_fn)``."""
+    items = (items_of(one), items_of(other))
+    if items[0].keys() != items[1].keys() or not items[0]:
+        yield f"{name} ({described(other)})"
+        return
+    for key, item in items[1].items():
+        if not same(items[0][key], item):
+            yield from smallest_parts(spell(name, (key,)), items[0][key], item)
+
+
+def items_of(value: Any) -> dict[Any, Any]:
+    """The items of a container of Python's, by field, number or key; nothing for what is none."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, tuple | list):
+        return {}
+    return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=False))
+
+
+def described(value: Any) -> str:
+    """A part as one finds it: a function by its module and name, an object by its class."""
+    if isinstance(value, functools.partial):
+        return f"a partial of {described(value.func)}"
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return short(value)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -226,6 +226,20 @@ def all_jaxprs(closed: Any) -> Iterator[Any]:
                     yield from all_jaxprs(item)
 
 
+def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
+    """For each input whether a jit among the equations donates it; None where none takes it."""
+    taken = [
+        (id(var), donated)
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name in CALLS
+        for var, donated in zip(eqn.invars, eqn.params.get("donated_invars", ()), strict=False)
+    ]
+    by_input: dict[int, bool] = {}
+    for key, donated in taken:
+        by_input[key] = donated or by_input.get(key, False)
+    return tuple(by_input.get(id(var)) for var in jaxpr.invars)
+
+
 def inner_donations(closed: Any) -> int:
     """How many operands an inner jit asks to donate: an outer jit drops that in silence."""
     return sum(
@@ -292,6 +306,12 @@ def equations(closed: Any) -> int:
         1 + (eqn.params["length"] if eqn.primitive.name == SCAN else 1) * sum(map(equations, inner_jaxprs(eqn)))
         for eqn in compat.open_jaxpr(closed).eqns
     )
+
+
+def operations(closed: Any) -> int:
+    """How many different operations a program makes: a call without a jit compiles each of them once, however often it makes it."""
+    every = (eqn for jaxpr in all_jaxprs(closed) for eqn in compat.open_jaxpr(jaxpr).eqns)
+    return len({(eqn.primitive.name, *(str(var.aval) for var in eqn.invars)) for eqn in every})
 
 
 def constants(closed: Any) -> list[Any]:

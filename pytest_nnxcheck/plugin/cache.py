@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 COMPILES = "nnxcheck_compiles"
 BOUND = 512 * 2**20
 """Bytes of the folder after a run: a test of a small model needs 0.1 to 4 MB."""
+_programs = pytest.StashKey[Path]()
 _folder = pytest.StashKey[Path | None]()
 
 
@@ -53,14 +54,21 @@ def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
 
 
 def folder_of_programs(config: Any) -> Path:
-    """The folder of all programs: public API of pytest's cache, or a temporary folder that outlives the run."""
+    """The folder of all programs: public API of pytest's cache, or a temporary folder, which outlives the run where a program is in it."""
     cache = getattr(config, "cache", None)
-    return _temporary() if cache is None else Path(cache.mkdir("nnxcheck"))
+    return _temporary(config) if cache is None else Path(cache.mkdir("nnxcheck"))
 
 
-@functools.cache
-def _temporary() -> Path:
-    return Path(tempfile.mkdtemp(prefix="nnxcheck-"))
+def _temporary(config: pytest.Config) -> Path:
+    if _programs not in config.stash:
+        config.stash[_programs] = folder = Path(tempfile.mkdtemp(prefix="nnxcheck-"))
+        config.add_cleanup(functools.partial(_remove_empty, folder))
+    return config.stash[_programs]
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # where a program is in it
+        folder.rmdir()
 
 
 # --- compiled programs ---------------------------------------------------------------------------------------------------

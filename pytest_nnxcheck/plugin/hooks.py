@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,9 @@ import pytest
 
 from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.errors import CheckError, SettingError
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError
 from pytest_nnxcheck.core.settings import MARKER
+from pytest_nnxcheck.core.text import tell_from
 from pytest_nnxcheck.plugin import options
 from pytest_nnxcheck.plugin.marker import (
     FIXTURE,
@@ -35,7 +35,7 @@ from pytest_nnxcheck.plugin.marker import (
     settings_of,
     where,
 )
-from pytest_nnxcheck.plugin.pytest_internals import arguments
+from pytest_nnxcheck.plugin.pytest_internals import arguments, colour, tell
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrap
@@ -86,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _prepare_environment(config, config.option)
     config.add_cleanup(catalogue.forget_own_later())
+    config.add_cleanup(tell_from(config.rootpath))
     try:
         own_invariants(config.hook.pytest_nnx_invariants, config)
         config.stash[GIVEN] = options.of_a_check(config)
@@ -324,28 +325,28 @@ def _replace_properties(item: pytest.Item, run: Run) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Take the class name off our first line, so that the short summary says which invariant broke."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Take the class name off our first line, and have the short summary say which invariant broke, and where."""
     report = yield
-    if report.when == "call" and item.get_closest_marker(MARKER) is not None:
-        _shorten_summary(report.longrepr)
+    if report.when == "call" and call.excinfo is not None and item.get_closest_marker(MARKER) is not None:
+        tell(report.longrepr, _in_short(call.excinfo.value))
     if has_ended(item, report):
         item.config.stash[_unreported].pop(item.nodeid, None)
     return report
 
 
-def _shorten_summary(longrepr: Any) -> None:
-    crash = getattr(longrepr, "reprcrash", None)
-    match = re.match(r"pytest_nnxcheck\.\w+: (?=nnx )", crash.message if crash else "")
-    if crash is None or match is None:
-        return
-    # One line of the short summary: what broke, without the test that the line names anyway.
-    head, newline, rest = crash.message[match.end() :].partition("\n")
-    crash.message = head.partition("  ")[0] + newline + rest
-    for part in getattr(longrepr, "chain", None) or [(longrepr.reprtraceback,)]:
-        for entry in part[0].reprentries:
-            lines = getattr(entry, "lines", [])
-            lines[:] = [line.replace(match[0], "", 1) if line.startswith("E ") else line for line in lines]
+def _in_short(error: BaseException) -> str:
+    from pytest_nnxcheck.reporting import report
+
+    return report.in_short(error.outcome) if isinstance(error, InvariantViolation) else ""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Where the terminal is, which with xdist no worker has, give our messages their colours."""
+    colour(report.longrepr)
 
 
 # --- the summary ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import PUBLIC, SettingError
 from pytest_nnxcheck.core.expected_failures import Entry
@@ -64,12 +65,14 @@ class Table:
 def read(path: Path, shown: str) -> tuple[Table, ...]:
     """The tables of a file, which errors and entries call ``shown``. Raises `SettingError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = atomic_file.read(path)
         tables = tomllib.loads(text)
     except OSError as error:
         raise SettingError(f"cannot read {shown}: {error.strerror or error}") from None
     except ValueError as error:
         raise SettingError(f"{shown} is no TOML file: {error}") from None
+    except RecursionError:
+        raise SettingError(f"{shown} is no TOML file of tables and texts: its brackets are nested too deeply") from None
     return tuple(_table(pattern, entries, shown, _line(text, pattern)) for pattern, entries in tables.items())
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TERMINAL, LOG, OFTEN = 10.0, 60.0, 10.0
 """Seconds before a test shows anything, on a terminal and in a log, and between two lines of it."""
 
+NOT_CHECKED = "not checked"
+"""What stands for the verdict where the test made no call."""
+
 
 def attach(item: pytest.Item, run: Run) -> None:
     """Show how far the run of a test is: not with -q, and not in a worker of xdist."""
@@ -41,10 +44,11 @@ class Progress:
         self.count = Count(settings)
         self.of_nestings = item.config.get_verbosity() > 0
         self.due = time.perf_counter() + patience
+        self.said: dict[Nesting, str] = {}
 
     def listen(self, event: object) -> None:
         """Say what is under way where the last line is old; with -v, what came of each nesting."""
-        from pytest_nnxcheck.core.outcome import NestingFinished, NestingStarted
+        from pytest_nnxcheck.core.outcome import NestingFinished, NestingRuledOut, NestingStarted
 
         if isinstance(event, NestingStarted):
             self.count.begin(event.nesting, sweeping=not event.drawn)
@@ -54,17 +58,32 @@ class Progress:
                 write_uncaptured(self.item.config, f"{self.item.name}  {event.nesting}  {self.count}")
         elif isinstance(event, NestingFinished):
             self.count.end(event.seconds)
-            if self.of_nestings:
-                write_uncaptured(self.item.config, ended(event.nesting, event.outcome, event.seconds))
+            self.say(event.nesting, event.outcome, event.seconds)
+        elif isinstance(event, NestingRuledOut):
+            self.say(event.outcome.nesting, event.outcome, 0)
+
+    def say(self, nesting: Nesting, outcome: Outcome | None, seconds: float) -> None:
+        """With -v, the line of a nesting: one, but where arguments of the user's own change its verdict."""
+        verdict = word(outcome)
+        if self.of_nestings and self.said.get(nesting) != verdict:
+            self.said[nesting] = verdict
+            write_uncaptured(self.item.config, ended(nesting, outcome, seconds))
 
 
 def ended(nesting: Nesting, outcome: Outcome | None, seconds: float) -> str:
-    """``jit > scan > remat   held   44.7 KiB   0.31 s``."""
+    """``held   44.7 KiB   0.31 s   jit > scan > remat``: what may be of any length comes last."""
     from pytest_nnxcheck.reporting import tally
 
-    verdict = tally.word(outcome) if outcome else "not checked"
+    longest = max(map(len, (*tally.VERDICTS.values(), NOT_CHECKED)))
     peak = format_bytes(outcome.peak) if outcome and outcome.peak is not None else ""
-    return f"  {nesting!s:<38} {verdict:<17} {peak:>10} {seconds:>7.2f} s"
+    return f"  {word(outcome):<{longest}} {peak:>10} {seconds:>8.2f} s   {nesting}"
+
+
+def word(outcome: Outcome | None) -> str:
+    """The verdict as people read it."""
+    from pytest_nnxcheck.reporting import tally
+
+    return tally.word(outcome) if outcome else NOT_CHECKED
 
 
 class Count:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pytest_nnxcheck.core.evidence import SHOWN, Held, Split
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import flag
-from pytest_nnxcheck.core.text import Row, counted
+from pytest_nnxcheck.core.text import Row, counted, lay_out
 from pytest_nnxcheck.reporting import baseline_file, report
 from pytest_nnxcheck.reporting.baseline_file import Buffers, Entry
 
@@ -209,13 +209,13 @@ def message(
         grown[1:1] = [*split_rows(before.split, now.entry.split), *buffers]
     more = [f"and {len(further) - _ALSO} more"] if further[_ALSO:] else []
     rows = [
-        ("nesting", f"{smallest:<38} smallest of {len(result.grew)} that grew, {result.compared} compared"),
+        ("nesting", f"{smallest}   smallest of {len(result.grew)} that grew, {result.compared} compared"),
         *grown,
         *(("also grew", text) for text in (*(f"{name}   {text}" for name, text in also.items()), *more)),
         ("accept", f"pytest {shlex.quote(checked.argument)} {checked.options} {UPDATE}".replace("  ", " ")),
         ("replay", report.replay(checked, now.outcome.nesting)),
     ]
-    return report.lay_out(HEADLINE, checked.test_id, rows)
+    return lay_out(HEADLINE, checked.test_id, rows)
 
 
 def change(before: int, now: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
 from pytest_nnxcheck.reporting.memory_breakdown import listed
@@ -137,7 +138,7 @@ def _json(value: object) -> str:
 def read(path: Path, shown: str) -> Baseline | None:
     """The baseline in a file, which errors call ``shown``; None where there is no such file. Raises `SettingError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = atomic_file.read(path)
     except FileNotFoundError:
         return None
     except OSError as error:

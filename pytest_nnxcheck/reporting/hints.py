@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.evidence import Twice
 from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.notes import CapturedNode
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     Finding,
@@ -28,9 +29,13 @@ from pytest_nnxcheck.core.outcome import (
 )
 
 TABLE = {
-    "plain value": "keep the value in an nnx.Variable: {path} is a plain Python {holder}, which no transform carries out",
-    "plain value, data": "wrap the {holder} where it is set first, in nnx.data(...), or keep the value in an nnx.Variable: {path} is"
-    " plain Python, which no transform carries out",
+    "plain value": "keep the value in an nnx.Variable that __init__ makes: {path} is a plain Python {holder}, which no transform carries out",
+    "plain value, data": "keep the value in an nnx.Variable that __init__ makes, or wrap it in nnx.data(...) where the attribute is set first:"
+    " {path} is plain Python, which no transform carries out",
+    "plain value, container": "keep the value in an nnx.Variable that __init__ makes, in place of the {holder}: {path} is plain Python, which"
+    " no transform carries out",
+    "plain value, nnx container": "put an nnx.Variable into the {holder} in __init__, and write the value into that: flax takes {path}, a bare"
+    " array that was put there in a trace, for static",
     "plain value, captured": "keep the value in an nnx.Variable, and pass the module as an argument: {path} is a plain Python {holder}",
     "plain value, State": "wrap in nnx.data(...), where it is set first, what holds the nnx.State: {path} is in a plain Python value of the"
     " module, which no transform carries out",
@@ -39,6 +44,8 @@ TABLE = {
     "kept by what is returned": "make it with NumPy, which nothing traces, or keep the value in an nnx.Variable of what the call returns: {path} is plain Python,"
     " which keeps what the trace made",
     "input": "let the transform that made {path} return it: what it keeps in another way has no value outside of it",
+    "kept function": "keep the value in an nnx.Variable that __init__ makes: a function in {path} captured it, and outlives the trace",
+    "kept function, outside": "do not keep in {path} a function that captured an array made under a transform: it outlives the trace",
     "metadata": "keep the value in an nnx.Variable of its own: {path}, of another one, goes out of no transform",
     "cached property": "make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools.cached_property keeps"
     " what the first trace computes in {path}",
@@ -46,7 +53,7 @@ TABLE = {
     "generator": "hand in what it yields as an argument, or draw keys from an nnx.Rngs of the module: {path} is a local variable of a"
     " generator, which keeps what the first trace made",
     "pinned": "build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
-    "captured": "pass the module as an argument: nnx.{transform}(f)(model, x)",
+    "captured": "pass the module as an argument: nnx.{transform}(f)({modules}, x)",
     **{
         f"captured by {name}": "pass the module as an argument: nnx.vmap(f, in_axes=(None, 0))(model, x), where f only reads it; what it writes"
         " has an axis of its own: nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...) for the rest"
@@ -57,25 +64,25 @@ TABLE = {
         " the new nnx.state beside the result; nnx.update(model, state) writes it back"
         for name in ("custom_jvp", "custom_vjp")
     },
-    "captured by eval_shape": "pass the module as an argument: nnx.eval_shape(f, model, x)",
+    "captured by eval_shape": "pass the module as an argument: nnx.eval_shape(f, {modules}, x)",
     **{
-        f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, model)"
+        f"captured by {name}": f"pass the module as a further argument, after what the gradient is by: nnx.{name}(f)(x, {{modules}})"
         for name in ("grad", "value_and_grad")
     },
-    "captured by checkpoint": "pass the module as an argument: nnx.remat(f)(model, x)",
-    "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))",
-    "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, (model, x))",
+    "captured by checkpoint": "pass the module as an argument: nnx.remat(f)({modules}, x)",
+    "captured by while_loop": "pass the module in the loop's carry: nnx.while_loop(cond, body, ({modules}, x))",
+    "captured by fori_loop": "pass the module in the loop's carry: nnx.fori_loop(0, n, body, ({modules}, x))",
     "captured by scan": "pass the module in the scan's carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
     "captured by map": "scan with the module in the carry: nnx.scan(body, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(model, xs)",
-    "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, model, x)",
-    "captured by switch": "pass the module as an operand: nnx.switch(index, branches, model, x)",
+    "captured by cond": "pass the module as an operand: nnx.cond(pred, f, g, {modules}, x)",
+    "captured by switch": "pass the module as an operand: nnx.switch(index, branches, {modules}, x)",
     "captured by shard_map": "pass the state of nnx.split to jax.shard_map, with nnx.merge in its body",
     **{
         f"captured by {name}": "let f call a copy and hand its state out beside the result, copy = nnx.clone(model) and then"
         f" return copy(x), nnx.state(copy), under jax.{name} with has_aux=True; nnx.update(model, state) writes it back"
         for name in ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
     },
-    "captured by the call": "hand the module to the call as an argument: wrap f, and call it as f(model, x)",
+    "captured by the call": "hand the module to the call as an argument: wrap f, and call it as f({modules}, x)",
     "captured by registered": "{transform} should hand the module on as an argument of f",
     "merged": "write nnx.merge(..., copy=True): without it the module has the Variables of the state itself, which cannot be written here;"
     " hand nnx.state(copy) out beside the result, under jax.grad with has_aux=True, and write it back with nnx.update(model, state), or what the copy"
@@ -107,9 +114,13 @@ TABLE = {
     "broadcast": "carry it: in_axes=(nnx.StateAxes({{{kind}: nnx.Carry, ...: None}}), 0), with the other axes that yours has, or nnx.Carry for"
     " the whole module",
     "attribute counted": "keep the value in an nnx.Variable: {path} is a plain Python attribute, and every value of it is compiled anew",
+    "jit made anew": "make the jit once, outside of the call, at module level say, and hand it the same functions each time: a lambda or a partial that the"
+    " call makes is another one in each call",
     "weak type": "make it an array of its type where it is made first, jnp.asarray(value, jnp.{dtype}): {path} was made of a Python number",
     "value": "a trace has no values: for an if on one write jnp.where or nnx.cond, for a loop that ends on one nnx.while_loop, for a slice"
     " jax.lax.dynamic_slice, for a mask as index jnp.where, and jnp where np is; what depends on shapes alone is computed with math or np",
+    "met a trace": "raises with your object too, unwrapped and unchecked: if the test passes without its marker, a trace of the model, as nnx.jit"
+    " makes one, has left a tracer where nothing can put it back",
     "jax transform": "a transform of jax updates a copy of a module: write nnx.jit(f)(model, x) instead of jax.jit(f)(model, x), and nnx.cond or"
     " nnx.switch instead of that of jax.lax",
 }
@@ -129,9 +140,9 @@ TWICE: dict[Twice, str] = {
 }
 """How all of a leaf comes to be held once more, and what to write instead."""
 
-TREES = ("attribute", "list", "dict")
-"""What `nnx.data` makes flax hand out with the module: jax takes these apart, and not a deque."""
-PLAIN = (*TREES, "tuple", "set", "deque", "array")
+NNX_CONTAINERS = ("nnx.List", "nnx.Dict")
+PLAIN = ("attribute", "list", "dict", "tuple", "set", "deque", "array", *NNX_CONTAINERS)
+IN_FUNCTIONS = ("closure", "default argument")
 CACHED = "cached property"
 WITH_OWN_HINT = (CACHED, "metadata", "generator", "input")
 OUTLIVING = (
@@ -140,15 +151,18 @@ OUTLIVING = (
     "cache",
     "global",
     "class attribute",
-    "default argument",
-    "closure",
+    *IN_FUNCTIONS,
     "context variable",
 )
 
 
+MODULES = "model"
+"""How an advice calls the module that somebody is to hand in."""
+
+
 def hint(cause: str, **filled: object) -> str:
     """The advice for a cause of the table."""
-    return TABLE[cause].format(**filled)
+    return TABLE[cause].format(**{"modules": MODULES, **filled})
 
 
 def tracer_left(finding: TracerLeft) -> str:
@@ -158,6 +172,8 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint(leak.holder, path=path)
     if leak.place == "returned":
         return hint("kept by what is returned", path=path)
+    if leak.keeper and (is_plain(leak) or leak.holder in IN_FUNCTIONS):
+        return hint("kept function, outside" if leak.place == "outside" else "kept function", path=leak.keeper)
     if is_plain(leak):
         return plain_value(leak, finding.has_data)
     if leak.holder in OUTLIVING:
@@ -184,10 +200,13 @@ def plain_value(leak: Leak, has_data: bool) -> str:
         return hint("outlives", holder=f"{article(leak.holder)} outside of the module")
     if leak.place == "object":
         return hint("plain object", path=leak.path)
+    if leak.holder in NNX_CONTAINERS:
+        return hint("plain value, nnx container", path=leak.path, holder=leak.holder)
     if leak.layer is not None and leak.layer.captures:
         return hint("plain value, captured", path=leak.path, holder=leak.holder)
-    cause = "plain value, data" if has_data and leak.holder in TREES else "plain value"
-    return hint(cause, path=leak.path, holder=leak.holder)
+    if leak.holder != "attribute":
+        return hint("plain value, container", path=leak.path, holder=leak.holder)
+    return hint("plain value, data" if has_data else "plain value", path=leak.path, holder=leak.holder)
 
 
 def asks_to_hand_on(violation: Violation) -> bool:
@@ -218,11 +237,17 @@ def attribute(type_: str, path: str) -> str:
     return hint(cause, path=path) if cause else ""
 
 
-def captured_by(name: str) -> str:
-    """The same for a transform of the user's own code, which may be one that is no layer; without a name, for the call itself."""
+def captured_by(name: str, nodes: Sequence[CapturedNode] = ()) -> str:
+    """The same for a transform of the user's own code, which may be one that is no layer; without a name, for the call itself.
+
+    ``nodes`` are those that it captured: several are named.
+    """
+    names = dict.fromkeys(node.name.rpartition(".")[2] if node.is_argument else "" for node in nodes)
+    modules = ", ".join(names) if len(names) > 1 and all(names) else MODULES
     if not name:
-        return hint("captured by the call")
-    return hint(f"captured by {name}") if f"captured by {name}" in TABLE else hint("captured", transform=name)
+        return hint("captured by the call", modules=modules)
+    cause = f"captured by {name}"
+    return hint(cause if cause in TABLE else "captured", transform=name, modules=modules)
 
 
 def buffer(finding: Finding) -> str:

@@ -166,6 +166,18 @@ def captured(evidence: Evidence) -> Iterator[Row]:
     yield from [("captured", f"{count} x {text}" if count > 1 else text) for text, count in rows][:CAPTURED]
     if others := sum(count for _, count in rows[CAPTURED:]):
         yield "", f"and {others if len(evidence.captured) < SHOWN else 'many'} more"
+    if evidence.split is not None and left_out(sum(array.bytes for array in evidence.captured), evidence.split):
+        yield "", f"{kept(evidence.split)}: of equal elements one, of what it computes beforehand the result"
+
+
+def left_out(captured: int, split: Split) -> bool:
+    """Whether XLA keeps less than the call captures."""
+    return captured - split.constants >= FLOOR
+
+
+def kept(split: Split) -> str:
+    """The captured bytes that are in the program, and so in its peak."""
+    return f"XLA keeps {format_bytes(split.constants)} of that in this program"
 
 
 def text_of(array: Captured) -> str:

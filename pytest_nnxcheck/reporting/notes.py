@@ -18,6 +18,7 @@ MISFITS: dict[MisfitKind, str] = {
     "inside itself": "{of}",
     "retyped": "{keeps}: the call makes {of}, which is {types[0]}, a {types[1]}",
     "retyped, twice": "makes the call twice, and the first makes {of}, which is {types[0]}, a {types[1]}",
+    "relabelled": "{keeps}: the call turns {types[0]} of {of} from {types[1]} into {types[2]}",
     "added": "{carries}, and the call adds {of} to it",
     "removed": "{carries}, and the call takes {of} out of it",
     "replaced": "{carries}, and the call puts a new Variable in place of {of}, where it could assign to its value",
@@ -47,7 +48,8 @@ def reason(misfit: Misfit) -> str:
     """The same without the layer."""
     branches, filled = misfit.branches, {"of": misfit.of, "other": misfit.other}
     carries = "hands on the state where it skips the call" if branches else "carries the state"
-    keeps = f"{carries}, and {'its branches return the same types' if branches else 'a carry keeps its types'}"
+    what = "metadata" if misfit.kind == "relabelled" else "types"
+    keeps = f"{carries}, and {f'its branches return the same {what}' if branches else f'a carry keeps its {what}'}"
     return MISFITS[misfit.kind].format(**filled, types=misfit.types, carries=carries, keeps=keeps)
 
 
@@ -89,9 +91,9 @@ def explanation(cause: data.Explanation) -> tuple[str, ...]:
                 f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else ""),
             )
         case data.CapturedBy():
-            nodes = ", ".join(cause.nodes)
+            nodes = ", ".join(map(str, cause.nodes))
             by = f"{cause.transform} at {cause.line}" if cause.transform else f"the call, {cause.line},"
-            return (f"{by} captured {nodes}; {hints.captured_by(cause.transform)}",)
+            return (f"{by} captured {nodes}; {hints.captured_by(cause.transform, cause.nodes)}",)
         case data.MergedVariables():
             whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
             return (f"{whose}; {hints.hint('merged')}",)
@@ -123,6 +125,8 @@ FACTS: dict[data.FactKind, str] = {
     "raises without jit": "{all} inside the call not asserted: with jax.disable_jit it raises {of}",
     "adds state": "{all} not asserted: the call adds state, or takes some away, so that the next one is another",
     "added, functional": "parity of {some} not asserted: the call adds it, and a functional layer hands out the state that was there before",
+    "attributes, functional": "parity of {some} not asserted where a layer is functional: the call sets what is a plain Python attribute, and such a"
+    " layer hands out the state alone",
     "other draws": "parity of outputs not asserted under vmap: {some} is {of}, whose draws are others in a batch",
     "decided by rounding": "rounding decides {some}: inputs a few roundings away move the un-nested result as far",
     "decided by fusion": "rounding decides {some}: where XLA fuses no operations, the same program gives the values of the un-nested call",
@@ -134,6 +138,8 @@ FACTS: dict[data.FactKind, str] = {
     "on all devices": "{some} lay on one device, and the program spreads it over all",
     "in a new buffer": "{some} came back in a new buffer: an output of the call took a donated one",
     "leaked": "tracers remain in {some}: the invariants do not name tracers, so that this fails nothing, and no values are compared",
+    "made anew": "the body makes its objects anew for each nesting, and no two have an equal {some}: a jit that meets both is traced and compiled"
+    " again; where your own code makes them again, in each epoch say, make that once, outside, and hand it in",
     "left in merged": "{of} left tracers in {some} of the module merged inside; they died with it",
     "inner donations": "{count} donated operands of a jit inside the call: the outer jit drops that in silence",
     "not moved": "{some} did not move under {of}: the un-nested call changes it",

@@ -102,7 +102,6 @@ class Records(TypedDict):
 
 def of_report(report: Report, folder: Path | None = None) -> Records:
     """The records of a report; the paths of programs start from ``folder``. What pytest knows of the test is `empty_test`'s."""
-    bad = report.broken or tuple(o for o in report.outcomes if o.verdict == "failed")
     test: OfTest = {
         **empty_test(report.test_id),
         "verdict": report.verdict if report.outcomes else "",
@@ -110,7 +109,7 @@ def of_report(report: Report, folder: Path | None = None) -> Records:
         "counts": dict(tally.kinds(report.outcomes)),
         "not_run": report.not_run,
         "modes": dict(report.modes),
-        "shown": str(min(bad, key=lambda outcome: outcome.nesting.plainness).nesting) if bad else "",
+        "shown": str(report.shown.nesting) if report.shown else "",
         "message": "" if report.ok else plain(str(report)),
         "settings": {name: _shown(getattr(report.settings, name)) for name in table.names("check")},
         "options": plain(report.options),

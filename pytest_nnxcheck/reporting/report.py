@@ -5,27 +5,24 @@ The text is an interface: it is tested. Nothing here imports pytest, hypothesis,
 
 from __future__ import annotations
 
-import functools
 import shlex
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core import expected_failures
-from pytest_nnxcheck.core.catalogue import MODES
+from pytest_nnxcheck.core.catalogue import MODES, severity
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import Row, counted, format_bytes
-from pytest_nnxcheck.reporting import notes, tally, target_rows
+from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row
+from pytest_nnxcheck.reporting import notes, tally, target_rows, wording
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
 REFUSED = "nnx nesting rejected by flax"
 REFUSED_MODE = "nnx mode rejected by flax"
 NOTHING = "nnx nothing was checked"
-_LABEL = 12
 
 _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting may not be the cause"
 
@@ -53,18 +50,23 @@ class Report:
 
     def program(self, outcome: Outcome | None = None) -> str:
         """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
-        shown = outcome or next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
+        shown = outcome or self.shown
         return self.programs.get(shown.nesting, "") if shown else ""
 
     @property
     def broken(self) -> tuple[Outcome, ...]:
-        """The outcomes that violate an invariant, the smallest nesting first."""
-        return _by_plainness(self.outcomes, "violated")
+        """The outcomes that violate an invariant: the most serious invariant first, then the smallest nesting."""
+        return tuple(sorted((o for o in self.outcomes if o.verdict == "violated"), key=lambda outcome: outcome.rank))
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """What the smallest broken nesting violates; empty if every invariant held."""
+        """What the first of the broken nestings violates; empty if every invariant held."""
         return self.broken[0].violations if self.broken else ()
+
+    @property
+    def shown(self) -> Outcome | None:
+        """The outcome that the message is about: the first that violates an invariant, else the smallest that raised."""
+        return next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
 
     @property
     def ok(self) -> bool:
@@ -98,8 +100,7 @@ class Report:
         return {mode: tally.of_mode(outcomes) for mode, outcomes in tally.by_mode(self.outcomes).items()}
 
     def __str__(self) -> str:
-        worst = next(iter(self.broken or _by_plainness(self.outcomes, "failed")), None)
-        return message(self, worst) if worst else "\n".join([*self.unexpected, summary(self)])
+        return message(self, self.shown) if self.shown else "\n".join([*self.unexpected, summary(self)])
 
 
 def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, ...]:
@@ -119,7 +120,7 @@ def rejected_modes(report: Report) -> str:
 
 def modes_note(report: Report) -> str:
     """The note on the user's exception that says what every mode did; empty where none was named."""
-    return _row("modes", _mode_lines(report)) if _shows_modes(report) else ""
+    return row("modes", _mode_lines(report)) if _shows_modes(report) else ""
 
 
 def _mode_lines(report: Report) -> str:
@@ -140,11 +141,6 @@ def message(report: Report, outcome: Outcome) -> str:
     return lay_out(headline(outcome), report.test_id, _rows(report, outcome))
 
 
-def lay_out(head: str, test_id: str, rows: Iterable[Row]) -> str:
-    """A message: its first line with the test, and its rows."""
-    return "\n".join([f"{head:<50} {test_id}".rstrip(), *(_row(*row) for row in rows)])
-
-
 def headline(outcome: Outcome) -> str:
     """The first line: the invariant that broke, or what else is the matter."""
     if outcome.violations:
@@ -152,15 +148,16 @@ def headline(outcome: Outcome) -> str:
     return f"nnx nesting failed: {outcome.nesting}" if outcome.verdict == "failed" else f"{REFUSED}: {outcome.nesting}"
 
 
-def _row(label: str, text: str) -> str:
-    first, *rest = text.splitlines() or [""]
-    return "\n".join(
-        [f"  {label:<{_LABEL - 1}} {first}".rstrip(), *(f"  {'':<{_LABEL}}{line}".rstrip() for line in rest)]
-    )
+def in_short(outcome: Outcome) -> str:
+    """The same for pytest's short summary, which cuts its lines: the invariant, and at once the leaf or the bytes."""
+    if not outcome.violations:
+        return headline(outcome)
+    first = outcome.violations[0]
+    return f"nnx {first.invariant}: {wording.place(first, outcome.evidence)}"
 
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
-    yield "nesting", f"{outcome.nesting!s:<38} {tried(report)}"
+    yield "nesting", f"{outcome.nesting}   {tried(report)}"
     if outcome.reason:
         yield outcome.verdict, outcome.reason
     for violation in outcome.violations:
@@ -184,13 +181,16 @@ def _shows_modes(report: Report) -> bool:
 
 
 def _also_broken(report: Report, shown: Outcome) -> Iterator[str]:
-    """One line for each invariant that only other nestings broke, with the smallest of them."""
+    """One line for each invariant that only other nestings broke, with the smallest of them; beside a captured module, for each that others broke."""
     shown_invariants = {violation.invariant for violation in shown.violations}
-    for invariant in report.settings.invariants:
-        nestings = [o.nesting for o in report.broken if any(v.invariant == invariant for v in o.violations)]
-        if nestings and invariant not in shown_invariants:
-            more = f", and {len(nestings) - 1} more" if nestings[1:] else ""
-            yield f"{invariant}, smallest: {nestings[0]}{more}"
+    broken = _by_plainness(report.outcomes, "violated")
+    for invariant in sorted(report.settings.invariants, key=severity):
+        found = [(o.nesting, v.summary) for o in broken for v in o.violations if v.invariant == invariant]
+        if invariant in shown_invariants:
+            found = [each for each in found if shown.nesting.captures and not each[0].captures]
+        if found:
+            more = f", and {len(found) - 1} more" if found[1:] else ""
+            yield f"{invariant}, smallest: {found[0][0]}{more}\n{found[0][1]}"
 
 
 def _other_failures(report: Report, shown: Outcome) -> list[Outcome]:
@@ -217,17 +217,17 @@ def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     rows = [] if own else [("note", note) for note in outcome.notes]
     rest = _un_nested(report, outcome.nesting)
     if rest:
-        rows.insert(0, ("nesting", f"{outcome.nesting!s:<38} {rest}"))
+        rows.insert(0, ("nesting", f"{outcome.nesting}   {rest}"))
         if own:
             rows.append(("", _RANDOM))
         rows += [("program", outcome.program)] if outcome.program else []
         rows.append(("replay", replay(report, outcome.nesting)))
-    return "\n".join(_row(*row) for row in rows)
+    return "\n".join(row(*each) for each in rows)
 
 
 def explained_note(outcome: Outcome | None) -> str:
     """The note on the user's exception that says what was found around its nesting; empty if nothing was."""
-    return "\n".join(_row(*row) for row in outcome.explained) if outcome is not None else ""
+    return "\n".join(row(*each) for each in outcome.explained) if outcome is not None else ""
 
 
 def _un_nested(report: Report, nesting: Nesting) -> str:
@@ -287,10 +287,7 @@ def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 def wrapped(lines: str, width: int, label: str = "") -> str:
     """Notes, one a line, below the line of their test: as wide as the terminal."""
-    fill = functools.partial(textwrap.fill, width=max(width, 40), break_long_words=False, break_on_hyphens=False)
-    return "".join(
-        "\n" + fill(label + note, initial_indent="    ", subsequent_indent="      ") for note in lines.splitlines()
-    )
+    return "".join("\n" + fill(label + note, max(width, 40), "    ", "      ") for note in lines.splitlines())
 
 
 def properties(report: Report) -> list[tuple[str, str | int]]:

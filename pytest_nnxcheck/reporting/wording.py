@@ -12,9 +12,11 @@ from pytest_nnxcheck.core.evidence import (
     Evidence,
     HeldTwice,
     LargeLine,
+    NotDonated,
     Recast,
     Saved,
     Stack,
+    Unused,
 )
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
@@ -25,6 +27,7 @@ from pytest_nnxcheck.core.outcome import (
     Figures,
     Finding,
     FindingOnTarget,
+    JitTracedAgain,
     LostBuffer,
     LostOnTarget,
     MadeInEndedTrace,
@@ -37,11 +40,12 @@ from pytest_nnxcheck.core.outcome import (
     SharedBuffer,
     StateCopied,
     TracerLeft,
+    TypeMoved,
     ValueDiffers,
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.text import Row, format_bytes
+from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
@@ -97,6 +101,20 @@ def of_cpu(evidence: Evidence) -> tuple[Row, ...]:
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
     """How many findings have no row."""
     return [("", f"and {len(findings) - shown} more")] if len(findings) > shown else []
+
+
+def place(violation: Violation, evidence: Evidence | None) -> str:
+    """What breaks an invariant, for one line of a summary: the leaves, or else the bytes."""
+    if paths := [finding.path for finding in violation.findings if finding.path]:
+        return some(paths, 2)
+    match violation.findings[:1]:
+        case [MemoryWasted(advice=(first, *_))]:
+            return advice(first)
+        case [StateCopied() | CopiedOnTarget() as first]:
+            copies = [held.name for held in (evidence.buffers if evidence else ()) if held.name and held.whole]
+            size = first.bytes if isinstance(first, StateCopied) else first.on.copies
+            return f"{copies[0] if copies else format_bytes(size)}: {violation.summary}"
+    return violation.summary
 
 
 # --- tracers
@@ -164,7 +182,8 @@ def of_memory(finding: OnCpu | FindingOnTarget) -> str:
         case StateCopied(bytes=size):
             return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
         case ConstantsCaptured(bytes=size):
-            return f"the call captures {format_bytes(size)} of constants"
+            kept = memory_breakdown.kept(figures.split) if memory_breakdown.left_out(size, figures.split) else ""
+            return f"the call captures {format_bytes(size)} of constants" + (kept and f"; {kept}")
 
 
 def totals(figures: Figures) -> list[Row]:
@@ -219,6 +238,12 @@ def advice(piece: Advice) -> str:
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"
             return f"{size}, {piece.type} {piece.operation}: {what}{at}"
+        case Unused():
+            return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
+        case NotDonated():
+            whose, cure = " and ".join(piece.arguments), f"{piece.jit}({piece.function}, {piece.donate})"
+            why = f"{piece.function} is a jit that changes state of {whose} and donates none of it"
+            return f"{size}: {why}: old and new lie side by side; write {cure}{at}"
 
 
 # --- donation
@@ -331,13 +356,31 @@ def finite(findings: Findings) -> Text:
 
 def recompilation(findings: Findings) -> Text:
     """What another call is traced again for; the first is the summary."""
+    inside = [each for each in findings if isinstance(each, JitTracedAgain)]
+    traced = [("traced", of_jit(each)) for each in inside[:SHOWN]]
+    findings = tuple(each for each in findings if isinstance(each, TypeMoved))
+    if not findings:
+        summary = f"{inside[0].path} is traced again in each call, for the same types: a jit inside the call is made anew, or what it is handed"
+        return summary, [*traced, *rest(tuple(inside))], hints.hint("jit made anew")
     first = findings[0]
     if not first.label:
-        return "a second call with the same types is traced again: no attribute and no type of a leaf differs", [], ""
+        return (
+            "a second call with the same types is traced again: no attribute and no type of a leaf differs",
+            traced,
+            "",
+        )
     rows = [
         ("changed", f"{each.path}   {each.before} before the call, {each.after} after it") for each in findings[:SHOWN]
     ]
-    return f"a second call is traced again: {first.path} has changed", [*rows, *rest(findings)], hints.moved(first)
+    rows = [*rows, *rest(findings), *traced]
+    return f"a second call is traced again: {first.path} has changed", rows, hints.moved(first)
+
+
+def of_jit(finding: JitTracedAgain) -> str:
+    """Which function a jit traces in each call, how often, and what calls it."""
+    times = f"{finding.times} times" if finding.times > 1 else "once"
+    where = f" ({finding.line})" if finding.line else ""
+    return f"{finding.path}{where}   {times} a call; its jit is called at {', '.join(finding.called)}"
 
 
 # --- an invariant of the user's own

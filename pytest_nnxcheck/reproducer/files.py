@@ -20,6 +20,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
+from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.cases import CallStarted
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.reproducer import calls_of_test
@@ -145,6 +146,8 @@ class Programs:
             with self._harmless():
                 if not broke:
                     self._path(nesting).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # where another program is in it
+                        self._path(nesting).parent.rmdir()
                 elif nesting not in self._told and nesting in self.texts:
                     # It broke with other arguments: the program with those is the one to keep.
                     self._write(nesting, self.texts[nesting])
@@ -164,13 +167,11 @@ class Programs:
         return self.folder() / file_name(self.title) / f"{file_name(str(nesting))}.py"
 
     def _shown(self, nesting: Nesting) -> str:
-        """The path as the user reads it: relative where it lies below the folder that he works in."""
+        """The path as the user types it, in the folder that he works in."""
         if self.folder is None:
             return ""
-        path = self._path(nesting)
-        if self.near is not None and path.is_relative_to(self.near):
-            return str(path.relative_to(self.near))
-        return str(path)
+        path = str(self._path(nesting))
+        return path if self.near is None else near_to((str(self.near),), path)
 
     def _write(self, nesting: Nesting, text: str) -> None:
         path = self._path(nesting)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 
 from pytest_nnxcheck.core.errors import InvariantViolation
-from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.core.text import first_line, row
 from pytest_nnxcheck.reporting import report
-from pytest_nnxcheck.runner.errors import flatten, passes_through, plainest
+from pytest_nnxcheck.runner.errors import add_notes, flatten, passes_through, plainest
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
@@ -26,7 +26,7 @@ _FLAKY = (
 def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseException:
     """Turn what came out of hypothesis into the exception to raise: the plainest one, its message complete."""
     if isinstance(error, hypothesis.errors.Flaky):
-        error.add_note(_FLAKY)
+        add_notes(error, [_FLAKY])
         return error
     errors = list(flatten(error))
     if not own_given:
@@ -41,12 +41,9 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
         outcome = run.outcomes.get(chosen.outcome.nesting, chosen.outcome)
         chosen.args = (report.message(run.report(), outcome),)
     else:
-        for note in (report.explained_note(run.outcomes.get(nesting)), report.modes_note(run.report())):
-            if note:
-                chosen.add_note(note)
-    for other in _one_of_each_type(errors, chosen):
-        if not isinstance(chosen, InvariantViolation):
-            chosen.add_note(f"  also failed  {run.nesting_of(other)}: {first_line(other)}")
+        others = _one_of_each_type(errors, chosen)
+        also = [row("also failed", f"{run.nesting_of(other)}: {first_line(other)}") for other in others]
+        add_notes(chosen, [report.explained_note(run.outcomes.get(nesting)), report.modes_note(run.report()), *also])
     return chosen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import hypothesis
 
@@ -21,12 +21,31 @@ def flatten(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
+class OwnNote(str):
+    """A note of ours: the type tells it from those of the user and of hypothesis."""
+
+    __slots__ = ()
+
+
+def add_notes(error: BaseException, texts: Iterable[str]) -> None:
+    """Add notes to an exception, none that is empty."""
+    for text in filter(None, texts):
+        error.add_note(OwnNote(text))
+
+
+def drop_own_notes(error: BaseException) -> None:
+    """Take our notes off an exception: jax raises some of its own again, object for object, in other tests too."""
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list):
+        notes[:] = [note for note in notes if type(note) is not OwnNote]
+
+
 def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], Nesting]) -> BaseException:
-    """The error to show: a violation before any other, then the one of the smallest nesting."""
+    """The error to show: a violation before any other, of the most serious invariant, then the one of the smallest nesting."""
 
     def key(error: BaseException) -> tuple[bool, object]:
         if isinstance(error, InvariantViolation):
-            return (False, error.outcome.nesting.plainness)
+            return (False, error.outcome.rank)
         return (True, nesting_of(error).plainness)
 
     return min(errors, key=key)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Listener, Outcome, Verdict, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
 from pytest_nnxcheck.reporting import report, tally, wording
 from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.subject import uncomputed
@@ -43,11 +44,17 @@ class Executed:
     facts: CallFacts = NO_FACTS
 
 
-@dataclass(slots=True)
+def here() -> tuple[int, int]:
+    """The process and the thread of the caller."""
+    return os.getpid(), threading.get_ident()
+
+
+@dataclass(slots=True, eq=False)
 class Execution:
     """One execution of a test body under one nesting; wrapped objects report to it.
 
-    ``violation`` and ``error`` are what a call raised last: the body may swallow either.
+    ``violation`` and ``error`` are what a call raised last: the body may swallow either. ``misuse`` is a call that could not be made at all,
+    ``home`` the process and the thread of the body.
     """
 
     executor: Executor
@@ -58,6 +65,9 @@ class Execution:
     outcomes: dict[Nesting, Outcome] = field(default_factory=dict)
     violation: InvariantViolation | None = None
     error: BaseException | None = None
+    misuse: CheckError | None = None
+    home: tuple[int, int] = field(default_factory=here)
+    calling: bool = False
 
     def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
         """Call the subject under the nesting; ``owner`` names the object that it is a method of.
@@ -65,17 +75,21 @@ class Execution:
         Raises a violation, a rejection, or the user's own exception.
         """
         __tracebackhide__ = True
-        with self.executor.watch.paused():
-            checked = engine().check_call(
-                subject,
-                args,
-                kwargs,
-                nesting=self.nesting,
-                settings=self.settings,
-                example=self.example,
-                publish=self.executor.publish,
-                owner=owner,
-            )
+        self.calling = True
+        try:
+            with self.executor.watch.paused():
+                checked = engine().check_call(
+                    subject,
+                    args,
+                    kwargs,
+                    nesting=self.nesting,
+                    settings=self.settings,
+                    example=self.example,
+                    publish=self.executor.publish,
+                    owner=owner,
+                )
+        finally:
+            self.calling = False
         self.facts += checked.facts
         self.settle(replace(checked, outcome=wording.worded(checked.outcome)))
         return checked.output
@@ -166,7 +180,24 @@ class Execution:
         return Executed(self.outcomes, self.violation)
 
 
-RUNNING: ContextVar[Execution] = ContextVar("nnxcheck_running")
+@dataclass(slots=True)
+class Unchecked:
+    """An execution of a test body in which nothing is checked: wrapped objects call what they wrap, with what they are ``handed``."""
+
+    example: Example
+    handed: Handed
+    misuse: CheckError | None = None
+    home: tuple[int, int] = field(default_factory=here)
+    calling: bool = False
+
+    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
+        """Call the subject. Raises what it raises."""
+        __tracebackhide__ = True
+        return call_unchecked(subject, args, kwargs, owner, self.handed, self.example)
+
+
+_RUNNING: list[Execution | Unchecked] = []
+"""The executions that are going on in all threads, the innermost last."""
 
 
 @dataclass(slots=True)
@@ -197,6 +228,22 @@ class Executor:
         finally:
             self.values_needed = of_body
 
+    def unchecked(self, body: Body, mode: str, handed: Handed) -> BaseException | None:
+        """Run the body once with nothing checked; what it raised."""
+        with Example(self.memo) as example:
+            execution = Unchecked(example, handed)
+            _RUNNING.append(execution)
+            try:
+                with compat.flax_mode(mode):
+                    body()
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+                return error
+            finally:
+                _RUNNING.remove(execution)
+        return None
+
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome with the program that shows it, if there is one."""
         return outcome if self.programs is None else self.programs.with_program(outcome)
@@ -213,12 +260,15 @@ class Executor:
         example = Example(self.memo, uncomputed.Values(self.values_needed))
         execution = Execution(self, example, nesting, settings)
         self.publish(BodyStarted(body))
-        token = RUNNING.set(execution)
+        _RUNNING.append(execution)
         try:
             with example:
                 executed = self._run(execution, body)
         finally:
-            RUNNING.reset(token)
+            _RUNNING.remove(execution)
+        if execution.misuse is not None and not (executed.error and passes_through(executed.error)):
+            # A thread keeps its exception to itself, and a body may swallow one.
+            executed = replace(executed, error=execution.misuse)
         return replace(executed, facts=execution.facts + CallFacts(example.unrestored))
 
     def _run(self, execution: Execution, body: Body) -> Executed:
@@ -254,9 +304,36 @@ def _without_output(checked: Checked) -> bool:
     return checked.error is not None or leaks or checked.outcome.verdict == "rejected"
 
 
-def running() -> Execution | None:
-    """The execution that is going on, if any."""
-    return RUNNING.get(None)
+def running_for(name: str) -> Execution | Unchecked:
+    """The execution that a call of a wrapped object belongs to. Raises `CheckError` for a call that belongs to none.
+
+    Where an execution is going on all the same, the call fails it, whatever becomes of the exception.
+    """
+    __tracebackhide__ = True
+    own = [execution for execution in _RUNNING if execution.home == here()]
+    if own and not own[-1].calling:
+        return own[-1]
+    if not _RUNNING:
+        raise CheckError(f"{name} was called {_outside_of_a_body()}")
+    execution = own[-1] if own else _RUNNING[-1]
+    if own:
+        text = "inside the call of another wrapped object: let that one call the module itself, or wrap this one alone"
+    elif execution.home[0] == os.getpid():
+        text = "in another thread than the body of its test: call it in the body itself, and let the thread use what it returned"
+    else:
+        text = "in another process than the body of its test: call it in the body itself"
+    execution.misuse = CheckError(f"{name} was called {text}")
+    raise execution.misuse
+
+
+def _outside_of_a_body() -> str:
+    """Where a call is made that no execution sees; pytest says which part of a test it runs."""
+    phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[2]
+    if phase == "(setup)":
+        return "in a fixture or a setup method, which runs once and under no nesting: call it in the body of the test"
+    if phase == "(teardown)":
+        return "after the body of its test had ended, where nothing is checked: call it in the body"
+    return "outside of a test with @pytest.mark.nnx_invariants: mark the test, or use pytest_nnxcheck.check(subject, *args)"
 
 
 def engine() -> Any:

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import ConstantsCaptured, FindingOnTarget, Outcome
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
+from pytest_nnxcheck.engine.example import Handed
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.strategies import Exclusions
@@ -130,6 +132,23 @@ def measures_the_same(broken: Outcome, near: Outcome) -> bool:
     ):
         return False
     return not (compiled and near.peak is None) and not (constants and near.nesting.captures)
+
+
+def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[str, str]]:
+    """A row where a body that raised un-nested passes with the user's own objects, unchecked: what makes it raise, as a run of each tells."""
+    error = run("own")
+    if error is None:
+        causes = (cause for handed, cause in UNLIKE_OWN.items() if run(handed) is not None)
+        yield "note", f"passes with your object, {next(causes, 'unwrapped, and unchecked')}"
+    elif compat.is_tracer_error(error):
+        yield "note", hints.hint("met a trace")
+
+
+UNLIKE_OWN: dict[Handed, str] = {
+    "inputs": "raises where its inputs are arrays of jax, as every transform hands them on",
+    "copy": "raises with a copy of it: something goes by the object's identity, and nnx.jit and nnx.clone make copies too",
+    "traced": "raises after the model was traced once: a trace leaves something behind, that of nnx.jit too",
+}
 
 
 def explain(outcome: Outcome, around: Around) -> Outcome:

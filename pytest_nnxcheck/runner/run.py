@@ -20,6 +20,7 @@ from pytest_nnxcheck.core.outcome import (
     BodyFinished,
     Listener,
     NestingFinished,
+    NestingRuledOut,
     NestingStarted,
     Outcome,
     nobody,
@@ -29,7 +30,7 @@ from pytest_nnxcheck.core.text import counted, some
 from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally, wording
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
-from pytest_nnxcheck.runner.errors import passes_through, plainest
+from pytest_nnxcheck.runner.errors import add_notes, drop_own_notes, passes_through, plainest
 from pytest_nnxcheck.runner.execution import Body, Executed, Executor
 from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.sweep import Sweep
@@ -57,7 +58,7 @@ class Run:
         compiles: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.memo = Memo(shared_programs=compat.SharedPrograms(on=settings.shortcuts == "on"))
+        self.memo = Memo(shared_programs=compat.SharedPrograms(on=settings.shortcuts == "on"), same_arguments=remember)
         self.executor = Executor(self.memo, programs, self.publish, compiles)
         OF_PROCESS.begin()
         self.programs = programs
@@ -140,7 +141,8 @@ class Run:
         __tracebackhide__ = True
         if not self.remembers or nesting not in self._memo:
             error = self._timed(nesting, body)
-            self._raised[id(error)] = nesting
+            if error is not None and not self._raised_before(error, nesting):
+                self._raised[id(error)] = nesting
             self._memo[nesting] = None if error is None else (error, error.__traceback__)
             if error is not None:
                 self._bodies[nesting] = body
@@ -149,10 +151,21 @@ class Run:
             # Each raise prepends frames: from a fresh start, hypothesis sees the same error every time.
             raise answer[0].with_traceback(answer[1])
 
+    def _raised_before(self, error: BaseException, nesting: Nesting) -> bool:
+        """Whether a plainer nesting raised the same object, as jax does with some: it is the one to name."""
+        earlier = self._raised.get(id(error), nesting)
+        kept = self._memo.get(earlier)
+        return kept is not None and kept[0] is error and earlier.plainness < nesting.plainness
+
     def explain(self, nesting: Nesting) -> None:
         """Add to the outcome of a nesting that did not hold what holds around it; a replay runs no other."""
         body, outcome = self._bodies.get(nesting), self.outcomes.get(nesting)
-        if body is None or outcome is None or not nesting.layers or self.settings.nesting is not None:
+        if body is None or outcome is None:
+            return
+        if not nesting.layers and outcome.verdict == "failed":
+            rows = neighbours.unlike_own(lambda handed: self.executor.unchecked(body, nesting.mode, handed))
+            self.outcomes[nesting] = replace(outcome, explained=(*outcome.explained, *rows))
+        if not nesting.layers or self.settings.nesting is not None:
             return
         on_targets = outcome.evidence is not None and outcome.evidence.targets
         # By default targets compile the plain jit alone: a way out must have been compiled for them too.
@@ -218,9 +231,10 @@ class Run:
             self.silent.append(nesting)
         if error is None or passes_through(error) or isinstance(error, InvariantViolation | CheckError):
             return
-        note = report.failed_note(self.report(), self.outcomes[nesting], own=executed.own)
-        if note:
-            error.add_note(note)
+        if self._raised_before(error, nesting):
+            return
+        drop_own_notes(error)
+        add_notes(error, [report.failed_note(self.report(), self.outcomes[nesting], own=executed.own)])
 
     def example(self, case: Nesting | Sweep, body: Body) -> None:
         """Run one example of hypothesis: a drawn nesting, or the sweep."""
@@ -304,11 +318,12 @@ class Run:
         """Whether the nesting cannot work; a refused style and an unfit layer are answered as rejected, without running."""
         excluded = self.exclusions[nesting.mode]
         shown = next(filter(excluded.rejects, nesting.layers), None)
-        if shown is not None and not excluded.closed:
+        if shown is not None and not excluded.closed and nesting not in self.outcomes:
             unfit = any(layer in excluded.unfit for layer in nesting.layers)
             words = report.not_run(shown, left_out=shown in excluded.unfit)
             outcome = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
-            self.outcomes.setdefault(nesting, outcome)
+            self.outcomes[nesting] = outcome
+            self.publish(NestingRuledOut(outcome))
         return excluded.closed or not all(excluded.allows(layer) for layer in nesting.layers)
 
     def finish(self) -> str:
@@ -328,7 +343,7 @@ class Run:
         if tally.nothing_checked(self.outcomes.values()) and not report.rejected_modes(self.report()):
             first = next(outcome for outcome in self.outcomes.values() if outcome.verdict == "rejected")
             if first.unfit:
-                return f"{report.NOTHING}: no nesting can be run ({first.reason}), name other transforms, or replay another nesting"
+                return f"{report.NOTHING}: no nesting can be run ({first.reason}): mend that, or name other transforms, or replay another nesting"
             styles = "add 'argument' or 'functional' to the styles, or replay another nesting"
             return f"{report.NOTHING}: every nesting was rejected ({first.reason}), {styles}"
         return ""

@@ -47,6 +47,9 @@ class Executor(Protocol):
     outcomes: dict[Nesting, Outcome]
     exclusions: dict[str, strategies.Exclusions]
 
+    def nesting_of(self, error: BaseException) -> Nesting:
+        """The nesting that raised an exception."""
+
     def try_un_nested(self, mode: str, body: Body) -> BaseException | None:
         """Run the un-nested call in a mode of flax; what it raised."""
 
@@ -79,15 +82,16 @@ def _sweep(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
     if run.problem or (error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)):
         return
     runs_all = case.settings.all == "on"
-    broke = error is not None
+    broke = ends = error is not None
     # What is expected to fail is not ruled out: it must be seen to fail.
     expected = tuple(in_mode(strategies.expected_to_fail(case.settings), mode))
     for stage in (_singles, _several):
-        if broke and not runs_all:
-            run.stop(case, mode)
-            return
+        if ends and not runs_all:
+            break
         for error in stage(run, case, mode, body, expected):
             broke = broke or error is not None
+            # A module that is captured breaks of that alone: it says nothing of nestings that hand the module over.
+            ends = ends or (error is not None and not run.nesting_of(error).captures)
             yield error
     if broke and not runs_all:
         run.stop(case, mode)

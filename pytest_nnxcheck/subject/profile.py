@@ -6,7 +6,7 @@ Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.inspection.fingerprint import show
+from pytest_nnxcheck.inspection.raw_access import MISSING
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.waste import NOTHING, Waste, waste
@@ -28,6 +30,9 @@ from pytest_nnxcheck.subject.write_back import statics
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
+Key = tuple[Path, int]
+"""One array of a state: the path of its Variable, and its number among the arrays of that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -35,13 +40,13 @@ class Profile:
 
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
     ``writes_back`` says that a scan hands out its stacked inputs as they were; ``retyped`` are the leaves that
-    come back with another type: (path, type before, type after); ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
+    come back with another type: (path, type before, type after), ``relabelled`` those of `relabelled`; ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
     ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed.
     ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in, ``equations`` how many it makes, each step of a scan counted. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
+    floating type that it computes in, ``equations`` how many it makes, each step of a scan counted, ``operations`` how many different ones. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
     ``opened`` are the classes of objects in it that jax knows nothing of.
     """
 
@@ -60,6 +65,7 @@ class Profile:
     output_bytes: int
     devices: int
     retyped: tuple[tuple[Path, str, str], ...] = ()
+    relabelled: tuple[tuple[Path, str, str, str], ...] = ()
     removed: tuple[Path, ...] = ()
     replaced: tuple[Path, ...] = ()
     restructured: bool = False
@@ -77,9 +83,16 @@ class Profile:
     waste: Waste = NOTHING
     precision: float = 0.0
     equations: int = 0
+    operations: int = 0
     in_one_array: tuple[tuple[Path, Path], ...] = ()
     plain: bool = False
     opened: tuple[tuple[str, Any], ...] = ()
+    unused: tuple[int, ...] = ()
+    """The numbers of the leaves that the call neither reads nor writes: it hands them on as they are, and nothing else needs them."""
+    donated: tuple[bool | None, ...] = ()
+    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
+    handed_out: tuple[int | None, ...] = ()
+    """For each output the number of the input that it is as it came in."""
 
     @property
     def copied_bytes(self) -> int:
@@ -104,15 +117,18 @@ def profile(subject: Subject) -> Profile:
 
     structures: list[Any] = []
     variables: list[dict[Path, Any]] = []
+    labels: list[dict[Path, dict[str, Any]]] = []
     poisoned: list[bool] = []
 
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
         structures.append(statics(module))
         variables.append(dict(compat.variables(module)))
+        labels.append(metadata(module))
         out = subject.program(module, *inputs)
         structures.append(statics(module))
         variables.append(dict(compat.variables(module)))
+        labels.append(metadata(module))
         state = compat.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
         return out, state
@@ -123,7 +139,8 @@ def profile(subject: Subject) -> Profile:
         jax.clear_caches()
     plain, opened = subject.output_tree.plain, subject.output_tree.opened
     jaxpr = compat.open_jaxpr(closed)
-    sources = flow.sources(jaxpr)[len(out) :]
+    origins_of_outputs = flow.sources(jaxpr)
+    sources = origins_of_outputs[len(out) :]
     number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
     shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
     moved = [
@@ -131,6 +148,7 @@ def profile(subject: Subject) -> Profile:
         for (key, leaf), source in zip(numbered(after), sources, strict=True)
         if key not in number_of or number_of[key] != source
     ]
+    same = {key: number_of.get(key) == source for (key, _), source in zip(numbered(after), sources, strict=True)}
     paths = {path for path, _ in number_of}
     types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
     changed = frozenset(path for path, *_ in moved if path in paths)
@@ -156,6 +174,8 @@ def profile(subject: Subject) -> Profile:
         retyped=tuple(
             (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
         ),
+        # A tracer among them is a leak, which a loop leaves as any other transform does.
+        relabelled=() if any(poisoned) else tuple(relabelled(*labels)),
         removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
         replaced=replaced(*variables),
         restructured=structures[0] != structures[1],
@@ -174,11 +194,24 @@ def profile(subject: Subject) -> Profile:
         waste=waste(jaxpr, {number_of[key]: output for key, output in output_of.items()}),
         precision=flow.lowest_precision(closed),
         equations=flow.equations(closed),
+        operations=flow.operations(closed),
         calls_back=flow.calls_back(closed),
         branches=flow.branches(closed),
         in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
         origins=input_origins(jaxpr, len(out), len(subject.inputs)),
+        unused=unused(jaxpr, len(out), same, number_of),
+        donated=flow.donated_to_jits(jaxpr),
+        handed_out=tuple(
+            source - len(number_of) if source is not None and source >= len(number_of) else None
+            for source in origins_of_outputs[: len(out)]
+        ),
     )
+
+
+def unused(jaxpr: Any, outputs: int, same: Mapping[Key, bool], number_of: Mapping[Key, int]) -> tuple[int, ...]:
+    """The numbers of the leaves that come back as the ``same``, and that neither an output of the call nor another leaf needs."""
+    needed = compat.inputs_needed(jaxpr, [*[True] * outputs, *(not kept for kept in same.values())])
+    return tuple(number for key, number in number_of.items() if same.get(key) and not needed[number])
 
 
 def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple[Path, Path], ...]:
@@ -239,6 +272,36 @@ def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...
     """The paths at which a Variable stands that was nowhere before, where another one did."""
     old = {id(variable) for variable in before.values()}
     return tuple(path for path in before if path in after and id(after[path]) not in old)
+
+
+def metadata(module: Any) -> dict[Path, dict[str, Any]]:
+    """The metadata of each Variable, as it is now."""
+    return {path: dict(compat.variable_metadata(variable)) for path, variable in compat.variables(module)}
+
+
+def relabelled(
+    before: dict[Path, dict[str, Any]], after: dict[Path, dict[str, Any]]
+) -> Iterator[tuple[Path, str, str, str]]:
+    """The metadata of Variables that the call changes: path, name, value before, and value after."""
+    for path, old in before.items():
+        new = after.get(path, old)
+        for name in dict.fromkeys((*old, *new)):
+            was, became = old.get(name, MISSING), new.get(name, MISSING)
+            if differs(was, became):
+                yield path, name, told(was), told(became)
+
+
+def told(value: Any) -> str:
+    """A value of metadata for messages."""
+    return "nothing" if value is MISSING else show(value)
+
+
+def differs(old: Any, new: Any) -> bool:
+    """Whether two values of metadata are others to jax, which asks their ``==``; one that raises, raises in a loop as well."""
+    try:
+        return old is not new and bool(old != new)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        return False
 
 
 def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:

@@ -62,8 +62,11 @@ class OutputTree:
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
 
     def roots(self) -> list[tuple[str, Any]]:
-        """Where the walk begins over what the caller gets: a module, a static field of a tree, keep more than its arrays."""
-        return [("output", self.rebuild(self.arrays))]
+        """Where the walk begins over what the caller gets: a module, a static field of a tree, keep more than arrays."""
+        # A tree of the user's own may refuse types in the place of arrays: it is looked at when the program has ended.
+        with contextlib.suppress(Exception):
+            return [("output", self.rebuild(self.arrays))]
+        return []
 
 
 @dataclass(frozen=True, slots=True)

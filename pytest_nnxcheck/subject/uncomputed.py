@@ -91,15 +91,19 @@ class Values:
         """Whether an array is none of the stand-ins."""
         return id(array) not in self.stand_ins
 
-    def require(self, subject: Subject) -> None:
-        """What the call is handed must have values. Raises `ValuesNeeded`."""
+    def lack(self, subject: Subject) -> bool:
+        """Whether something that the call is handed has no value."""
         if not self.stand_ins:
-            return
+            return False
         import jax
 
         held = [*compat.raw_leaves(subject.state), *compat.attributes(subject.state)]
         arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
-        if not all(map(self.computed, arrays)):
+        return not all(map(self.computed, arrays))
+
+    def require(self, subject: Subject) -> None:
+        """What the call is handed must have values. Raises `ValuesNeeded`."""
+        if self.lack(subject):
             raise ValuesNeeded
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,42 +40,83 @@ def where_it_was(value: Any, before: Any) -> Any:
     return value if value.sharding.device_set == before.sharding.device_set else jax.device_put(value, before.sharding)
 
 
-def graft(mine: Any, copy: Any, seen: set[int] | None = None) -> None:
-    """Give a graph node of the user the attributes that its copy has, arrays among them, further in wherever both hold nodes.
+def graft(mine: Any, copy: Any) -> None:
+    """Give a graph node of the user the attributes that its copy has, arrays among them, as flax keeps them there: as data, or not.
 
-    The values of Variables are not touched: those that both have are written elsewhere.
+    Nodes that both have in one place stay the user's own, wherever the copy has them by now. The values of Variables are written elsewhere.
     """
-    seen = set() if seen is None else seen
-    if id(mine) in seen or isinstance(mine, nnx.Variable) or type(mine) is not type(copy):
-        return
-    seen.add(id(mine))
+    pairs = counterparts(mine, copy)
+    own = {id(other): node for node, other in pairs}
+    for node, other in pairs:
+        if not isinstance(other, nnx.Variable):
+            take_over(node, other, own)
+
+
+def take_over(mine: Any, copy: Any, own: dict[int, Any]) -> None:
+    """Give one node the attributes of another; ``own`` has the user's node for each of the copy, by id.
+
+    Not by the hook of flax, which would ask anew whether the attribute is data; nor by one of the user's, which has run.
+    """
     stored, old, new = layout(type(mine)).read(mine) or {}, attributes(mine), attributes(copy)
-    for name, value in new.items():
-        held = old.get(name, MISSING)
-        own, copied = nodes_in(held), nodes_in(value)
-        if held is MISSING or (compat.is_graph_node(value) and type(held) is not type(value)):
-            setattr(mine, name, value)
-        elif own or copied:
-            # A set has no order by which its nodes are those of another one.
-            for node, other in zip(own, copied, strict=False) if not isinstance(held, set | frozenset) else ():
-                graft(node, other, seen)
-        elif has_arrays(held) and has_arrays(value):
-            # Not by the hook of flax, which would ask anew whether the attribute is data.
+    for name, given in new.items():
+        held, value = old.get(name, MISSING), with_nodes(given, own)
+        # A set has no order by which its nodes are those of another one.
+        nodes_of_a_set = isinstance(held, set | frozenset) and any(map(compat.is_graph_node, held))
+        if held is MISSING or not (nodes_of_a_set or same(held, value)):
             stored[name] = where_it_was(value, held)
-        elif held is not value and fingerprint(held) != fingerprint(value):
-            setattr(mine, name, value)
     for name in old.keys() - new.keys():
-        delattr(mine, name)
+        del stored[name]
+    compat.take_marks(mine, copy)
 
 
-def nodes_in(value: Any) -> list[Any]:
-    """The graph nodes, Variables among them, in a tree: of a container that flax takes for a plain value, as that of a Keras layer, the copy lists those of the copy."""
-    leaves = list(value) if isinstance(value, set | frozenset) else jax.tree.leaves(value, is_leaf=compat.is_graph_node)
-    return [leaf for leaf in leaves if compat.is_graph_node(leaf)]
+def counterparts(mine: Any, copy: Any) -> list[tuple[Any, Any]]:
+    """Each graph node of a copy, Variables among them, with that of the user's in the same place; with itself where there is none of its type."""
+    pairs: dict[int, tuple[Any, Any]] = {}
+    taken: set[int] = set()
+    both, added = deque([(mine, copy)]), deque[Any]()
+    while both or added:
+        # What was added comes last: it may be in another place, where the user has one.
+        own, other = both.popleft() if both else (added.popleft(),) * 2
+        if id(other) in pairs:
+            continue
+        if own is not other and (type(own) is not type(other) or id(own) in taken):
+            added.append(other)
+            continue
+        pairs[id(other)] = own, other
+        taken.add(id(own))
+        old = attributes(own) if own is not other else {}
+        for name, value in attributes(other).items():
+            held = nodes_in(old.get(name))
+            both += [(held.get(path), node) for path, node in nodes_in(value).items()]
+    return list(pairs.values())
 
 
-def has_arrays(value: Any) -> bool:
-    return any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value))
+def nodes_in(value: Any) -> dict[Any, Any]:
+    """The graph nodes, Variables among them, in a tree, by their places; a list in a plain value, as that of a Keras layer, has those of the copy in the copy."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=compat.is_graph_node)
+    return {path: leaf for path, leaf in leaves if compat.is_graph_node(leaf)}
+
+
+def with_nodes(value: Any, own: dict[int, Any]) -> Any:
+    """A tree with the user's own nodes in the place of those of the copy."""
+    if not nodes_in(value):
+        return value
+    return jax.tree.map(lambda leaf: own.get(id(leaf), leaf), value, is_leaf=compat.is_graph_node)
+
+
+def same(held: Any, value: Any) -> bool:
+    """Whether two trees have the very same nodes and arrays, and else what behaves alike."""
+    flat: Any = [jax.tree.flatten(tree, is_leaf=compat.is_graph_node) for tree in (held, value)]
+    (mine, old), (others, new) = flat
+    return bool(old == new) and all(
+        one is other or not (is_kept(one) or is_kept(other) or fingerprint(one) != fingerprint(other))
+        for one, other in zip(mine, others, strict=True)
+    )
+
+
+def is_kept(leaf: Any) -> bool:
+    """Whether a leaf is compared by identity."""
+    return compat.is_graph_node(leaf) or isinstance(leaf, jax.Array | np.ndarray)
 
 
 def attributes(node: Any) -> dict[str, Any]:

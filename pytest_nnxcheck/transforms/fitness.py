@@ -28,6 +28,11 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
     if layer.row.keeps_types and not layer.captures and profile.retyped:
         kind: MisfitKind = "retyped, twice" if layer.row.pair == "first call" else "retyped"
         return of_leaf(kind, *profile.retyped[0])
+    carries = (layer.row.loop or layer.row.branches) and not layer.captures
+    # A functional layer carries what the call writes, and no more.
+    relabelled = (leaf for leaf in profile.relabelled if layer.style == "argument" or leaf[0] in profile.changed)
+    if carries and (leaf := next(relabelled, None)):
+        return of_leaf("relabelled", *leaf)
     if layer.style == "argument" and layer.row.fixes_state and profile.added:
         return of_leaf("added", profile.added[0])
     if layer.style == "argument" and layer.row.loop and profile.removed:

@@ -1,5 +1,7 @@
 """The first call of an nnx module that a test makes outside of any transform, by `sys.monitoring`: the test could be marked.
 
+A call that the test makes itself comes before one that a function makes which it calls: the module of that one may not be in its hands.
+
 Every function tells of its start once; only those that are named ``__call__`` tell of each.
 """
 
@@ -32,12 +34,13 @@ class Calls:
 
     def __init__(self) -> None:
         self.first: Call | None = None
+        self._is_own = False
         self._test: CodeType | None = None
 
     @contextlib.contextmanager
     def of_test(self, code: CodeType | None) -> Iterator[None]:
         """Listen, from nothing, for calls that the code of a test's function leads to."""
-        self.first, self._test = None, code
+        self.first, self._is_own, self._test = None, False, code
         try:
             yield
         finally:
@@ -47,13 +50,19 @@ class Calls:
         """The callback of ``PY_START``: what cannot be a module is asked no more."""
         if code.co_name != "__call__" or not code.co_argcount:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]  # there is no callback before Python 3.12
-        if self._test is not None and self.first is None:
-            frame = sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
-            called = frame.f_locals.get(code.co_varnames[0])
-            if _is_module(called) and not inside_a_transform(frame):
-                test = frames.of_test(frame, self._test)
-                if test is not None:
-                    self.first = Call(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
+        if self._test is None or self._is_own:
+            return None
+        frame = sys._getframe(1)  # noqa: SLF001 - documented, and faster than `inspect`
+        caller = next(frames.of_user(frame.f_back), None)
+        is_own = caller is not None and caller.f_code is self._test
+        if self.first is not None and not is_own:
+            return None
+        called = frame.f_locals.get(code.co_varnames[0])
+        if _is_module(called) and not inside_a_transform(frame):
+            test = frames.of_test(frame, self._test)
+            if test is not None:
+                self.first = Call(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
+                self._is_own = is_own
         return None
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.inspection.raw_access import is_library
 from pytest_nnxcheck.watch.roots import Root
 
@@ -39,7 +40,10 @@ def of_user(frame: FrameType | None) -> Iterator[FrameType]:
 
 def line(users: list[FrameType]) -> str:
     """``path:line (function)`` of the innermost; nothing where there is none."""
-    return f"{users[0].f_code.co_filename}:{users[0].f_lineno} ({users[0].f_code.co_name})" if users else ""
+    if not users:
+        return ""
+    code = users[0].f_code
+    return near(f"{code.co_filename}:{users[0].f_lineno} ({code.co_name})")
 
 
 def local_variables(users: Iterable[FrameType]) -> list[Root]:

@@ -16,7 +16,10 @@ MOST_OBJECTS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A tracer that a graph node holds, or, without a ``tracer``, a Variable that a trace has made which has ended."""
+    """A tracer that a graph node holds, or, without a ``tracer``, a Variable that a trace has made which has ended.
+
+    ``keeper`` is the path of what keeps a function that captured it.
+    """
 
     path: str
     holder: str
@@ -24,6 +27,7 @@ class Leftover:
     tracer: str = ""
     line: str = ""
     place: str = ""
+    keeper: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[
                 compat.tracer_kind(leaked.tracer),
                 compat.tracer_line(leaked.tracer),
                 _place(leaked.path, own),
+                leaked.keeper,
             ),
         )
         for leaked in walk(nodes, MOST_OBJECTS, left_out).tracers

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
-from pytest_nnxcheck.core.text import Row, counted, format_bytes, some
+from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
@@ -88,14 +88,7 @@ def _leaves(unused: Unused) -> tuple[str, ...]:
 
 def message(nodeid: str, finding: Finding) -> str:
     """The failure of a test, in rows."""
-    rows = [*_rows(finding)]
-    return "\n".join(
-        [
-            f"nnx watch: {headline(finding)}",
-            f"  {'test':<10} {nodeid}",
-            *(f"  {label:<10} {text}" for label, text in rows),
-        ]
-    )
+    return lay_out(f"nnx watch: {headline(finding)}", nodeid, _rows(finding))
 
 
 def _rows(finding: Finding) -> Iterator[Row]:
@@ -185,9 +178,10 @@ def _compiled(program: Program) -> str:
 def _hint(leftover: Leftover) -> str:
     if not leftover.tracer:
         return hints.hint("pinned")
-    if leftover.holder in hints.PLAIN and leftover.place == "module":  # which holds for a module that was captured, too
+    plain = leftover.holder in hints.PLAIN and not leftover.keeper
+    if plain and leftover.place == "module":  # which holds for a module that was captured, too
         return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
-    leak = Leak(leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place)
+    leak = Leak(leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place, leftover.keeper)
     return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 
 

@@ -38,7 +38,8 @@ class Run:
 
     def rows(self, label: str) -> list[str]:
         """The rows of the failures with this label."""
-        return re.findall(rf"^E +{label} +(.*)$", self.output, re.MULTILINE)
+        whole = re.sub(r"\nE {15,}(?! )", " ", self.output)  # a long row goes on below its text
+        return re.findall(rf"^E +{label} +(.*)$", whole, re.MULTILINE)
 
     def peaks(self) -> list[dict[str, str]]:
         """The parts of each peak: ``{"peak": "8.0 GiB", "temporaries": "4.0 GiB", ...}``."""

@@ -62,3 +62,14 @@ def test_a_line_that_opens_a_bracket_goes_on_until_it_is_closed():
         "ValueError: cannot take Linear( # Param: 6 (24 B) bias=None, kernel=Param((2, 3)) ) here"
     )
     assert not first_line(ValueError("f(\n" + "x" * 500 + "\ny)")).endswith("y)")
+
+
+def test_a_graph_node_that_flax_refuses_is_named_by_its_type():
+    """Its repr has the values of its arrays, and says no more of the refusal."""
+    refused = "Cannot extract graph node from different trace level, got Param( # 16 (64 B)\n  value=Array([0., 0.], dtype=float32)\n)"
+    assert first_line(ValueError(refused)) == (
+        "ValueError: Cannot extract graph node from different trace level, got Param"
+    )
+    own = "Trying to extract graph node from different trace level, got <app.Model object at 0x7f>"
+    assert first_line(ValueError(own)).endswith("trace level, got app.Model")
+    assert first_line(ValueError("wanted 3, got Array([0.])")) == "ValueError: wanted 3, got Array([0.])"

@@ -1,5 +1,6 @@
 """The table of settings: parsing, precedence between parsed sources, the texts made from it."""
 
+import re
 from dataclasses import fields
 from fractions import Fraction
 
@@ -142,9 +143,6 @@ def test_call_first_is_a_transform_only_where_it_is_named():
         ("max_examples", -1),
         ("max_examples", "1.0"),
         ("max_examples", None),
-        ("devices", 0),
-        ("devices", "-3"),
-        ("devices", "x"),
     ],
 )
 def test_bad_numbers(name, value):
@@ -156,10 +154,16 @@ def test_bad_numbers(name, value):
     ["9" * 5000, " -9999999999", 10**5000, -(10**5000), 10**9],
     ids=lambda value: str(value)[:4] if isinstance(value, str) else "int",
 )
-@pytest.mark.parametrize("name", ["max_depth", "max_examples", "devices"])
+@pytest.mark.parametrize("name", ["max_depth", "max_examples"])
 def test_numbers_of_too_many_digits(name, value):
     """Python reads and shows none of thousands of them."""
     assert text_of(name, value).endswith("too many digits, write a whole number below a billion")
+
+
+@pytest.mark.parametrize("value", [0, "-3", "x", 4097, "100000", 10**8, 10**9, "9" * 5000])
+def test_devices_have_a_bound(value):
+    """XLA would start simulating them, and say nothing for hours."""
+    assert text_of("devices", value).endswith(" a whole number from 1 to 4096")
 
 
 @pytest.mark.parametrize("value", [10**5000, "9" * 5000, "9" * 5000 + "GB"], ids=["int", "digits", "GB"])
@@ -169,7 +173,7 @@ def test_sizes_of_too_many_digits(value):
 
 def test_numbers():
     assert (parse("max_depth", "4"), parse("max_examples", 0), parse("devices", "8")) == (4, 0, 8)
-    assert parse("devices", None) is None
+    assert (parse("devices", None), parse("devices", "4096")) == (None, 4096)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +273,26 @@ def test_a_report_says_its_form_in_its_suffix():
     assert str(caught.value) == (
         "report='out.pdf' ends in none of .json, .html, .md, write 'out.pdf.json', 'out.pdf.html', 'out.pdf.md'"
     )
+
+
+@pytest.mark.parametrize(
+    "value, first",
+    [
+        ("dir/", "dir/report.json"),
+        ("dir/.json", "dir/report.json"),
+        (".html", "report.json"),
+        (".", "report.json"),
+        ("a/..", "a/../report.json"),
+        ("out", "out.json"),
+        ("a.b/out.", "a.b/out..json"),
+    ],
+)
+def test_what_is_written_of_a_report_is_accepted(value, first):
+    with pytest.raises(SettingError) as caught:
+        REPORT_PATHS.parse("report", value)
+    written = re.findall(r"'([^']*)'", str(caught.value).partition(", write ")[2])
+    assert written[0] == first
+    assert [REPORT_PATHS.parse("report", path) for path in written] == written
 
 
 def test_setting_errors_are_check_errors():

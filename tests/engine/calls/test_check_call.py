@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import broken, call, full, text
+from checking import broken, call, flat, full, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine import cases
 from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.engine.example import Example
@@ -74,7 +75,8 @@ def test_frames_of_the_plugin_are_not_shown(pytester, inner_args, option):
     pytester.makepyfile(RAISES)
     result = pytester.runpytest_inprocess(*inner_args, "-p", "no:cacheprovider", option)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*if jnp.all(x > 1):", f"E*{hints.hint('value')}"])
+    result.stdout.fnmatch_lines(["*if jnp.all(x > 1):"])
+    assert hints.hint("value") in flat(result.stdout.str())
     assert "pytest_nnxcheck/" not in result.stdout.str()
 
 
@@ -158,7 +160,7 @@ def test_a_module_that_captures_itself_fails_and_is_told_where():
 
     found = call(Captures(), X, nesting="jit")
     assert found.outcome.verdict == "failed"
-    assert f"scan at {__file__}:" in text(found)
+    assert f"scan at {near(__file__)}:" in text(found)
     assert "captured self (Captures)" in text(found)
 
 

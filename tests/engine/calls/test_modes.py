@@ -136,7 +136,8 @@ class TestRun:
         at = next(number for number, row in enumerate(rows) if row.startswith("  modes"))
         assert rows[at:] == [
             "  modes       graph held   7 held",
-            "              tree violated   1 violated, 1 failed, 5 held; smallest tree: scan",
+            "              tree violated   1 violated, 1 failed, 5 held; smallest",
+            "              tree: scan",
             "  replay      check(..., nesting='tree: scan')",
         ]
 
@@ -152,7 +153,8 @@ class TestRun:
         with pytest.raises(TypeError) as caught:
             assert_invariants(Model(failed=in_mode("tree")), 1, modes="graph,tree", **FEW)
         assert "\n".join(caught.value.__notes__).splitlines() == [
-            "  nesting     tree: un-nested                        graph: un-nested, the same test body passed",
+            "  nesting     tree: un-nested   graph: un-nested, the same test body",
+            "              passed",
             "  replay      check(..., nesting='tree: un-nested')",
             "  modes       graph held   7 held",
             "              tree failed   1 failed; smallest tree: un-nested",
@@ -227,9 +229,11 @@ def test_which_modes_a_model_survives_is_one_command(run_inner, pytester):
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.re_match_lines(
         [
-            r"E +nesting +tree: jit > jit +smallest of 6\d tried; 2 violated, .* not run, --nnx-all runs them",
+            r"E +nesting +tree: jit > jit +smallest of 6\d tried; 2 violated, \d+",
+            r"E +held; \d+ not run, --nnx-all runs them",
             r"E +modes +graph held   \d+ held",
-            r"E +tree violated   2 violated, 26 held; smallest tree: jit > jit",
+            r"E +tree violated   2 violated, 26 held; smallest tree:",
+            r"E +jit > jit",
             r"E +replay +pytest test_inner.py::test_breaks --nnx-modes graph,tree --nnx-nesting 'tree: jit > jit'",
             r"test_inner.py::test_breaks .*; modes: graph held, tree violated",
             r"test_inner.py::test_survives .*; modes: graph held, tree held",

@@ -175,26 +175,43 @@ def damage(folder, how):
         content = path.read_bytes()
         path.unlink()
         if how == "a folder":
-            path.mkdir()
+            (path / "inside").mkdir(parents=True)
+        elif how == "a pipe":
+            os.mkfifo(path)
+        elif how == "a link to nothing":
+            path.symlink_to("nothing")
         else:
-            path.write_bytes({"noise": b"\0noise" * 99, "empty": b"", "cut": content[: len(content) // 2]}[how])
+            half = len(content) // 2
+            flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
+            path.write_bytes(
+                {
+                    "noise": b"\0noise" * 99,
+                    "empty": b"",
+                    "cut": content[:half],
+                    "one bit": flipped,
+                    "longer": content * 2,
+                }[how]
+            )
 
 
 @works
-@pytest.mark.parametrize("how", ["noise", "empty", "cut", "a folder"])
+@pytest.mark.parametrize(
+    "how", ["noise", "empty", "cut", "one bit", "longer", "a folder", "a pipe", "a link to nothing"]
+)
 @pytest.mark.parametrize("strict", [False, True], ids=["", "errors of the cache raise"])
-def test_a_damaged_entry_costs_a_compile_and_no_more(how, strict, tmp_path):
+def test_a_damaged_entry_costs_one_compile_and_no_more(how, strict, tmp_path):
     found = []
     before = jax.config.jax_raise_persistent_cache_errors
     jax.config.update("jax_raise_persistent_cache_errors", strict)
     try:
-        for _ in range(2):
+        for _ in range(3):
             # A warning would be an error here.
             found.append(compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64))))
             if len(found) == 1:
                 damage(tmp_path, how)
         assert found[1] == found[0]
         assert found[1][1:] == (False, True)
+        assert found[2] == (found[0][0], True, True)
         assert jax.config.jax_raise_persistent_cache_errors is strict
     finally:
         jax.config.update("jax_raise_persistent_cache_errors", before)

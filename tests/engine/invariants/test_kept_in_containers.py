@@ -70,7 +70,7 @@ def test_each_container_has_its_advice(module, hint):
 
 @pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 a tuple of arrays is handed out with the module")
 def test_a_tuple_is_not_asked_to_be_declared_as_data():
-    hint = hints.hint("plain value", path="model.kept[0]", holder="tuple")
+    hint = hints.hint("plain value, container", path="model.kept[0]", holder="tuple")
     assert hint_on(Keeps(sets(lambda y: (y, 1))), numbers(BATCH)) == hint
 
 

@@ -92,7 +92,7 @@ def test_the_message_shrinks_and_the_exception_has_the_outcome():
         assert_invariants(linear(), INPUT, invariants="no_loops", transforms="jit,remat,scan", styles="argument")
     lines = [" ".join(line.split()) for line in str(caught.value).splitlines()]
     assert lines[0] == "nnx invariant broken: no_loops"
-    assert lines[2] == "no_loops too deep"
+    assert "no_loops too deep" in lines
     assert any(line == "program none: no program can look for no_loops without the plugin" for line in lines)
     assert caught.value.outcome.violations[0].invariant == "no_loops"
     assert len(caught.value.outcome.nesting) == 2

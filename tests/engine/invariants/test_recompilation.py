@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import pytest
-from checking import broken, call, text
+from checking import broken, call, flat, text
 from flax import nnx
 from retraced import INPUT, MODELS, STRONG, Counts, Halves, Starts, Weighs
 
@@ -73,9 +73,9 @@ def test_the_message_names_what_changed_and_shrinks_to_the_jit():
     report = check(Counts(plain=True), INPUT, invariants="recompilation", styles="argument", max_examples=0)
     lines = [" ".join(line.split()) for line in str(report).splitlines()]
     assert lines[0] == "nnx invariant broken: recompilation"
-    assert lines[2] == "recompilation a second call is traced again: model.calls has changed"
-    assert lines[3] == "changed model.calls 0 before the call, 1 after it"
-    assert "none: no program can look for recompilation without the plugin" in lines[-2]
+    assert "recompilation a second call is traced again: model.calls has changed" in flat(str(report))
+    assert "changed model.calls 0 before the call, 1 after it" in lines
+    assert "none: no program can look for recompilation without the plugin" in flat(str(report))
     assert str(report.broken[0].nesting) == "jit"
     assert report.program() == ""
 

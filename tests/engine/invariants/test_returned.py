@@ -127,6 +127,29 @@ def test_the_path_starts_at_the_output():
     assert call(lambda x: (x, Boxed(x.size)), X, nesting="jit").outcome.verdict == "held"
 
 
+@jax.tree_util.register_pytree_node_class
+class Pose:
+    """A tree that makes arrays of what it is given, and refuses types."""
+
+    def __init__(self, at: Any, scale: Any) -> None:
+        self.at, self.scale = jnp.asarray(at), scale
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        return (self.at,), self.scale
+
+    @classmethod
+    def tree_unflatten(cls, scale: Any, children: tuple[Any, ...]) -> Pose:
+        return cls(*children, scale)
+
+
+@pytest.mark.parametrize("nesting", ["un-nested", "jit", "scan"])
+def test_a_tree_that_refuses_types_is_looked_at_when_the_program_has_ended(nesting):
+    assert call(lambda x: Pose(x, x.size), X, nesting=nesting).outcome.verdict == "held"
+    leaky = call(lambda x: Pose(x, lambda: x), X, nesting="jit")
+    assert "tracers remain in x (closure of" in text(leaky)
+    assert call(lambda x: Pose(x, lambda: x), X).output.scale().sum() == X.sum()
+
+
 class Wrapped(nnx.Module):
     def __init__(self, model: nnx.Module) -> None:
         self.model = model

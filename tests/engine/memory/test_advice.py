@@ -14,6 +14,7 @@ from healthy import HEALTHY
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.evidence import Held, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.jaxprs.waste import Waste
 
@@ -105,7 +106,7 @@ def line_of(subject, words):
     """``path:line`` of the line of a class that has the words."""
     lines, first = inspect.getsourcelines(subject)
     (number,) = (number for number, line in enumerate(lines, first) if words in line)
-    return f"{__file__}:{number}"
+    return f"{near(__file__)}:{number}"
 
 
 WHERE = {

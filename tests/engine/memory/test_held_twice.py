@@ -15,6 +15,7 @@ from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import check, compat
 from pytest_nnxcheck.core.evidence import Held, HeldTwice
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.jaxprs.waste import Waste, waste
 from pytest_nnxcheck.reporting import hints
@@ -216,7 +217,7 @@ def test_what_is_held_twice_is_told_with_its_line_and_the_cure_saves_it(name):
     if name in MARKS:
         lines, first = inspect.getsourcelines(subject)
         (line,) = (number for number, text in enumerate(lines, first) if MARKS[name] in text)
-        assert piece.endswith(f" ({__file__}:{line})")
+        assert piece.endswith(f" ({near(__file__)}:{line})")
     assert cured.advice == ()
     if JAX >= (0, 12) or name not in OLDER_XLA_COPIES:
         (before, after) = (report.outcomes[0].evidence.split.peak for report in (wasteful, cured))

@@ -13,6 +13,7 @@ from flax import nnx
 from healthy import WIDTH, assign, numbers
 from parity_calls import Counter, Counts, X, norm, parity
 
+from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import row_of
 from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.engine import reference
@@ -269,6 +270,67 @@ def test_a_call_that_captured_what_cannot_be_told_has_no_identity():
     box = {"scale": 2.0}
     assert identity(bind(lambda model, x: model(x) * box["scale"], (norm(), X), {})) is None
     assert identity(bind(lambda model, x: model(x), (norm(), X), {})) is not None
+
+
+def tagged(tags, **attributes):
+    """A layer with a Variable whose metadata holds what has no hash, as those of published libraries do."""
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    model.bias = nnx.Param(jnp.zeros(8), tags=tags)
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
+
+
+def key_of(model):
+    return identity(bind(model, (X,), {}))
+
+
+def test_what_has_no_hash_in_a_graph_is_told_by_what_it_holds():
+    key = key_of(tagged({"a": 1}))
+    assert key is not None
+    assert hash(key) == hash(key_of(tagged({"a": 1})))
+    assert key == key_of(tagged({"a": 1}))
+    for other in ({"a": 2}, {"a": True}, {"b": 1}, {"a": [1]}, ["a", 1]):
+        assert key_of(tagged(other)) != key, other
+    assert key_of(tagged({"a": {1, 2}})) == key_of(tagged({"a": {2, 1}}))
+    assert key_of(tagged({"a": object()})) != key_of(tagged({"a": object()}))
+
+
+def test_a_key_stays_what_it_was_when_a_call_changes_what_it_was_made_of():
+    tags = {"a": [1]}
+    key = key_of(tagged(tags))
+    tags["a"].append(2)
+    assert key == key_of(tagged({"a": [1]}))
+    assert key != key_of(tagged(tags))
+
+
+def test_one_list_in_two_places_is_told_from_two_that_are_alike():
+    one = [1]
+    assert key_of(tagged({"a": one, "b": one})) != key_of(tagged({"a": [1], "b": [1]}))
+
+
+def test_a_function_that_each_body_writes_anew_is_told_by_what_it_does():
+    def scaled(by):
+        return tagged({}, activation=lambda x: x * by)
+
+    assert key_of(scaled(2.0)) == key_of(scaled(2.0))
+    assert key_of(scaled(2.0)) != key_of(scaled(3.0))
+    box = {}
+    assert key_of(tagged({}, activation=lambda x: box)) is not None, "itself, where that cannot be told"
+
+
+def test_the_calls_of_a_model_with_a_dict_are_made_once_for_all_nestings(monkeypatch):
+    made = []
+    follow = reference.follow
+    monkeypatch.setattr(reference, "follow", lambda *args, **kwargs: made.append(args) or follow(*args, **kwargs))
+    few = {
+        "invariants": "parity",
+        "transforms": "jit,remat,eval_shape",
+        "styles": "argument,functional",
+        "max_examples": 0,
+    }
+    assert check(tagged({"a": 1}), X, sweep="singles", **few).ok
+    assert len(made) == 2, "with the jits off, and as it is"
 
 
 def test_bare_arrays_and_attributes_are_among_the_facts():

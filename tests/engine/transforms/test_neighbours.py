@@ -22,6 +22,7 @@ from pytest_nnxcheck.core.nesting import Nesting, impossible
 from pytest_nnxcheck.core.notes import MergedVariables
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import Settings, merge
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
@@ -77,11 +78,11 @@ def test_what_flax_refused_and_what_cannot_run_is_no_neighbour():
 
 @given(strategies.nestings(EVERY, lambda _: OPEN))
 def test_a_neighbour_differs_in_one_layer(nesting):
-    for near in neighbours.neighbours(nesting, EVERY, OPEN):
-        fewer = len(nesting) - len(near)
-        same = sum(one == other for one, other in zip(nesting.layers, near.layers, strict=False))
-        assert near != nesting
-        assert (fewer == 1 and near.layers) or (fewer == 0 and same == len(nesting) - 1)
+    for neighbour in neighbours.neighbours(nesting, EVERY, OPEN):
+        fewer = len(nesting) - len(neighbour)
+        same = sum(one == other for one, other in zip(nesting.layers, neighbour.layers, strict=False))
+        assert neighbour != nesting
+        assert (fewer == 1 and neighbour.layers) or (fewer == 0 and same == len(nesting) - 1)
 
 
 def test_the_way_leads_from_the_un_nested_call_outwards():
@@ -214,7 +215,7 @@ def test_4819_names_the_loop_the_module_and_the_form_that_holds(remat, scan):
     assert found.outcome.verdict in ("violated", "failed")
     told = text(found)
     line = reports.autoregressive_decode.__code__.co_firstlineno + 10
-    assert f"while_loop at {reports.__file__}:{line} captured model (Report4819)" in told
+    assert f"while_loop at {near(reports.__file__)}:{line} captured model (Report4819)" in told
     assert "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))" in told
     cured = call(reports.autoregressive_decode_in_carry, model, *reports.inputs_4819(), nesting="un-nested")
     assert cured.outcome.verdict == "held"
@@ -261,7 +262,7 @@ def test_5050_names_the_merge_that_takes_over_variables(nesting):
         return
     assert found.outcome.verdict == "failed"
     line = differentiates.__code__.co_firstlineno + 4
-    said = f"nnx.merge at {__file__}:{line} takes over dropout.rngs.count, dropout.rngs.key of its Drops from another trace"
+    said = f"nnx.merge at {near(__file__)}:{line} takes over dropout.rngs.count, dropout.rngs.key of its Drops from another trace"
     assert f"{said}; {hints.hint('merged')}" in text(found)
     assert "tracer left in" not in text(found)
     assert call(writes_back, Drops(), numbers(BATCH), nesting=nesting).outcome.verdict == "held"
@@ -332,7 +333,7 @@ def test_a_jit_that_was_made_before_the_call_captured_the_module(jit):
 
     (cause,) = causes.captured(bind(Trainer().step, (numbers(BATCH),), {}))
     assert (cause.transform, cause.nodes) == ("jit", ("self.norm (BatchNorm)",))
-    assert cause.line == f"{__file__}:{Trainer.step.__code__.co_firstlineno + 1}"
+    assert cause.line == f"{near(__file__)}:{Trainer.step.__code__.co_firstlineno + 1}"
 
 
 @pytest.mark.slow
@@ -342,7 +343,7 @@ def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
         return jitted(x)
 
     (cause,) = causes.captured(bind(call, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
-    assert cause.line == f"{__file__}:{call.__code__.co_firstlineno + 1}"
+    assert cause.line == f"{near(__file__)}:{call.__code__.co_firstlineno + 1}"
 
 
 def test_a_module_that_is_handed_over_as_the_function_is_captured():

@@ -212,6 +212,7 @@ def test_caches_are_cleared_where_they_changed() -> None:
 
 SETTING: contextvars.ContextVar[Any] = contextvars.ContextVar("SETTING")
 UNSET: contextvars.ContextVar[Any] = contextvars.ContextVar("UNSET")
+WITH_DEFAULT: contextvars.ContextVar[Any] = contextvars.ContextVar("WITH_DEFAULT", default="usual")
 
 
 def test_context_variables_and_thread_locals() -> None:
@@ -219,13 +220,15 @@ def test_context_variables_and_thread_locals() -> None:
         local, value = threading.local(), Box()
         local.items = [value]
         SETTING.set(value)
-        kept = places([SETTING, UNSET, local])
+        kept = places([SETTING, UNSET, WITH_DEFAULT, local])
         SETTING.set(1)
         UNSET.set(1)
+        WITH_DEFAULT.set(1)
         local.items, local.new = [], 1
         assert kept.restore() == ()
         assert SETTING.get() is value
         assert UNSET.get() is None
+        assert WITH_DEFAULT.get() == "usual"
         assert vars(local)["items"][0] is value
         assert "new" not in vars(local)
 

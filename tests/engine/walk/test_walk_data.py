@@ -204,7 +204,7 @@ def test_places_of_data(place: str, kept: Keep) -> None:
     "put, path",
     [
         (lambda box, y: setattr(box, "content", entered(y)), "value (line"),
-        (lambda box, y: box.content.callback(str, y), "args[0] (closure of"),
+        (lambda box, y: box.content.callback(str, y), "_create_cb_wrapper.<locals>._exit_wrapper: args[0])"),
         (lambda box, y: box.content.enter_context(contextlib.nullcontext(y)), "enter_result"),
     ],
     ids=["generator", "callback", "null context"],

@@ -67,7 +67,7 @@ def test_the_replay_line_is_typed_where_the_run_was_started(run_inner, pytester,
     pytester.makeini("[pytest]\n")
     monkeypatch.chdir(inner)
     result = pytester.runpytest_inprocess("test_below.py")
-    result.stdout.fnmatch_lines(["*nnx invariant broken: tracers * inner/test_below.py::test_x"])
+    result.stdout.fnmatch_lines(["E* test        inner/test_below.py::test_x"])
     result.stdout.fnmatch_lines(["*replay *pytest test_below.py::test_x --nnx-nesting jit"])
 
 
@@ -101,7 +101,7 @@ def test_x(nnx_wrap, x):
     result.stdout.fnmatch_lines(
         ["E * nnx invariant broken: tracers*", "E * nesting     vmap  *", "E *x=17*", "E *x is 17*"]
     )
-    result.stdout.fnmatch_lines(["FAILED test_inner.py::test_x - nnx invariant broken: tracers"])
+    result.stdout.fnmatch_lines(["FAILED test_inner.py::test_x - nnx tracers: tracers is broken"])
 
 
 def test_the_users_examples_are_swept(run_inner):

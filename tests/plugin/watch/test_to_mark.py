@@ -81,6 +81,29 @@ def test_jitted_first(block):
     assert "  test_suite.py::test_rows  calls Block at test_suite.py:36" in last_lines(body, "-v")
 
 
+def test_a_call_that_the_test_makes_itself_is_named_before_one_that_a_function_makes(last_lines):
+    body = """
+def prepared(block):
+    block(X)
+    return block
+
+def test_own(block):
+    block = prepared(block)
+    nnx.jit(helper)(block)
+    block(
+        X)
+    helper(block)
+
+def test_of_another(block):
+    prepared(block)
+    helper(block)
+"""
+    assert last_lines(body)[1:3] == [
+        "  test_suite.py::test_of_another  calls Block at test_suite.py:36",
+        "  test_suite.py::test_own  calls Block at test_suite.py:31",
+    ]
+
+
 def test_the_file_is_named_from_the_root_of_the_run(last_lines, pytester):
     (pytester.path / "suites").mkdir()
     (pytester.path / "suites" / "base.py").write_text(

@@ -200,7 +200,7 @@ def test_the_same_verdicts_whatever_runs_them(run_inner, args):
             "*nnx invariants*",
             "test_inner.py::test_holds  40 nestings: 40 held; worst peak 4.9 KiB of 7.8 KiB (jit > scan > scan > vmap)",
             "test_inner.py::test_pair  30 nestings: 2 violated, 28 held, 13 not run; worst peak *",
-            "FAILED test_inner.py::test_pair - nnx invariant broken: tracers",
+            "FAILED test_inner.py::test_pair - nnx tracers: tracers is broken",
         ]
     )
     assert "Warning" not in result.stdout.str() + result.stderr.str()

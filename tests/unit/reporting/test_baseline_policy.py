@@ -136,8 +136,9 @@ def test_the_message_says_what_grew():
     known = {"jit > scan": before.entry, **known_of(jit_vmap=100, jit=50)}
     lines = text_of(known, {"jit > scan": now, **now_of(jit_vmap=110, jit=50)}, options="--nnx-baseline 'a b.txt'")
     assert lines == [
-        "nnx memory baseline exceeded                       t.py::test_x[a b]",
-        "  nesting     jit > scan                             smallest of 2 that grew, 3 compared",
+        "nnx memory baseline exceeded",
+        "  test        t.py::test_x[a b]",
+        "  nesting     jit > scan   smallest of 2 that grew, 3 compared",
         "  peak        220 B, was 180 B: +40 B (+22.2 %), tolerance 5%",
         "  outputs     28 B, was 20 B: +8 B (+40.0 %)",
         "  temporaries 112 B, was 80 B: +32 B (+40.0 %)",
@@ -157,17 +158,18 @@ def test_the_message_names_the_target_that_grew():
         known,
         {**now, "jit > scan": replace(measured("jit > scan", Split(200, 0, 0, 0, 0)), entry=on_v5e(Entry(200), 130))},
     )
-    assert lines[1:4] == [
-        "  nesting     jit                                    smallest of 2 that grew, 2 compared",
+    assert lines[2:6] == [
+        "  nesting     jit   smallest of 2 that grew, 2 compared",
         "  v5e         120 B, was 100 B: +20 B (+20.0 %), tolerance 5%",
-        "  also grew   jit > scan   200 B, was 100 B: +100 B (+100.0 %), v5e 130 B, was 100 B: +30 B (+30.0 %)",
+        "  also grew   jit > scan   200 B, was 100 B: +100 B (+100.0 %), v5e",
+        "              130 B, was 100 B: +30 B (+30.0 %)",
     ]
     both = text_of({"jit": on_v5e(Entry(100), 100)}, now_on_v5e(110, 120))
-    assert [line.split()[0] for line in both[2:5]] == ["peak", "v5e", "accept"]
+    assert [line.split()[0] for line in both[3:6]] == ["peak", "v5e", "accept"]
 
 
 def test_the_message_without_a_split():
-    assert text_of(known_of(jit=0), now_of(jit=7))[2:] == [
+    assert text_of(known_of(jit=0), now_of(jit=7))[3:] == [
         "  peak        7 B, was 0 B: +7 B, tolerance 5%",
         "  accept      pytest 't.py::test_x[a b]' --nnx-baseline-update",
         "  replay      pytest 't.py::test_x[a b]' --nnx-nesting jit",

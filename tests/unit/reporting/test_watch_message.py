@@ -21,20 +21,24 @@ def test_the_message_says_what_where_and_what_to_write():
     finding = Finding(after=(TRACER, PINNED))
     assert message("test_a.py::test_a", finding).splitlines() == [
         "nnx watch: tracers in model.last; Variables of a trace that has ended: model.count",
-        "  test       test_a.py::test_a",
-        "  leaked     model.last   Param float32[3]   <- DynamicJaxprTracer",
-        "             created at model.py:8 (forward)",
-        "  pinned     model.count   Param float32[], made in a trace that has ended: flax refuses to write it",
-        "  hint       build it outside of the transform, or hand it out as an output of nnx.jit or nnx.eval_shape, which make it anew",
-        "  see        @pytest.mark.nnx_invariants on a test of this module names the nesting that breaks it, and the nearest one that holds",
+        "  test        test_a.py::test_a",
+        "  leaked      model.last   Param float32[3]   <- DynamicJaxprTracer",
+        "              created at model.py:8 (forward)",
+        "  pinned      model.count   Param float32[], made in a trace that has",
+        "              ended: flax refuses to write it",
+        "  hint        build it outside of the transform, or hand it out as an",
+        "              output of nnx.jit or nnx.eval_shape, which make it anew",
+        "  see         @pytest.mark.nnx_invariants on a test of this module names",
+        "              the nesting that breaks it, and the nearest one that holds",
     ]
 
 
 def test_what_was_there_before_the_call_is_not_called_the_tests_own():
     rows = message("a", Finding(before=(TRACER,))).splitlines()
-    assert rows[2:4] == [
-        "             there before the call of the test: a fixture, a teardown, an import or an earlier test left it",
-        "  leaked     model.last   Param float32[3]   <- DynamicJaxprTracer",
+    assert rows[2:5] == [
+        "              there before the call of the test: a fixture, a teardown,",
+        "              an import or an earlier test left it",
+        "  leaked      model.last   Param float32[3]   <- DynamicJaxprTracer",
     ]
 
 
@@ -57,7 +61,7 @@ def test_a_long_list_is_cut():
 def test_a_donated_leaf_is_named_where_its_type_tells_it(unused, shown, row):
     finding = Finding(unused=(unused,))
     assert headline(finding) == f"donated for nothing: {shown}"
-    assert f"  donated    {row}" in message("a", finding).splitlines()
+    assert f"  donated     {row}" in message("a", finding).splitlines()
 
 
 @pytest.mark.parametrize("warns", [True, False])

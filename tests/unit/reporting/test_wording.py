@@ -7,7 +7,7 @@ import pytest
 
 from pytest_nnxcheck.core.evidence import Bound, HeldTwice, LargeLine, Recast, Saved, Split, Stack
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
-from pytest_nnxcheck.core.notes import CapturedBy, FactKind
+from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, FactKind
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
@@ -114,7 +114,7 @@ def test_a_peak_over_its_budget_with_all_that_broke_the_bound():
     assert violation.summary == "peak 13.0 KiB is over the budget of 12.0 KiB"
     assert violation.details == (
         ("", "the program holds 1.50 more copies of its state at the peak"),
-        ("", "the call captures 64.0 KiB of constants"),
+        ("", "the call captures 64.0 KiB of constants; XLA keeps 0 B of that in this program"),
         (
             "peak",
             "13.0 KiB = arguments 4.0 KiB + outputs 2.0 KiB + temporaries 8.0 KiB + constants 0 B - aliased 1.0 KiB",
@@ -280,8 +280,8 @@ def test_an_update_that_a_transform_inside_the_call_makes_to_a_copy():
 
 
 def test_what_explains_a_failure_becomes_rows_of_a_violation_and_notes_of_an_exception():
-    captured = CapturedBy("jit", "m.py:3", ("model (Linear)", "self (Block)"))
-    text = "jit at m.py:3 captured model (Linear), self (Block); pass the module as an argument: nnx.jit(f)(model, x)"
+    captured = CapturedBy("jit", "m.py:3", (CapturedNode("model", "Linear"), CapturedNode("self.block", "Block")))
+    text = "jit at m.py:3 captured model (Linear), self.block (Block); pass the module as an argument: nnx.jit(f)(model, block, x)"
     touched = StateTouched("model.w", layer=Layer("eval_shape"))
     assert said("tracers", touched, explained=(captured,)).details[-1] == ("cause", text)
     assert said("tracers", touched, explained=("TypeError: no",)).details[-1] == ("raises", "TypeError: no")

@@ -1,0 +1,302 @@
+"""What a call keeps of a trace is told where to keep it instead: with that change all nestings of the default sweep hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checking import call, text
+from flax import nnx
+from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
+from leaky import LEAKY, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit
+
+from pytest_nnxcheck import check
+from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.reporting.report import Report
+
+LEAKS_BY_CLOSURE = FLAX < (0, 10, 7)
+static_lists = pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 no list is static, and there is no nnx.data")
+
+
+def sweep(subject: Any, *args: Any) -> Report:
+    """The default sweep; before flax 0.10.7 without the closures, which leak every Variable that the call writes."""
+    styles = {"styles": "argument,functional"} if LEAKS_BY_CLOSURE else {}
+    return check(subject, *args, max_examples=0, **styles)
+
+
+# --- plain values, and what the hints say of them
+
+
+def zeros() -> jax.Array:
+    return jnp.zeros(BATCH)
+
+
+class Keeps(nnx.Module):
+    """Keeps its last output: ``start`` makes the place, unless it is None, and ``keep(module, output)`` writes there."""
+
+    def __init__(self, start: Callable[[], Any], keep: Callable[[Any, jax.Array], object]) -> None:
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        place = start()
+        if place is not None:
+            self.kept = place
+        self.keep = keep
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.keep(self, y)
+        return y
+
+
+def sets(make: Callable[[jax.Array], Any]) -> Callable[[Any, jax.Array], None]:
+    return lambda module, y: setattr(module, "kept", make(y))
+
+
+class KeepsLastInData(KeepsLastSetInInit):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        super().__init__(rngs)
+        self.last = nnx.data(None)
+
+
+class KeepsLastAsData(KeepsLast):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.last = nnx.data(y)
+        return y
+
+
+def none_list() -> Any:
+    return nnx.List([None])
+
+
+class Box:
+    """A plain object."""
+
+    last: Any = None
+
+
+def in_box(make: Callable[[jax.Array], Any]) -> Keeps:
+    return Keeps(Box, lambda module, y: setattr(module.kept, "last", make(y)))
+
+
+# --- functions that captured what a trace made
+
+
+def adds(start: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: x + start
+
+
+def adds_default(start: jax.Array) -> Callable[..., jax.Array]:
+    return lambda x, start=start: x + start
+
+
+def adds_keyword(start: jax.Array) -> Callable[..., jax.Array]:
+    return lambda x, *, start=start: x + start
+
+
+def wrapped(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    @functools.wraps(f)
+    def wrapper(x: jax.Array) -> jax.Array:
+        return f(x)
+
+    return wrapper
+
+
+class Shift:
+    def __init__(self, start: jax.Array) -> None:
+        self.start = start
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return x + self.start
+
+
+HOOKS: dict[str, Any] = {}
+LATEST: Any = None
+
+
+def becomes_global(module: Keeps, y: jax.Array) -> None:
+    global LATEST  # noqa: PLW0603  # the leak itself
+    LATEST = adds(y)
+
+
+IN_CLOSURE = "(closure of adds.<locals>.<lambda>: start)"
+IN_DEFAULT = "(default of {}.<locals>.<lambda>: start)"
+FUNCTIONS: dict[str, tuple[Callable[[], Keeps], str]] = {
+    "attribute of the module": (lambda: Keeps(lambda: None, sets(adds)), f"model.kept {IN_CLOSURE}"),
+    "attribute of an object": (lambda: in_box(adds), f"model.kept.last {IN_CLOSURE}"),
+    "list of an object": (lambda: in_box(lambda y: [0, adds(y)]), f"model.kept.last[1] {IN_CLOSURE}"),
+    "dict of an object": (lambda: in_box(lambda y: {"f": adds(y)}), f"model.kept.last['f'] {IN_CLOSURE}"),
+    "closure in a list": (lambda: in_box(lambda y: adds([y])), f"model.kept.last {IN_CLOSURE[:-1]}[0])"),
+    "default": (lambda: in_box(adds_default), f"model.kept.last {IN_DEFAULT.format('adds_default')}"),
+    "keyword default": (lambda: in_box(adds_keyword), f"model.kept.last {IN_DEFAULT.format('adds_keyword')}"),
+    "wrapped": (lambda: in_box(lambda y: wrapped(adds(y))), f"model.kept.last {IN_CLOSURE}"),
+    "jitted": (lambda: in_box(lambda y: jax.jit(adds(y))), f"model.kept.last {IN_CLOSURE}"),
+    "partial of it": (lambda: in_box(lambda y: functools.partial(adds(y))), f"model.kept.last.func {IN_CLOSURE}"),
+    "dict of the globals": (lambda: Keeps(Box, lambda _, y: HOOKS.update(f=adds(y))), f"HOOKS['f'] {IN_CLOSURE}"),
+    "global": (lambda: Keeps(Box, becomes_global), f"LATEST {IN_CLOSURE}"),
+}
+
+
+@pytest.mark.parametrize("kept", FUNCTIONS)
+def test_a_function_that_was_kept_is_told_by_what_keeps_it(kept):
+    make, path = FUNCTIONS[kept]
+    found = call(make(), numbers(BATCH), nesting="jit")
+    keeper = path.partition(" (")[0]
+    cause = "kept function" if keeper.startswith("model") else "kept function, outside"
+    assert found.outcome.violations[0].hint == hints.hint(cause, path=keeper)
+    (first, row), (second, line), *_ = found.outcome.violations[0].details
+    assert (first, row.partition("   ")[0]) == ("leaked", path)
+    assert second == ""
+    assert line.startswith(f"created at {__file__}:{Keeps.__call__.__code__.co_firstlineno + 1} ("), line
+
+
+@pytest.mark.parametrize(
+    "make, path",
+    [
+        (lambda y: functools.partial(jnp.add, y), "model.kept.last.args[0]"),
+        (lambda y: functools.partial(jnp.add, y=y), "model.kept.last.keywords['y']"),
+        (lambda y: Shift(y).apply, "model.kept.last.__self__.start"),
+    ],
+    ids=["partial", "partial with a keyword", "bound method"],
+)
+def test_what_stands_in_for_a_function_is_told_by_its_own_path(make, path):
+    found = call(in_box(make), numbers(BATCH), nesting="jit")
+    assert found.outcome.violations[0].hint == hints.hint("plain object", path=path)
+
+
+class Trainer:
+    """A plain object with a model and a box."""
+
+    def __init__(self) -> None:
+        self.model = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
+        self.model.box = self.box = Box()
+
+    def step(self, x: jax.Array) -> jax.Array:
+        self.box.last = adds(x.mean())
+        return self.box.last(self.model(x))
+
+
+def test_the_keeper_of_a_function_is_told_by_the_name_of_the_model():
+    found = call(Trainer().step, numbers(BATCH), nesting="jit")
+    assert found.outcome.violations[0].hint == hints.hint("kept function", path="self.model.box.last"), text(found)
+
+
+def steps_with(box: Box) -> Callable[[Any, jax.Array], jax.Array]:
+    def step(model: Any, x: jax.Array) -> jax.Array:
+        box.last = adds(x.mean())
+        return box.last(model(x))
+
+    return step
+
+
+def test_an_object_that_the_function_captured_is_told_by_its_name_there():
+    found = call(steps_with(Box()), nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH), nesting="jit")
+    assert f"box.last {IN_CLOSURE}" in text(found)
+
+
+# --- each hint, followed
+
+
+class Followed(NamedTuple):
+    """A module that keeps what it may not, the cause and the path that the hint names, and modules that do what the hint says."""
+
+    leaky: Callable[[], Any]
+    cause: str
+    filled: dict[str, str]
+    cured: dict[str, Callable[[], Any]]
+
+
+def in_variable() -> nnx.Module:
+    return KeepsLastInVariable(rngs())
+
+
+def in_variable_list() -> nnx.Module:
+    return Keeps(lambda: nnx.Variable([zeros()]), lambda module, y: assign(module.kept, [y]))
+
+
+def in_container(container: Callable[[Any], Any], key: Any) -> Callable[[], nnx.Module]:
+    return lambda: Keeps(lambda: container(nnx.Variable(zeros())), lambda module, y: assign(module.kept[key], y))
+
+
+VARIABLES = {"Variable": in_variable, "Variable of a list": in_variable_list}
+IN_DATA = {
+    "nnx.data(None) in __init__": lambda: KeepsLastInData(rngs()),
+    "nnx.data(y) in the call": lambda: KeepsLastAsData(rngs()),
+}
+IN_LIST = {"Variable in it": in_container(lambda kept: nnx.List([kept]), 0)}
+IN_DICT = {"Variable in it": in_container(lambda kept: nnx.Dict(y=kept), "y")}
+OF_FLAX_012: dict[str, Followed] = {
+    "attribute": Followed(
+        lambda: KeepsLastSetInInit(rngs()), "plain value, data", {"path": "model.last"}, {**VARIABLES, **IN_DATA}
+    ),
+    "list": Followed(
+        lambda: Keeps(list, lambda module, y: module.kept.append(y)),
+        "plain value, container", {"path": "model.kept[0]", "holder": "list"}, VARIABLES,
+    ),
+    "dict": Followed(
+        lambda: Keeps(dict, lambda module, y: module.kept.update(y=y)),
+        "plain value, container", {"path": "model.kept['y']", "holder": "dict"}, VARIABLES,
+    ),
+    "tuple": Followed(
+        lambda: Keeps(tuple, sets(lambda y: (y,))),
+        "plain value, container", {"path": "model.kept[0]", "holder": "tuple"}, VARIABLES,
+    ),
+    "nnx.List in the call": Followed(
+        lambda: Keeps(lambda: None, sets(lambda y: nnx.List([y]))),
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
+    ),
+    "nnx.List that grows": Followed(
+        lambda: Keeps(lambda: nnx.List([]), lambda module, y: module.kept.append(y)),
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
+    ),
+    "nnx.List of None": Followed(
+        lambda: Keeps(none_list, lambda module, y: module.kept.__setitem__(0, y)),
+        "plain value, nnx container", {"path": "model.kept[0]", "holder": "nnx.List"}, IN_LIST,
+    ),
+    "nnx.Dict": Followed(
+        lambda: Keeps(lambda: None, sets(lambda y: nnx.Dict(y=y))),
+        "plain value, nnx container", {"path": "model.kept['y']", "holder": "nnx.Dict"}, IN_DICT,
+    ),
+}  # fmt: skip
+OF_ALL: dict[str, Followed] = {
+    "plain object": Followed(
+        lambda: in_box(lambda y: y), "plain object", {"path": "model.kept.last"}, {"Variable": in_variable}
+    ),
+    "function": Followed(
+        lambda: in_box(adds), "kept function", {"path": "model.kept.last"}, {"Variable": in_variable}
+    ),
+    "function outside": Followed(
+        lambda: Keeps(Box, becomes_global), "kept function, outside", {"path": "LATEST"}, {"Variable": in_variable}
+    ),
+}  # fmt: skip
+FOLLOWED = {**OF_ALL, **OF_FLAX_012}
+QUICK = {("plain object", "Variable"), ("list", "Variable"), ("nnx.List in the call", "Variable in it")}
+
+
+@pytest.mark.parametrize(
+    "kept, cure",
+    [
+        pytest.param(
+            kept, cure,
+            marks=[*([static_lists] if kept in OF_FLAX_012 else []), *([] if (kept, cure) in QUICK else [pytest.mark.slow])],
+        )
+        for kept, followed in FOLLOWED.items() for cure in followed.cured
+    ],
+)  # fmt: skip
+def test_with_what_the_hint_says_all_default_nestings_hold(kept, cure):
+    followed = FOLLOWED[kept]
+    found = sweep(followed.leaky(), numbers(BATCH))
+    assert found.violations[0].hint == hints.hint(followed.cause, **followed.filled)
+    report = sweep(followed.cured[cure](), numbers(BATCH))
+    assert report.ok, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["closure_cell", "class_attribute", "variable_metadata"])
+def test_the_healthy_twin_of_what_a_hint_names_holds_in_all_default_nestings(name):
+    twin = LEAKY[name].healthy()
+    report = sweep(twin.subject, *twin.args)
+    assert report.ok, str(report)

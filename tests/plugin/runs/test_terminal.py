@@ -1,0 +1,190 @@
+"""What a terminal of 80 columns shows: rows that fit, paths from the root, the leaf in the short summary, a line for each nesting, colours."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from pytest_nnxcheck.core.text import row
+
+MODEL = """
+import jax.numpy as jnp
+from flax import nnx
+
+LOG = [{}]
+
+
+class Layer(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, keep=True):
+        y = self.linear(x)
+        if keep:
+            LOG[0]["mean of y"] = y.mean()
+        return y
+"""
+TESTS = """
+import jax.numpy as jnp
+import pytest
+from net.layer import Layer
+
+
+@pytest.mark.nnx_invariants(transforms="jit", styles="argument", max_examples=0)
+@pytest.mark.parametrize("keep", [False, True], ids=["ok", "bad"])
+def test_layer(nnx_wrap, keep):
+    with pytest.MonkeyPatch.context() as patch:
+        for key in ("A", "B"):
+            patch.setenv(key, "1")
+            assert nnx_wrap(lambda layer, x: layer(x, keep))(Layer(), jnp.ones((2, 4))).shape == (2, 4)
+"""
+LEAF = "LOG[0]['mean of y']"
+RED, BOLD, GREEN, PLAIN = "\x1b[31m", "\x1b[1m", "\x1b[32m", "\x1b[0m"
+ANY_COLOUR = re.compile(r"\x1b\[[\d;]*m|#x1B")
+
+
+@pytest.fixture
+def project(pytester, inner_args, monkeypatch):
+    """A model in a folder, its tests in another: run them in ``folder``, with further options."""
+    for name in ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, text in {"net/__init__.py": "", "net/layer.py": MODEL, "tests/test_layer.py": TESTS}.items():
+        path = pytester.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    pytester.makeini(f"[pytest]\npythonpath = {pytester.path}\n")
+
+    def run(*args, folder=".", subprocess=False):
+        monkeypatch.chdir(pytester.path / folder)
+        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        result = start(*inner_args, "-p", "no:randomly", *args)
+        result.assert_outcomes(passed=1, failed=1)
+        return result
+
+    return run
+
+
+def message_of(result):
+    """The lines of the failure, without colours."""
+    lines = [ANY_COLOUR.sub("", line) for line in result.outlines]
+    return [line for line in lines if line.startswith("E ")]
+
+
+def test_rows_fit_and_break_no_word(project):
+    lines = message_of(project("--nnx-report=report.json", "--nnx-report=report.md"))
+    assert [line for line in lines if len(line) > 80 and not re.match(r"E +(test|program|replay) ", line)] == []
+    assert lines[0] == "E       nnx invariant broken: tracers", "however deep the call is indented"
+    assert f"E         tracers     tracers remain in {LEAF}" in lines
+    hint = next(number for number, line in enumerate(lines) if " hint " in line)
+    assert lines[hint + 1].startswith("E                     "), "below the text, not below the label"
+    report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    (violation,) = [each for nesting in report["nestings"] for each in nesting["violations"]][:1]
+    assert "\n" not in violation["hint"]
+    assert len(violation["hint"]) > 80
+
+
+@pytest.mark.parametrize(
+    "folder, options, start",
+    [
+        (".", [], ""),
+        ("tests", [], ""),
+        ("net", ["--rootdir=..", "../tests"], ""),
+        (".", ["--rootdir=tests", "-c", "tox.ini", "tests"], "../"),
+    ],
+    ids=["root", "below", "beside", "another root"],
+)
+def test_paths_start_from_the_root_and_commands_from_where_one_stands(project, pytester, folder, options, start):
+    result = project(*options, "--nnx-report=report.json", "--nnx-report=report.md", folder=folder)
+    lines = message_of(result)
+    assert any(f"created at {start}net/layer.py:15 (" in line for line in lines)
+    assert not any(str(pytester.path) in line for line in lines)
+    (program,) = [line.split()[-1] for line in lines if " program " in line]
+    (argument,) = [shlex.split(line)[3].partition("::")[0] for line in lines if " replay " in line]
+    assert (pytester.path / folder / program).is_file()
+    assert (pytester.path / folder / argument).resolve() == pytester.path / "tests" / "test_layer.py"
+    report = json.loads((pytester.path / folder / "report.json").read_text(encoding="utf-8"))
+    told = [{**nesting, "program_text": ""} for nesting in report["nestings"]]
+    assert str(pytester.path) not in json.dumps([report["tests"], told])
+    page = (pytester.path / folder / "report.md").read_text(encoding="utf-8")
+    assert str(pytester.path) not in re.sub(r"sys.path\[:0\] = .*", "", page), "but where a program finds its modules"
+
+
+@pytest.mark.parametrize(
+    "whole", ["model.log['a key of it']", "516.0 KiB", "jit[functional] > scan", "src/a-long-name/of-a-file.py:7"]
+)
+def test_no_line_breaks_in_what_belongs_together(whole):
+    for before in range(40, 58):
+        lines = row("leaked", f"{'x' * before} {whole} and more").splitlines()
+        assert any(whole in line for line in lines)
+        assert all(len(line) <= 72 for line in lines)
+
+
+def test_a_command_stays_on_one_line():
+    command = f"pytest {'x' * 80}.py::test_x --nnx-nesting 'jit > scan'"
+    assert row("replay", command) == f"  replay      {command}"
+
+
+def test_the_short_summary_names_the_leaf(project):
+    result = project()
+    (line,) = [line for line in result.outlines if line.startswith("FAILED")]
+    assert line == f"FAILED tests/test_layer.py::test_layer[bad] - nnx tracers: {LEAF}"
+    assert len(line) <= 80
+
+
+def test_with_v_each_nesting_that_is_counted_has_a_line(project):
+    result = project("-v")
+    shown = [match[1] for line in result.outlines if (match := re.fullmatch(r"  .{21} .{10} .{8} s   (\S.*)", line))]
+    counted = [int(number) for number in re.findall(r"  (\d+) nestings: ", result.stdout.str())]
+    assert len(counted) == 2
+    assert sum(counted) == len(shown)
+
+
+def test_a_nesting_that_is_ruled_out_has_a_line_too(run_inner):
+    source = "@marked(max_examples=0)\ndef test_x(nnx_wrap):\n    nnx_wrap(Model(rejected=lambda n: n.captures))(1)\n"
+    result = run_inner(source, "-v")
+    (counted,) = re.findall(r"  (\d+) nestings: ", result.stdout.str())
+    shown = [line for line in result.outlines if re.fullmatch(r"  .{21} .{10} .{8} s   \S.*", line)]
+    assert len(shown) == int(counted)
+    assert [line for line in shown if re.match(r"  not supported by flax .* 0\.00 s   .*\[closure\]", line)]
+
+
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.slow)])
+def test_the_invariant_is_red_and_the_hint_green(project, pytester, workers):
+    reports = ["--junitxml=out.xml", *(f"--nnx-report=report.{kind}" for kind in ("json", "html", "md"))]
+    result = project("--color=yes", workers, *reports, subprocess=workers == "-n2")
+    lines = [line for line in result.outlines if ANY_COLOUR.sub("", line).startswith("E ")]
+    coloured = {ANY_COLOUR.sub("", line): line for line in lines}
+    for shown, line in coloured.items():
+        rest = line.partition("E")[2]
+        colours = set(ANY_COLOUR.findall(rest)) - {PLAIN}
+        assert line.partition("E")[0] in (RED + BOLD, BOLD + RED), "the margin"
+        if re.match(r"E +(nnx invariant broken|tracers )", shown):
+            assert colours == {RED, BOLD}, line
+        elif re.match(r"E +hint ", shown):
+            assert colours == {GREEN, BOLD}, line
+        elif re.match(r"E +(leaked|holds|replay) ", shown):
+            assert not colours, line
+    for name in ("out.xml", "report.json", "report.html", "report.md"):
+        assert not ANY_COLOUR.search((pytester.path / name).read_text(encoding="utf-8")), name
+    (failure,) = ET.parse(pytester.path / "out.xml").getroot().iter("failure")
+    assert f"nnx tracers: {LEAF}" in failure.attrib["message"]
+    assert f"E         tracers     tracers remain in {LEAF}" in failure.text
+
+
+@pytest.mark.parametrize("options, environment", [(["--color=no"], {}), ([], {"NO_COLOR": "1"}), ([], {})])
+def test_without_colours_there_are_none(project, monkeypatch, options, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert not ANY_COLOUR.search(project(*options).stdout.str())
+
+
+@pytest.mark.parametrize("style", ["short", "line", "native", "no"])
+def test_other_styles_of_traceback_say_the_same(project, style):
+    result = project(f"--tb={style}", "--color=yes")
+    said = ANY_COLOUR.sub("", result.stdout.str())
+    assert f"nnx tracers: {LEAF}" in said
+    assert style in ("line", "no") or "nnx invariant broken: tracers" in said
