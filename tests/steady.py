@@ -168,8 +168,8 @@ def ends_as_named(test: str, text: str) -> bool:
     if ends == "holds":
         return text.startswith("passed\n")
     is_broken = "nnx invariant broken" in text.partition("\ntests: ")[0]
-    named = f"nnx invariant broken: {what.partition('_')[0]} " if ends == "breaks" else "ConcretizationTypeError"
-    return text.startswith("failure\n") and named in text and is_broken == (ends == "breaks")
+    named = rf"nnx invariant broken: {what.partition('_')[0]}\b" if ends == "breaks" else "ConcretizationTypeError"
+    return text.startswith("failure\n") and bool(re.search(named, text)) and is_broken == (ends == "breaks")
 
 
 def differences(first: Said, other: Said) -> list[str]:

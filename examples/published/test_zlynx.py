@@ -41,5 +41,5 @@ def test_a_model_is_built_with_a_tracer_in_it() -> None:
 @pytest.mark.nnx_invariants(**FORWARD)
 def test_with_an_array_in_its_place(nnx_wrap: Wrap) -> None:
     model = language_model()
-    model.model.blocks.self_attention.layer_idx = jnp.arange(2)
+    model.model.blocks.self_attention.layer_idx = nnx.data(jnp.arange(2))
     assert nnx_wrap(logits)(model, IDS).shape == (2, 4, 16)
