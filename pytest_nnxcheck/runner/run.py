@@ -112,8 +112,10 @@ class Run:
         return (Fact("nothing on target", words, why),)
 
     def _unasserted(self) -> str:
-        """What is wrong where only compiled programs could have broken an invariant, and none was compiled; empty if nothing is."""
+        """What is wrong where no invariant could have been broken: only compiled programs break them, and there is none, or nothing is donated; empty if nothing is."""
         rows = rows_of(self.settings.invariants)
+        if self.settings.donate == "none" and all(row.name == "donation" for row in rows):
+            return f"{report.NOTHING}: donation is asserted of what the outermost jit donates, and donate is none: leave donate out, or add tracers to the invariants"
         if not all(row.compiled for row in rows):
             return ""
         judged = (outcome.nesting.layers for outcome in self.outcomes.values() if outcome.verdict != "rejected")

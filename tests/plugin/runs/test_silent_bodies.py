@@ -105,6 +105,17 @@ def test_invariants_of_compiled_programs_ask_for_a_jit(invariants):
     assert check(Model(), 3, invariants=f"tracers,{invariants}", transforms="scan", styles="argument").ok
 
 
+@pytest.mark.usefixtures("fake")
+def test_donation_asks_for_something_that_is_donated():
+    with pytest.raises(
+        Exception,
+        match="nothing was checked: donation is asserted of what the outermost jit donates, and donate is none",
+    ):
+        check(Model(), 3, invariants="donation", donate="none", styles="argument")
+    assert check(Model(), 3, invariants="donation", styles="argument").ok
+    assert check(Model(), 3, invariants="tracers,donation", donate="none", styles="argument").ok
+
+
 OWN_GIVEN = """
 from hypothesis import given, strategies as st
 @marked(effort="quick", max_examples=8)
