@@ -207,7 +207,7 @@ def loops_that_compare() -> frozenset[str]:
 
 
 def layers_that_keep_variables() -> frozenset[str]:
-    """The argument layers that refuse a call which puts a new Variable in place of another: the ``fori_loop`` of flax 0.12 does not.
+    """The argument layers that refuse a call which puts another Variable in place of one: the ``fori_loop`` of flax 0.12 does not.
 
     Tried on all versions, and on flax 0.11.2.
     """

@@ -21,7 +21,7 @@ MISFITS: dict[MisfitKind, str] = {
     "relabelled": "{keeps}: the call turns {types[0]} of {of} from {types[1]} into {types[2]}",
     "added": "{carries}, and the call adds {of} to it",
     "removed": "{carries}, and the call takes {of} out of it",
-    "replaced": "{carries}, and the call puts a new Variable in place of {of}, where it could assign to its value",
+    "replaced": "{carries}, and the call puts another Variable in place of {of}, where it could assign to its value",
     "attributes set": "compares the modules before and after a step, and the call sets attributes that are no arrays",
     "sharded leaf": "puts the state whole on each device, and {of} is sharded over several",
     "no float input": "the call takes no floating point array, and with the module captured grad differentiates by nothing else",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -35,13 +36,15 @@ class Executed:
     """What one execution came to. Nothing of it is recorded yet.
 
     ``outcomes`` are those of the calls that it made, nearly always of its own nesting. ``error`` is what it raised, or what steers the test;
-    ``own`` says that the body itself raised it, not a call. ``facts`` is what is known of its calls.
+    ``own`` says that the body itself raised it, not a call. ``facts`` is what is known of its calls, ``called`` how many objects they were of in
+    a body that came to its end.
     """
 
     outcomes: Mapping[Nesting, Outcome]
     error: BaseException | None = None
     own: bool = False
     facts: CallFacts = NO_FACTS
+    called: int | None = None
 
 
 def here() -> tuple[int, int]:
@@ -54,7 +57,7 @@ class Execution:
     """One execution of a test body under one nesting; wrapped objects report to it.
 
     ``violation`` and ``error`` are what a call raised last: the body may swallow either. ``misuse`` is a call that could not be made at all,
-    ``home`` the process and the thread of the body.
+    ``home`` the process and the thread of the body, ``called`` the objects that it called, by their ids.
     """
 
     executor: Executor
@@ -68,6 +71,7 @@ class Execution:
     misuse: CheckError | None = None
     home: tuple[int, int] = field(default_factory=here)
     calling: bool = False
+    called: dict[int, object] = field(default_factory=dict)
 
     def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
         """Call the subject under the nesting; ``owner`` names the object that it is a method of.
@@ -75,6 +79,9 @@ class Execution:
         Raises a violation, a rejection, or the user's own exception.
         """
         __tracebackhide__ = True
+        # A bound method and a function of the body are made anew each time.
+        held = subject.__self__ if inspect.ismethod(subject) else getattr(subject, "__code__", subject)
+        self.called[id(held)] = held
         self.calling = True
         try:
             with self.executor.watch.paused():
@@ -177,7 +184,7 @@ class Execution:
             verdict: Verdict = "expected" if outcome.expected else "held"
             self.outcomes[self.nesting] = replace(outcome, verdict=verdict, reason="", error="", notes=(), program="")
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
-        return Executed(self.outcomes, self.violation)
+        return Executed(self.outcomes, self.violation, called=len(self.called))
 
 
 @dataclass(slots=True)

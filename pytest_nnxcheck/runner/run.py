@@ -69,6 +69,7 @@ class Run:
         self.refusals: dict[str, Outcome] = {}
         self.not_run = 0
         self.silent: list[Nesting] = []
+        self.called = 0
         self.problem = ""
         self.listeners: list[Listener] = [] if programs is None else [programs.listen]
         self.sweeping = False
@@ -111,8 +112,10 @@ class Run:
         return (Fact("nothing on target", words, why),)
 
     def _unasserted(self) -> str:
-        """What is wrong where only compiled programs could have broken an invariant, and none was compiled; empty if nothing is."""
+        """What is wrong where no invariant could have been broken: only compiled programs break them, and there is none, or nothing is donated; empty if nothing is."""
         rows = rows_of(self.settings.invariants)
+        if self.settings.donate == "none" and all(row.name == "donation" for row in rows):
+            return f"{report.NOTHING}: donation is asserted of what the outermost jit donates, and donate is none: leave donate out, or add tracers to the invariants"
         if not all(row.compiled for row in rows):
             return ""
         judged = (outcome.nesting.layers for outcome in self.outcomes.values() if outcome.verdict != "rejected")
@@ -227,8 +230,11 @@ class Run:
             tally.record(self.outcomes, outcome)
         error = executed.error
         # With arguments of the user's own, a body may have no use for some of them.
-        if error is None and not executed.outcomes and self.remembers:
-            self.silent.append(nesting)
+        if error is None and executed.called is not None and self.remembers:
+            if not nesting.layers:
+                self.called = max(self.called, executed.called)
+            if executed.called < max(self.called, 1):
+                self.silent.append(nesting)
         if error is None or passes_through(error) or isinstance(error, InvariantViolation | CheckError):
             return
         if self._raised_before(error, nesting):
@@ -333,9 +339,10 @@ class Run:
         if not self.outcomes:
             return f"{report.NOTHING}: the test never called an object that nnx_wrap returned"
         if self.silent:
-            count, every = len(self.silent), len(self.silent) + len(self.outcomes)
+            every = counted(len({*self.silent, *self.outcomes}), "nesting")
+            missed = "no call" if self.called < 2 else f"no call of some of the {self.called} objects that it wraps"
             return (
-                f"nnx test made no call under {count} of {counted(every, 'nesting')}, {some(map(str, self.silent))}: call the object that"
+                f"nnx test made {missed} under {len(self.silent)} of {every}, {some(map(str, self.silent))}: call the object that"
                 " nnx_wrap returned in every run of the body, and keep no result of it in a global, a cache or a fixture"
             )
         if unasserted := self._unasserted():

@@ -41,7 +41,7 @@ class Profile:
     With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
     ``writes_back`` says that a scan hands out its stacked inputs as they were; ``retyped`` are the leaves that
     come back with another type: (path, type before, type after), ``relabelled`` those of `relabelled`; ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
-    ``replaced`` are the Variables in whose place the call puts a new one. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
+    ``replaced`` are the Variables in whose place the call puts another. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
     by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
     ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
     asked for where a ``vmap`` failed.
@@ -269,9 +269,8 @@ def with_axis(leaf: Any) -> Any:
 
 
 def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...]:
-    """The paths at which a Variable stands that was nowhere before, where another one did."""
-    old = {id(variable) for variable in before.values()}
-    return tuple(path for path in before if path in after and id(after[path]) not in old)
+    """The paths at which another Variable is than before: a new one, or one of another path."""
+    return tuple(path for path, variable in before.items() if after.get(path, variable) is not variable)
 
 
 def metadata(module: Any) -> dict[Path, dict[str, Any]]:

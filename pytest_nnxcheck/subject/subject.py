@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import FunctionType
 from typing import Any
 
 import jax
@@ -280,8 +278,8 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
         return tuple(values), rebuild
     if is_array(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
-    # What a function keeps is looked at when the transforms have ended, as what a module keeps.
-    if not isinstance(leaf, FunctionType | functools.partial) and walk([("", leaf)]).tracers:
+    # Where no transform has to hand it out, what it keeps is looked at as what a module keeps.
+    if compat.is_tracing() and walk([("", leaf)]).tracers:
         raise Unfit(Misfit("hidden arrays", type(leaf).__name__))
     return (), lambda _: leaf
 

@@ -364,3 +364,25 @@ def test_the_evidence_of_a_leak_is_there_where_nothing_was_measured():
 
 
 KEPT: list[Any] = []
+
+
+REFUSED = RuntimeError("takes no tracers")
+
+
+class Refuses(nnx.Module):
+    """Raises an exception that the program keeps where it is traced; ``anew`` raises one of its own."""
+
+    def __init__(self, anew=False):
+        self.anew = anew
+
+    def __call__(self, x):
+        if isinstance(x, jax.core.Tracer):
+            raise RuntimeError("takes no tracers") if self.anew else REFUSED
+        return x
+
+
+def test_an_exception_that_the_program_keeps_has_no_frames_of_a_trace_of_ours():
+    assert call(Refuses(), X).outcome.verdict == "held"
+    assert REFUSED.__traceback__ is None
+    assert call(Refuses(anew=True), X).outcome.verdict == "held"
+    assert call(Refuses(anew=True), X, nesting="jit").outcome.verdict == "failed"

@@ -208,10 +208,29 @@ def test_a_new_variable_in_place_of_another_is_left_out_where_flax_refuses_it(la
     outcome = call(Resets(), numbers(X), nesting=layer).outcome
     refuses = layer in compat.layers_that_keep_variables()
     assert outcome.verdict == ("rejected" if refuses else "held"), text(outcome)
-    said = "the call puts a new Variable in place of model.seen, where it could assign to its value"
+    said = "the call puts another Variable in place of model.seen, where it could assign to its value"
     assert outcome.reason.endswith(said if refuses else "")
     assert outcome.unfit == refuses
     assert call(Resets(), numbers(X), nesting=f"{layer}[functional]").outcome.verdict == "held"
+
+
+class Swaps(nnx.Module):
+    """Two layers that take turns: each Variable is where the other was."""
+
+    def __init__(self):
+        self.first, self.second = nnx.Linear(8, 8, rngs=rngs()), nnx.Linear(8, 8, rngs=rngs())
+
+    def __call__(self, x):
+        self.first, self.second = self.second, self.first
+        return self.first(x)
+
+
+@pytest.mark.parametrize("layer", ["scan", "while_loop", "fori_loop", "cond", "switch"])
+def test_layers_that_change_places_are_left_out_where_flax_refuses_it(layer):
+    refuses = layer in compat.layers_that_keep_variables()
+    outcome = call(Swaps(), numbers((2, 8)), nesting=layer).outcome
+    assert outcome.verdict == ("rejected" if refuses else "held"), text(outcome)
+    assert outcome.unfit == refuses
 
 
 @pytest.mark.parametrize("layer", sorted(compat.layers_that_keep_variables()))

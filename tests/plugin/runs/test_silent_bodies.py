@@ -65,6 +65,37 @@ def test_a_result_that_is_kept_is_told(run_inner):
     result.stdout.fnmatch_lines(["*nnx test made no call under 9 of 10 nestings, *"])
 
 
+ONE_CACHED = """
+KEPT = {}
+@marked(effort="quick", styles="argument")
+def test_one_kept(nnx_wrap):
+    student, teacher = nnx_wrap(Model()), nnx_wrap(Model())
+    if "y" not in KEPT:
+        KEPT["y"] = teacher(3)
+    assert student(3) == KEPT["y"]
+
+@marked(effort="quick", styles="argument")
+def test_both_called(nnx_wrap):
+    student, teacher = nnx_wrap(Model()), nnx_wrap(Model())
+    assert student(3) == teacher(3)
+
+TURNS = iter((3, 1, 2) * 9)
+@marked(effort="quick", styles="argument")
+def test_a_loop_of_any_length(nnx_wrap):
+    model = Model()
+    for _ in range(next(TURNS)):
+        assert nnx_wrap(lambda x: model(x))(3) == 3
+"""
+
+
+def test_each_object_of_a_body_is_called_under_each_nesting(run_inner):
+    result = run_inner(ONE_CACHED)
+    result.assert_outcomes(failed=1, passed=2)
+    result.stdout.fnmatch_lines(
+        ["*nnx test made no call of some of the 2 objects that it wraps under 9 of 10 nestings, *"]
+    )
+
+
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("invariants", ["memory", "donation,memory", "recompilation"])
 def test_invariants_of_compiled_programs_ask_for_a_jit(invariants):
@@ -72,6 +103,17 @@ def test_invariants_of_compiled_programs_ask_for_a_jit(invariants):
         check(Model(), 3, invariants=invariants, transforms="scan", styles="argument")
     assert check(Model(), 3, invariants=invariants, transforms="jit,scan", styles="argument").ok
     assert check(Model(), 3, invariants=f"tracers,{invariants}", transforms="scan", styles="argument").ok
+
+
+@pytest.mark.usefixtures("fake")
+def test_donation_asks_for_something_that_is_donated():
+    with pytest.raises(
+        Exception,
+        match="nothing was checked: donation is asserted of what the outermost jit donates, and donate is none",
+    ):
+        check(Model(), 3, invariants="donation", donate="none", styles="argument")
+    assert check(Model(), 3, invariants="donation", styles="argument").ok
+    assert check(Model(), 3, invariants="tracers,donation", donate="none", styles="argument").ok
 
 
 OWN_GIVEN = """
