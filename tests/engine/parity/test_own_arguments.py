@@ -54,9 +54,12 @@ def test_each_is_held_against_calls_with_its_own_arguments(invariant, function, 
 def test_calls_with_the_arguments_of_one_body_are_made_once():
     run = Run(merge(parse_given({"invariants": "parity"}, str)), remember=False)
     same = functools.partial(body, scales, "by", 1.0)
+    kept = []
     for nesting in ("jit", "jit > remat"):
         run.example(Nesting.parse(nesting), same)
-    assert len(run.memo.evaluated) == len(run.memo.profiles) == 1
+        kept.append([*run.memo.profiles.values(), *run.memo.evaluated.values()])
+    assert len(kept[0]) == 2
+    assert [id(each) for each in kept[0]] == [id(each) for each in kept[1]]
 
 
 # --- what a function captured is in the key of its calls
