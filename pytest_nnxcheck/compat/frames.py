@@ -114,8 +114,10 @@ def made_before(frame: FrameType) -> bool:
 
 
 @contextlib.contextmanager
-def jits_traced(note: Callable[[FrameType, FrameType], None]) -> Iterator[None]:
-    """Hand on each function that a jit of the user's traces for a while: the frame of the jit, which holds the function and its arguments, and the user's that calls it.
+def jits_traced(note: Callable[[FrameType, FrameType, bool], None]) -> Iterator[None]:
+    """Hand on each function that a jit traces for a while: the frame of the jit, which holds the function and its arguments, the user's that calls it, and whether that is by a function of jax or flax.
+
+    Such a function has the jit for itself, as those of `jax.numpy` do, or was handed it by the user: ``jax.vmap(jax.jit(f))``.
 
     A jit that finds its trace in the caches of jax traces nothing. Tried on all versions.
     """
@@ -124,9 +126,10 @@ def jits_traced(note: Callable[[FrameType, FrameType], None]) -> Iterator[None]:
     def watch(frame: FrameType, event: str, _: Any) -> None:
         traces = event == "call" and frame.f_code.co_name.startswith(_TRACES) and _package(frame) == "jax"
         jit = _jit_of(frame) if traces else None
-        caller = jit and _caller_of(jit)
-        if jit and caller:
-            note(jit, caller)
+        if jit:
+            caller, by_library = _caller_of(jit)
+            if caller:
+                note(jit, caller, by_library)
 
     sys.setprofile(watch)
     try:
@@ -152,15 +155,14 @@ def _jit_of(frame: FrameType) -> FrameType | None:
     return None
 
 
-def _caller_of(jit: FrameType) -> FrameType | None:
-    """The user's frame that calls a jit; `None` where a function of jax or flax has the jit for itself."""
-    above = jit.f_back
+def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
+    """The user's frame that calls a jit, and whether it calls a function of jax or flax that does."""
+    above, by_library = jit.f_back, False
     while above is not None and _package(above) in _LIBRARIES:
         module = str(above.f_globals.get("__name__", ""))
-        if above.f_code.co_name not in _HANDS_ON and not module.startswith("flax.nnx.transforms"):
-            return None
+        by_library |= above.f_code.co_name not in _HANDS_ON and not module.startswith("flax.nnx.transforms")
         above = above.f_back
-    return above
+    return above, by_library
 
 
 def raised_by_library(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -73,6 +74,29 @@ class Memo:
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
     shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
     on_targets: dict[str, OnTarget] = field(default_factory=dict)
+    body: object = None
+    """The body with its arguments that ran last, where each has its own."""
+
+    def run_of(self, body: object) -> None:
+        """A body runs: forget what the calls of another one do, which has other arguments.
+
+        No key tells all the ways by which a call may get at an argument, such as a global that the body sets.
+        """
+        if self.same_arguments or body is self.body:
+            return
+        self.body = body
+        of_calls = (
+            self.profiles,
+            self.remapped,
+            self.gradients,
+            self.baselines,
+            self.un_nested,
+            self.longer,
+            self.notes,
+        )
+        inside = (self.captured, self.merged, self.jits_traced_again, self.evaluated)
+        for table in (*of_calls, *inside):
+            table.clear()
 
 
 def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
@@ -202,16 +226,17 @@ def atom(value: Any) -> Any:
 
 
 def code(function: Any, seen: frozenset[int] = frozenset()) -> Any:
-    """A function as the code it runs, with all that the code captured. Raises `Unknown`."""
-    own: CodeType | None = getattr(function, "__code__", None)
-    if own is None or id(own) in seen:
-        if own is not None:
-            return own
+    """A function as the code it runs, with all that the code captured. Raises `Unknown`, as for what holds an object: a bound method."""
+    if not isinstance(function, FunctionType):
         raise Unknown
-    seen |= {id(own)}
+    own = function.__code__
+    if id(function) in seen:
+        return own
+    seen |= {id(function)}
     cells = map(cell_content, function.__closure__ or ())
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    captured = tuple(code(value, seen) if hasattr(value, "__code__") else atom(value) for value in [*cells, *defaults])
+    held = [*cells, *defaults, *chain.from_iterable(vars(function).items())]
+    captured = tuple(code(value, seen) if isinstance(value, FunctionType) else atom(value) for value in held)
     return own, captured, tuple(plain_globals(own, function.__globals__))
 
 

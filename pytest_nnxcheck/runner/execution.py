@@ -264,6 +264,7 @@ class Executor:
             return self._once(nesting, body, settings)
 
     def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
+        self.memo.run_of(body)
         example = Example(self.memo, uncomputed.Values(self.values_needed))
         execution = Execution(self, example, nesting, settings)
         self.publish(BodyStarted(body))

@@ -58,7 +58,7 @@ def way(nesting: Nesting) -> tuple[Nesting, ...]:
 class Around:
     """What was found around a nesting: the neighbours that hold, how many were tried, and the way with its verdicts.
 
-    ``handed`` says whether it holds once a closure layer is handed the module, None where it has none. ``donated`` is the setting
+    ``handed`` says whether what broke holds once a closure layer is handed the module, None where it has none. ``donated`` is the setting
     with which it holds, and the peak then, in bytes a device.
     """
 
@@ -74,7 +74,7 @@ def look_around(outcome: Outcome, settings: Settings, exclusions: Exclusions, tr
     every = [(near, try_out(near, settings)) for near in neighbours(outcome.nesting, settings, exclusions)[:MOST]]
     tried = [(near, result) for near, result in every if result is None or measures_the_same(outcome, result)]
     holds = tuple(near for near, result in tried if result is not None and result.verdict == "held")
-    handed = [near in holds for near, _ in tried if hands_on(outcome.nesting, near)]
+    handed = [mends(outcome, result) for near, result in tried if hands_on(outcome.nesting, near)]
     return Around(
         holds=holds,
         tried=len(tried),
@@ -99,6 +99,14 @@ def hands_on(nesting: Nesting, near: Nesting) -> bool:
         return False
     pairs = zip(nesting.layers, near.layers, strict=True)
     return any(layer.captures and other.style in HANDED for layer, other in pairs if layer != other)
+
+
+def mends(broken: Outcome, near: Outcome | None) -> bool:
+    """Whether what broke holds in a neighbour, whatever else breaks there."""
+    if near is None or near.verdict not in ("held", "violated"):
+        return False
+    invariants = {violation.invariant for violation in broken.violations}
+    return invariants.isdisjoint(violation.invariant for violation in near.violations)
 
 
 def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, int]]:

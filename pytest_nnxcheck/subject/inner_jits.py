@@ -60,7 +60,7 @@ def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
         module = nnx.merge(graphdef, leaves)
         types.append(types_of(module))
         for noted in traces:
-            with compat.jits_traced(lambda jit, caller: noted.append(trace_of(jit, caller))):  # noqa: B023 - called in this step alone
+            with compat.jits_traced(functools.partial(note, noted)):
                 subject.program(module, *inputs)
             types.append(types_of(module))
 
@@ -89,6 +89,13 @@ def same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except Exception:  # noqa: BLE001 - the user's code may raise anything
         return False
+
+
+def note(noted: Traces, jit: FrameType, caller: FrameType, by_library: bool) -> None:
+    """Note the trace of a jit of the user's: the user calls it, or wrote the function."""
+    trace, called = trace_of(jit, caller)
+    if trace.line or not by_library:
+        noted.append((trace, called))
 
 
 def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:

@@ -14,6 +14,7 @@ from healthy import WIDTH, node_list, numbers, rngs
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.subject import inner_jits
 
 INPUT = numbers((3, WIDTH))
 RUNS: list[None] = []
@@ -77,6 +78,10 @@ ANEW = {
     "static partial": lambda layer, x: by_function(x, functools.partial(doubled, times=3)),
     "of nnx": lambda layer, x: -nnx.jit(lambda layer, x: doubled(layer.linear(x)))(layer, x),
     "in a scan": lambda layer, x: jax.lax.scan(lambda x, _: (jax.jit(lambda x: -doubled(x))(x), None), x, length=2)[0],
+    "mapped": lambda layer, x: jax.vmap(jax.jit(lambda x: -doubled(x)))(x),
+    "of a branch": lambda layer, x: jax.lax.cond(x.sum() > 0, jax.jit(lambda x: -doubled(x)), lambda x: x, x),
+    "differentiated": lambda layer, x: jax.grad(jax.jit(lambda x: -doubled(x).sum()))(x),
+    "over a tree": lambda layer, x: jax.tree.map(jax.jit(lambda x: -doubled(x)), [x])[0],
 }
 ONCE = {
     "module level": lambda layer, x: by_jax(x),
@@ -88,6 +93,8 @@ ONCE = {
     "of each layer": lambda layer, x: layer.own(x),
     "differentiated": lambda layer, x: jax.grad(lambda x: by_jax(by_jax(x)).sum())(x),
     "mapped": lambda layer, x: jax.vmap(by_jax)(x),
+    "of a branch": lambda layer, x: jax.lax.cond(x.sum() > 0, by_jax, lambda x: x, x),
+    "jits of jax itself": lambda layer, x: jax.vmap(lambda x: jnp.where(x > 0, jnp.clip(x, 0, 1), jnp.sort(x)))(x),
 }
 
 
@@ -153,17 +160,18 @@ def test_another_shape_in_each_call_is_no_other_trace_of_the_same():
     [
         (lambda x: -jax.jit(lambda x: x * 2)(x), 1),
         (jax.grad(lambda x: -jax.jit(lambda x: x.sum() * 2)(x)), 1),
+        (lambda x: -jax.vmap(jax.jit(lambda x: x * 2))(x), 1),
         (lambda x: jax.lax.scan(lambda x, _: (jax.jit(lambda x: x * 2)(x), None), x, length=2)[0], 1),
         (lambda x: jnp.piecewise(x, [x < 0], [lambda x: -x, lambda x: x]), 0),
         (lambda x: jax.lax.map(lambda x: x * 2, x), 0),
     ],
-    ids=["jit", "differentiated", "in a scan", "a jit of jax itself", "no jit"],
+    ids=["jit", "differentiated", "mapped", "in a scan", "a jit of jax itself", "no jit"],
 )
 def test_each_jit_of_the_users_is_one_trace(function, traces):
     noted = []
-    with compat.jits_traced(lambda jit, caller: noted.append(caller.f_code.co_filename)):
+    with compat.jits_traced(functools.partial(inner_jits.note, noted)):
         jax.make_jaxpr(lambda x: function(x))(INPUT)  # noqa: PLW0108 - a trace of its own
-    assert noted == [__file__] * traces
+    assert [called.rpartition(":")[0] for _, called in noted] == [__file__] * traces
 
 
 def test_it_is_judged_only_where_recompilation_is_asserted():

@@ -383,3 +383,16 @@ def test_a_loop_over_a_bound_method_captured_its_self():
     (text_of_cause,) = notes.explanation(cause)
     assert "captured self (Decoder); pass the module in the loop's carry" in text_of_cause
     assert causes.captured(bind(lambda x: x, (jnp.ones(3),), {})) == ()
+
+
+def test_a_neighbour_mends_what_broke_whatever_else_breaks_there():
+    """Handing over a module that a closure leaks is a way out, also where a plain jit needs too much memory."""
+
+    def breaks(*invariants):
+        verdict = "violated" if invariants else "held"
+        return Outcome(Nesting.parse("jit"), verdict, tuple(Violation(name) for name in invariants))
+
+    assert neighbours.mends(breaks("tracers"), breaks("memory"))
+    assert neighbours.mends(breaks("tracers"), breaks())
+    assert not neighbours.mends(breaks("tracers"), breaks("tracers", "memory"))
+    assert not neighbours.mends(breaks("tracers"), None)
