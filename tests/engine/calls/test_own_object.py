@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checking import flat
 from flax import nnx
 from healthy import assign, numbers, rngs
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ def raised(body, own_given=False, **settings):
         built()
     except Exception as error:
         final = conclude.conclude(error, run, own_given=own_given)
-        return type(final), "\n".join(getattr(final, "__notes__", ()))
+        return type(final), flat("\n".join(getattr(final, "__notes__", ())))
     return None, ""
 
 

@@ -237,14 +237,14 @@ def test_what_the_transform_around_the_call_captured_is_named(name, transform):
     told = text(call(counter.update, numbers(BATCH)))
     nodes = [CapturedNode(f"self.{attribute}", "BatchStat", FLAX >= (0, 10, 7)) for attribute in ("count", "total")]
     advice = hints.captured_by(name, nodes)
-    assert f"{name} at {__file__}:{counter.line} {COUNTED}; {advice}" in told
+    assert f"{name} at {near(__file__)}:{counter.line} {COUNTED}; {advice}" in told
 
 
 @pytest.mark.parametrize("name, transform", [*MADE, *USED])
 def test_what_a_transform_captured_before_the_call_is_named(name, transform):
     counter = Counter(transform)
     told = text(call(counter.step, numbers(BATCH)))
-    assert f"{name} at {__file__}:" in told
+    assert f"{name} at {near(__file__)}:" in told
     assert COUNTED in told
 
 
@@ -290,7 +290,7 @@ def test_the_modules_that_are_to_be_handed_in_are_named():
 @pytest.mark.parametrize("name, transform", [*MADE, *USED])
 def test_a_global_that_a_transformed_function_reads_is_named(name, transform):
     told = text(call(transform(sums_by_a_global), numbers(BATCH)))
-    assert f"{name} at {__file__}:" in told
+    assert f"{name} at {near(__file__)}:" in told
     assert "captured NORM (BatchNorm)" in told
 
 

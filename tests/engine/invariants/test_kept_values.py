@@ -15,6 +15,7 @@ from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
 from leaky import LEAKY, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.reporting.report import Report
 
@@ -150,7 +151,7 @@ def test_a_function_that_was_kept_is_told_by_what_keeps_it(kept):
     (first, row), (second, line), *_ = found.outcome.violations[0].details
     assert (first, row.partition("   ")[0]) == ("leaked", path)
     assert second == ""
-    assert line.startswith(f"created at {__file__}:{Keeps.__call__.__code__.co_firstlineno + 1} ("), line
+    assert line.startswith(f"created at {near(__file__)}:{Keeps.__call__.__code__.co_firstlineno + 1} ("), line
 
 
 @pytest.mark.parametrize(

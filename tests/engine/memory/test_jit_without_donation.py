@@ -14,6 +14,7 @@ from healthy import assign, rngs
 from wild_training import apply_gradients, make_optimizer
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.text import near
 
 WIDTH = 256
 X = jnp.ones((2, WIDTH))
@@ -36,7 +37,7 @@ def train_step(model, optimizer, x):
 
 
 def line_of(function) -> str:
-    return f"{__file__}:{function.__code__.co_firstlineno}"
+    return f"{near(__file__)}:{function.__code__.co_firstlineno}"
 
 
 def advised(*call, **options) -> list[str]:
@@ -106,7 +107,7 @@ def test_a_jitted_method_changes_its_module(how):
     model = Counter()
     (piece,) = advised(model if how == "__call__" else getattr(model, how), X)
     assert piece.startswith(f"256.0 KiB: {how} is a jit that changes state of ")
-    assert f"write nnx.jit({how}, donate_argnums=0) ({__file__}:" in piece
+    assert f"write nnx.jit({how}, donate_argnums=0) ({near(__file__)}:" in piece
     assert advised(model.donates, X) == []
 
 
