@@ -28,6 +28,7 @@ from pytest_nnxcheck.core.evidence import (
     Unused,
 )
 from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.successors import common, keys, successors
 from pytest_nnxcheck.jaxprs.waste import Waste
 from pytest_nnxcheck.subject.inner_jits import plain
@@ -183,7 +184,7 @@ def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: s
         yield NotDonated(
             function=getattr(function, "__name__", type(function).__name__),
             jit=jit,
-            line=f"{code.co_filename}:{code.co_firstlineno}" if code else "",
+            line=near(f"{code.co_filename}:{code.co_firstlineno}") if code else "",
             arguments=tuple(by_argument),
             donate=option(subject.function, {*by_argument, *donated}),
             bytes=by_argument.total(),

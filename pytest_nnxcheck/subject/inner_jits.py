@@ -14,6 +14,7 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import JitTracedAgain
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -95,10 +96,14 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     held = jit.f_locals
     function = plain(held.get("fun"))
     code = getattr(function, "__code__", None)
-    line = f"{code.co_filename}:{code.co_firstlineno}" if code and not compat.is_library_file(code.co_filename) else ""
+    line = (
+        near(f"{code.co_filename}:{code.co_firstlineno}")
+        if code and not compat.is_library_file(code.co_filename)
+        else ""
+    )
     name = getattr(function, "__qualname__", type(function).__qualname__)
     types = tuple(map(full_type, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
-    return JitTrace(name, line, types), f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    return JitTrace(name, line, types), near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
 
 
 def plain(function: Any) -> Any:
