@@ -348,8 +348,8 @@ def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
 
 def test_each_transform_that_captured_a_module_is_told():
     def call(linear, x):
-        y = jax.checkpoint(lambda x: linear(x))(x)
-        return jax.vmap(lambda row: linear(row))(y)
+        y = jax.checkpoint(lambda x: 2 * linear(x))(x)
+        return jax.vmap(lambda row: 2 * linear(row))(y)
 
     found = causes.captured(bind(call, (nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH)), {}))
     begins = call.__code__.co_firstlineno
