@@ -60,9 +60,8 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
             running.append(frame)
             capture = CapturedBy(name, line_of(frame, caller), tuple(nodes))
             # What `nnx.value_and_grad` returns is named after the gradient, and what the call transformed itself is named where it did.
-            same = [other for other in captures if other.nodes == capture.nodes]
-            told = any(other.line == capture.line and other.transform.endswith(name) for other in same)
-            if not (told or (same and made_before(frame))):
+            told = any(other.nodes == capture.nodes for other in captures)
+            if not (told and made_before(frame)):
                 captures[capture] = list(nodes.values())
 
     def look() -> tuple[CapturedBy, ...]:

@@ -69,7 +69,7 @@ def test_it_is_the_finding_of_the_un_nested_call_alone():
     (outcome,) = report.outcomes
     assert (outcome.verdict, outcome.nesting.layers) == ("violated", ())
     assert "tracers remain in model.blocks.index, before the call" in str(report)
-    assert "keep the value in an nnx.Variable that __init__ makes, or wrap it in nnx.data(...)" in flat(str(report))
+    assert hints.hint("plain value, data", path="model.blocks.index") in flat(str(report))
     assert call(Stack(lambda value: value), X, nesting="jit").outcome.verdict == "violated"
 
 

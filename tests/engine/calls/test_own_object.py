@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import queue
 import weakref
 
 import hypothesis
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checking import flat
 from flax import nnx
 from healthy import assign, numbers, rngs
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ def raised(body, own_given=False, **settings):
         built()
     except Exception as error:
         final = conclude.conclude(error, run, own_given=own_given)
-        return type(final), "\n".join(getattr(final, "__notes__", ()))
+        return type(final), flat("\n".join(getattr(final, "__notes__", ())))
     return None, ""
 
 
@@ -146,16 +147,20 @@ def test_an_array_of_numpy_is_none_of_jax():
 
 
 class Counts(nnx.Module):
-    """Counts in an object that is not opened: of a class of the standard library, out of the reach of the module."""
+    """Counts in an object that nobody can look into: a queue."""
 
     def __init__(self) -> None:
         self.linear = nnx.Linear(2, 2, rngs=rngs())
-        self.settings = argparse.Namespace(inner=argparse.Namespace(count=jnp.float32(1)))
+        self.counts: queue.SimpleQueue[jax.Array] = queue.SimpleQueue()
+        self.counts.put(jnp.float32(1))
 
     def __call__(self, x):
-        inner = self.settings.inner
-        inner.count = inner.count + x.sum()
-        return self.linear(x) * inner.count
+        count = self.counts.get_nowait()
+        try:
+            count = count + x.sum()
+        finally:
+            self.counts.put(count)
+        return self.linear(x) * count
 
 
 class CountsInState(nnx.Module):
@@ -208,7 +213,7 @@ def test_a_check_outside_of_pytest():
     for checked in (check, assert_invariants):
         with pytest.raises(TypeError) as caught:
             checked(twice, linear(), numbers((1, 2)), **QUICK)
-        assert IDENTITY in caught.value.__notes__[-1]
+        assert IDENTITY in flat(caught.value.__notes__[-1])
 
 
 def test_what_the_own_object_donates_is_there_afterwards():

@@ -288,7 +288,19 @@ def test_a_captured_array_of_which_xla_keeps_a_slice_is_none_of_the_program(cut,
     assert (found.outcome.verdict == "violated") == captures
 
 
-def test_equal_arrays_share_a_row_with_their_number():
+def test_equal_arrays_that_have_no_name_share_a_row_with_their_number():
+    def adds(x, step):
+        for _ in range(3):
+            x = x * jnp.asarray(np.arange(20_000.0, dtype=np.float32).reshape(5000, 4))[step]
+        return x
+
+    found = call(adds, jnp.ones((2, 4)), jnp.int32(0), nesting="jit")
+    assert "the call captures 234.4 KiB of constants" in text(found)
+    (row,) = rows(found, "captured")
+    assert row.startswith("3 x float32[5000,4] 78.1 KiB")
+
+
+def test_equal_arrays_of_three_closures_are_told_by_their_names():
     def rope():
         table = jnp.arange(20_000.0).reshape(5000, 4)
         return lambda x, step: x * table[step]
@@ -302,8 +314,9 @@ def test_equal_arrays_share_a_row_with_their_number():
 
     found = call(adds, jnp.ones((2, 4)), jnp.int32(0), nesting="jit")
     assert "the call captures 234.4 KiB of constants" in text(found)
-    (row,) = rows(found, "captured")
-    assert row.startswith("3 x float32[5000,4] 78.1 KiB")
+    first, second = rows(found, "captured")
+    assert first.startswith("float32[5000,4] 78.1 KiB   ropes[0] (closure of")
+    assert second.startswith("float32[5000,4] 78.1 KiB   ropes[1] (closure of")
     assert "hand the captured arrays" in text(found)
 
 

@@ -346,6 +346,17 @@ def test_what_a_call_jits_itself_is_told_once_where_it_is_made():
     assert cause.line == f"{near(__file__)}:{call.__code__.co_firstlineno + 1}"
 
 
+def test_each_transform_that_captured_a_module_is_told():
+    def call(linear, x):
+        y = jax.checkpoint(lambda x: 2 * linear(x))(x)
+        return jax.vmap(lambda row: 2 * linear(row))(y)
+
+    found = causes.captured(bind(call, (nnx.Linear(WIDTH, WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    begins = call.__code__.co_firstlineno
+    lines = [(cause.transform, cause.line) for cause in found]
+    assert lines == [("checkpoint", f"{near(__file__)}:{begins + 1}"), ("vmap", f"{near(__file__)}:{begins + 2}")]
+
+
 def test_a_module_that_is_handed_over_as_the_function_is_captured():
     (cause,) = causes.captured(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
     assert (cause.transform, (*map(str, cause.nodes),)) == ("checkpoint", ("BatchNorm",))

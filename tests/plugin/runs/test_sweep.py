@@ -335,7 +335,7 @@ def test_the_terminal_says_what_was_not_run(run_inner):
     result.stdout.fnmatch_lines(
         [
             f"E * nesting     jit   smallest of 4 tried; 1 violated, 3 held; {left} not run,",
-            "E                     --nnx-all runs them",
+            "E                 --nnx-all runs them",
             f"test_inner.py::test_x  4 nestings: 1 violated, 3 held, {left} not run; worst peak *",
         ]
     )
