@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,9 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
         return error
     chosen = plainest(errors, run.nesting_of)
     nesting = chosen.outcome.nesting if isinstance(chosen, InvariantViolation) else run.nesting_of(chosen)
-    run.explain(nesting)
+    # pytest captures no more of this test, and what its body prints once more tells nothing new.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        run.explain(nesting)
     if isinstance(chosen, InvariantViolation):
         outcome = run.outcomes.get(chosen.outcome.nesting, chosen.outcome)
         chosen.args = (report.message(run.report(), outcome),)

@@ -293,9 +293,10 @@ def test_a_body_that_builds_what_a_mode_cannot_is_rejected_there(pytester, inner
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
         [
-            r"nnx mode rejected by flax: tree +test_a_body\w+.py::test_x",
+            r"nnx mode rejected by flax: tree",
+            r"  test +test_a_body\w+.py::test_x",
             r"  modes +graph held   2 held",
-            r" +tree rejected by flax   ValueError: `in_axes` cannot contain `StateAxes` objects when `graph=False` or .*",
+            r" +tree rejected by flax   ValueError: `in_axes` cannot",
             r"  replay +pytest .*::test_x --nnx-nesting 'tree: un-nested'",
         ]
     )

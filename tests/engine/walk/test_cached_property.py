@@ -57,8 +57,8 @@ class Kept(Computed):
 def test_what_a_cached_property_keeps_is_computed_anew_or_kept_in_a_variable(model, nesting):
     found = check(model(), numbers((2, 4)), nesting=nesting)
     assert "leaked model.angles cached property float32[4]" in flat(str(found))
-    assert "hint        make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools" in str(
-        found
+    assert "hint make it a property, or compute it in __init__ and keep it in an nnx.Variable: functools" in flat(
+        str(found)
     )
     for cured in (Computed, Kept):
         assert check(cured(), numbers((2, 4)), nesting=nesting).ok

@@ -165,8 +165,11 @@ def test_what_runs_after_the_test_is_not_shown(run_inner):
 
 
 @pytest.mark.parametrize("capture", ["fd", "sys"])
-def test_what_the_test_prints_stays_captured(run_inner, capture):
-    result = run_inner(SUITE + "    assert 0\n", "-v", f"--capture={capture}")
+@pytest.mark.parametrize("failing", [SUITE + "    assert 0\n", SUITE.replace("Model()", "Model(tracers=has('scan'))")])
+def test_what_the_test_prints_stays_captured(run_inner, capture, failing):
+    """The calls that explain a failure come when pytest captures no more of the test."""
+    result = run_inner(failing, "-v", f"--capture={capture}")
+    result.assert_outcomes(failed=1)
     assert result.outlines.count("hello from the test") >= 1
     first = result.outlines.index("hello from the test")
     assert any("Captured stdout call" in line for line in result.outlines[:first])
