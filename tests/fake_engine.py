@@ -94,7 +94,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, example, publish, ow
     if peak is not None:
         peak = peak * model.percent // 100
         temporary = Held(peak - 300, f"uint8[{peak - 300}]", "temporary", "dot", ("model.py:7",))
-        known = Evidence(Split(200, 100, peak - 300, 0, 0), buffers=(temporary,), targets=on_target(model))
+        known = Evidence(Split(200, 200, peak - 300, 100, 0), buffers=(temporary,), targets=on_target(model))
     verdict = "violated" if broken else "held"
     return Checked(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None, facts)
 

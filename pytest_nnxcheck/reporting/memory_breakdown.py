@@ -133,7 +133,8 @@ def shares(place: Place, split: Split) -> str:
 
 def un_nested(place: Place, evidence: Evidence) -> str:
     """What the same line costs in the un-nested program, where that is another one."""
-    if evidence.un_nested is None or evidence.un_nested == evidence.split:
+    is_known = place.line or place.inserted or place.constants
+    if evidence.un_nested is None or evidence.un_nested == evidence.split or not is_known:
         return ""
     return f"; un-nested {format_bytes(place.un_nested)}" if place.un_nested else "; not in the un-nested program"
 
@@ -246,6 +247,5 @@ def advice(piece: Advice) -> str:
         case Unused():
             return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
         case NotDonated():
-            whose, cure = " and ".join(piece.arguments), f"{piece.jit}({piece.function}, {piece.donate})"
-            why = f"{piece.function} is a jit that changes state of {whose} and donates none of it"
-            return f"{size}: {why}: old and new lie side by side; write {cure}{at}"
+            why = f"{piece.function} is a jit that changes {' and '.join(piece.arguments)}, and does not donate that"
+            return f"{size}: {why}: old and new lie side by side; write {piece.donate} in its {piece.jit}{at}"

@@ -114,8 +114,13 @@ class Run:
     def _unasserted(self) -> str:
         """What is wrong where no invariant could have been broken: only compiled programs break them, and there is none, or nothing is donated; empty if nothing is."""
         rows = rows_of(self.settings.invariants)
-        if self.settings.donate == "none" and all(row.name == "donation" for row in rows):
-            return f"{report.NOTHING}: donation is asserted of what the outermost jit donates, and donate is none: leave donate out, or add tracers to the invariants"
+        programs = [each.evidence.split for each in self.outcomes.values() if each.evidence and each.evidence.split]
+        nothing_reused = bool(programs) and not any(program.aliased for program in programs)
+        if all(row.name == "donation" for row in rows) and (self.settings.donate == "none" or nothing_reused):
+            return (
+                f"{report.NOTHING}: donation is asserted of what the outermost jit donates, and no program reused a buffer"
+                f" (donate is {self.settings.donate}): donate what the call changes, or add tracers to the invariants"
+            )
         if not all(row.compiled for row in rows):
             return ""
         judged = (outcome.nesting.layers for outcome in self.outcomes.values() if outcome.verdict != "rejected")
@@ -165,7 +170,8 @@ class Run:
         body, outcome = self._bodies.get(nesting), self.outcomes.get(nesting)
         if body is None or outcome is None:
             return
-        if not nesting.layers and outcome.verdict == "failed":
+        ours = isinstance((self._memo.get(nesting) or (None,))[0], CheckError)
+        if not nesting.layers and outcome.verdict == "failed" and not ours:
             rows = neighbours.unlike_own(lambda handed: self.executor.unchecked(body, nesting.mode, handed))
             self.outcomes[nesting] = replace(outcome, explained=(*outcome.explained, *rows))
         if not nesting.layers or self.settings.nesting is not None:

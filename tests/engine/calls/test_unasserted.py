@@ -5,7 +5,7 @@ import pytest
 from checking import call
 from flax import nnx
 
-from pytest_nnxcheck import check
+from pytest_nnxcheck import CheckError, check
 
 SEEN = []
 
@@ -40,3 +40,10 @@ def test_a_note_says_that_tracers_remain():
     asserted = check(Keeps(), jnp.ones((2, 4)), nesting="jit")
     assert not asserted.ok
     assert not any(said in note for note in asserted.notes)
+
+
+def test_donation_alone_asks_for_a_call_that_donates():
+    """A function of arrays has no state, which is what is donated by default; of its arguments one can be."""
+    with pytest.raises(CheckError, match=r"nothing was checked: donation is asserted .* \(donate is state\)"):
+        check(lambda x: x * 2, jnp.ones((2, 4)), invariants="donation", effort="quick")
+    assert check(lambda x: x * 2, jnp.ones((2, 4)), invariants="donation", effort="quick", donate="all").ok

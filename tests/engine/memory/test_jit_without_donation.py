@@ -47,8 +47,8 @@ def advised(*call, **options) -> list[str]:
 
 
 def told(size, function, whose, cure, jit="nnx.jit") -> str:
-    why = f"{function.__name__} is a jit that changes state of {whose} and donates none of it: old and new lie side by side"
-    return f"{size}: {why}; write {jit}({function.__name__}, {cure}) ({line_of(function)})"
+    why = f"{function.__name__} is a jit that changes {whose}, and does not donate that: old and new lie side by side"
+    return f"{size}: {why}; write {cure} in its {jit} ({line_of(function)})"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ class Counter(nnx.Module):
 def test_a_jitted_method_changes_its_module(how):
     model = Counter()
     (piece,) = advised(model if how == "__call__" else getattr(model, how), X)
-    assert piece.startswith(f"256.0 KiB: {how} is a jit that changes state of ")
-    assert f"write nnx.jit({how}, donate_argnums=0) ({near(__file__)}:" in piece
+    assert piece.startswith(f"256.0 KiB: {how} is a jit that changes ")
+    assert f"write donate_argnums=0 in its nnx.jit ({near(__file__)}:" in piece
     assert advised(model.donates, X) == []
 
 
