@@ -165,7 +165,7 @@ def whole_parts(paths: Iterable[Path], others: Collection[Path]) -> Iterator[Pat
     """The shortest paths that lead to these leaves, and to none of the others."""
     shared = {path[:length] for path in others for length in range(len(path) + 1)}
     for path in paths:
-        yield next((path[:length] for length in range(len(path)) if path[:length] not in shared), path)
+        yield next((path[:length] for length in range(1, len(path)) if path[:length] not in shared), path)
 
 
 def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: str) -> Iterator[NotDonated]:

@@ -148,6 +148,12 @@ def test_an_optimizer_that_is_handed_in_for_nothing():
     assert "the call neither reads nor writes optimizer" in piece
 
 
+def test_nothing_of_two_objects_is_used():
+    model = linear()
+    (piece,) = check(lambda model, other, x: x * 2, model, linear(), X, **JIT).advice
+    assert "neither reads nor writes model, other;" in piece
+
+
 def test_a_cache_beside_the_one_that_a_server_hands_in():
     cache = nnx.Cache(jnp.zeros((WIDTH, WIDTH)))
     (piece,) = check(Cached(), X, cache, **JIT).advice

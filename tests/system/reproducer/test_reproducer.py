@@ -125,8 +125,8 @@ def test_a_program_ends_well_once_the_code_is_mended(shown, test):
     assert shown[test].mended == ("", "")
 
 
-MOST = {"memory": 250}
-"""How many lines a program may have, other than 150. Where the test's own code has more than ten, that is not counted."""
+MOST = {"memory": 250, "test_several": 250}
+"""How many lines a program may have, other than 150: one of a kind, or of a test that breaks memory too. Where the test's own code has more than ten, that is not counted."""
 
 
 @pytest.mark.parametrize("test", SHOWN)
@@ -134,7 +134,7 @@ def test_a_program_is_short_and_every_python_reads_it(shown, test):
     text = shown[test].program.read_text("utf-8")
     before, own, after = re.split(r"^# --- the (?:test|layers) .*\n", text, flags=re.MULTILINE)
     lines = (before + own + after if own.count("\n") <= 10 else before + after).count("\n")
-    assert lines <= MOST.get(shown[test].kind, 150)
+    assert lines <= MOST.get(test, MOST.get(shown[test].kind, 150))
     # Quotes in the quotes of an f-string are for Python 3.12 and later.
     assert not re.search(r"f'[^'\n]*\{[^}\n]*'", after)
 
