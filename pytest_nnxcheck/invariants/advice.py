@@ -33,7 +33,7 @@ from pytest_nnxcheck.invariants.successors import common, keys, successors
 from pytest_nnxcheck.jaxprs.waste import Waste
 from pytest_nnxcheck.subject.inner_jits import plain
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Nodes, Subject
 
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""
@@ -155,17 +155,20 @@ def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
     used = {path for number, path in enumerate(profile.state_paths) if number not in profile.unused}
     unused = [number for number, path in enumerate(profile.state_paths) if path not in used]
     if unused:
-        names = dict.fromkeys(map(subject.path, whole_parts((profile.state_paths[n] for n in unused), used)))
+        # Several objects are named one by one: nothing is the name of all.
+        least = int(isinstance(subject.state, Nodes))
+        parts = whole_parts((profile.state_paths[number] for number in unused), used, least)
+        names = dict.fromkeys(map(subject.path, parts))
         yield Unused(tuple(names), sum(sizes[number] for number in unused))
     if jit := compat.jitted(subject.function):
         yield from not_donated(subject, profile, sizes, jit)
 
 
-def whole_parts(paths: Iterable[Path], others: Collection[Path]) -> Iterator[Path]:
-    """The shortest paths that lead to these leaves, and to none of the others."""
+def whole_parts(paths: Iterable[Path], others: Collection[Path], least: int) -> Iterator[Path]:
+    """The shortest paths of ``least`` keys or more that lead to these leaves, and to none of the others."""
     shared = {path[:length] for path in others for length in range(len(path) + 1)}
     for path in paths:
-        yield next((path[:length] for length in range(1, len(path)) if path[:length] not in shared), path)
+        yield next((path[:length] for length in range(least, len(path)) if path[:length] not in shared), path)
 
 
 def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: str) -> Iterator[NotDonated]:
