@@ -171,7 +171,7 @@ def test_each_jit_of_the_users_is_one_trace(function, traces):
     noted = []
     with compat.jits_traced(functools.partial(inner_jits.note, noted)):
         jax.make_jaxpr(lambda x: function(x))(INPUT)  # noqa: PLW0108 - a trace of its own
-    assert [called.rpartition(":")[0] for _, called in noted] == [__file__] * traces
+    assert [called.rpartition(":")[0] for _, called in noted] == [near(__file__)] * traces
 
 
 def test_it_is_judged_only_where_recompilation_is_asserted():

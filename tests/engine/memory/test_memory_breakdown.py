@@ -15,6 +15,7 @@ from jax import lax
 from memory_evidence import KiB, line, rows, told
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import memory_breakdown
 
 # google/flax#4871: at least 95 % of the temporaries are the copy, and the user's scan line
@@ -42,7 +43,7 @@ def test_4871_is_told_by_the_copy_and_the_line_of_the_scan(nesting):
     assert "copy of model.blocks.param by while, dynamic-slice, dynamic-update-slice" in buffer
     shown = (Path(__file__).parents[3] / "docs" / "memory.md").read_text()
     for label, (row, *_) in {label: rows(found, label) for label in ("un-nested", "line", "buffer")}.items():
-        assert f"{label:<11} {row}".replace(f"{Path(reports.__file__).parent}/", "") in shown
+        assert f"{label:<11} {row}".replace(near(reports.__file__), "reports.py") in shown
 
 
 @pytest.mark.skipif(FLAX >= (0, 10, 7), reason="flax 0.10.2 copies in silence, later versions refuse")
