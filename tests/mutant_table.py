@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant("text.first_line", Replaces(r"re.sub(_NODE, r'\1\2', re.sub(_LINK, '', closed_line(told)))", "re.sub(_LINK, '', closed_line(told))"), "test_errors.py"),
     Mutant("text.near_to", Replaces("min((place, *(os.path.relpath(place, folder) for folder in folders)), key=len)", "place"), "test_terminal.py"),
     Mutant("text.WIDTH", Replaces("72", "80"), "test_terminal.py"),
-    Mutant("text.WHOLE", Replaces("('test', 'accept', 'replay')", "()"), "test_terminal.py"),
+    Mutant("text.WHOLE", Replaces("('test', 'accept', 'program', 'replay')", "()"), "test_terminal.py"),
     Mutant("text.fill", Replaces("break_on_hyphens=False", "break_on_hyphens=True"), "test_terminal.py"),
     Mutant("text._Lines._split", Replaces("_TOGETHER.sub(lambda match: match[0].replace(' ', _BLANK), text)", "text"), "test_terminal.py"),
     # copies

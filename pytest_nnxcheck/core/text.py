@@ -137,8 +137,8 @@ WIDTH = 72
 LABEL = 14
 """Columns of the label, and of what is in its place in the lines that go on."""
 
-WHOLE = ("test", "accept", "replay")
-"""Rows that are copied as they are, into a shell say: one line each, however long."""
+WHOLE = ("test", "accept", "program", "replay")
+"""Rows that are copied as they are, into a shell say: one line each, however long, and blanks in a path stay."""
 
 _TOGETHER = re.compile(r"(?<=\[)[^][]*(?=\])|\d (?=[KMGT]?i?B\b|%)|<- | > ")
 """What has blanks that no line breaks at: a key in a path, a number with its unit, what a tracer is, a nesting."""
