@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checking import flat
 from flax import nnx
 from healthy import assign
 from reports import ScanOverRemat, cures, inputs_scan_over_remat
@@ -55,7 +56,7 @@ def test_a_program_fits_or_not():
     x = lambda width: jax.ShapeDtypeStruct((8, width), jnp.float32)  # noqa: E731
     large = checked(linear(100_000), x(100_000))
     assert found(large, DoesNotFit) == {*TOLD}
-    text = str(large)
+    text = flat(str(large))
     assert "the program does not fit a v5e: it needs more than 15.75 GiB" in text
     assert ("does not fit an h100: peak 74.5 GiB of 59.33 GiB" in text) == ("h100" in TOLD)
     assert ("the 75 % of the memory that jax takes by default" in text) == ("h100" in TOLD)
