@@ -50,6 +50,27 @@ def blank() -> nnx.BatchStat[jax.Array]:
     return nnx.BatchStat(jnp.zeros(BATCH))
 
 
+class Keeps(Layer):
+    """Keeps its last output: ``start`` makes the place, unless it is None, and ``keep(module, output)`` writes there."""
+
+    def __init__(self, start: Callable[[], Any], keep: Callable[[Any, jax.Array], object]) -> None:
+        super().__init__(rngs())
+        place = start()
+        if place is not None:
+            self.kept = place
+        self.keep = keep
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.linear(x)
+        self.keep(self, y)
+        return y
+
+
+def sets(make: Callable[[jax.Array], Any]) -> Callable[[Any, jax.Array], None]:
+    """For `Keeps`: set the attribute to what is made of the output."""
+    return lambda module, y: setattr(module, "kept", make(y))
+
+
 # An attribute that was None
 
 

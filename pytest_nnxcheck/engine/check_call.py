@@ -199,9 +199,9 @@ def remapped(call: Call, prepared: Prepared, observation: Observation) -> tuple[
 def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
     """What a nesting came to that ended, or broke an invariant: its verdict, the figures, and what explains them."""
     observation, bound = case.observation, case.bound
-    told = (*call.memo.notes.get(call.key, ()), *of_targets(observation), *unasserted(call, observation))
-    told = (*told, *judgement.of_call)
-    call.memo.notes[call.key] = tuple(dict.fromkeys(told))
+    known = call.memo.notes.get(call.key, ())
+    notes = (*known, *of_targets(observation), *unasserted(call, observation), *judgement.of_call)
+    call.memo.notes[call.key] = tuple(dict.fromkeys(notes))
     baseline = call.un_nested_memory() if bound else None
     measured = evidence(call.subject, case.profile, observation, bound, baseline)
     if any(violation.invariant == "memory" for violation in judgement.violations):

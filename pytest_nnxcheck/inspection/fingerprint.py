@@ -1,4 +1,4 @@
-"""What tells one call from another: code and static values, compared without running anybody's ``==``, ``hash`` or ``repr``.
+"""What tells one call from another: code and static values, compared without running anybody's ``==``, ``hash`` or ``repr``; and, in `equal` alone, as jax compares them.
 
 A test body makes its functions and configurations anew for every nesting, so identity says too little; a name says too little
 as well, for two lambdas of one test have the same.
@@ -56,6 +56,16 @@ def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
         own = {name: own[name] for name in ("__wrapped__", "fun", "f") if name in own}
     pairs = [*own.items(), *((name, held) for name, held in stored.read_slots(value) if held is not MISSING)]
     return tuple((name, fingerprint(held, depth)) for name, held in pairs[:LONGEST])
+
+
+def equal(one: Any, other: Any, *, unknown: bool) -> bool:
+    """Whether two static values are equal to jax, which asks their ``==``; ``unknown`` where that raises, as for arrays."""
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - the user's code may raise anything
+        return unknown
 
 
 def show(value: Any) -> str:

@@ -12,7 +12,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
 from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
-from pytest_nnxcheck.inspection.fingerprint import fingerprint
+from pytest_nnxcheck.inspection.fingerprint import equal, fingerprint
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.subject import Subject, spell
 from pytest_nnxcheck.subject.write_back import UPKEEP
@@ -127,13 +127,8 @@ def described(value: Any) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two attributes are equal, as far as they can be compared."""
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # noqa: BLE001 - arrays, and whatever the user's class does
-        return True
+    """Whether two attributes are of one type and equal, as far as they can be compared."""
+    return type(one) is type(other) and equal(one, other, unknown=True)
 
 
 def short(value: Any) -> str:

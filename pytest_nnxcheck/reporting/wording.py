@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pytest_nnxcheck.core.evidence import (
-    Bound,
-    Evidence,
-)
+from pytest_nnxcheck.core.evidence import Bound, Evidence
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (

@@ -52,12 +52,23 @@ def here() -> tuple[int, int]:
     return os.getpid(), threading.get_ident()
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Running:
+    """An execution of a test body that is going on."""
+
+    home: tuple[int, int] = field(default_factory=here)
+    """The process and the thread of the body: wrapped objects that are called elsewhere have no place in it."""
+    calling: bool = False
+    """Whether a call of a wrapped object is under way."""
+    misuse: CheckError | None = None
+    """A call of a wrapped object that could not be made at all."""
+
+
 @dataclass(slots=True, eq=False)
-class Execution:
+class Execution(Running):
     """One execution of a test body under one nesting; wrapped objects report to it.
 
-    ``violation`` and ``error`` are what a call raised last: the body may swallow either. ``misuse`` is a call that could not be made at all,
-    ``home`` the process and the thread of the body, ``called`` the objects that it called, by their ids.
+    ``violation`` and ``error`` are what a call raised last: the body may swallow either. ``called`` are the objects that it called, by their ids.
     """
 
     executor: Executor
@@ -68,9 +79,6 @@ class Execution:
     outcomes: dict[Nesting, Outcome] = field(default_factory=dict)
     violation: InvariantViolation | None = None
     error: BaseException | None = None
-    misuse: CheckError | None = None
-    home: tuple[int, int] = field(default_factory=here)
-    calling: bool = False
     called: dict[int, object] = field(default_factory=dict)
 
     def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
@@ -187,15 +195,12 @@ class Execution:
         return Executed(self.outcomes, self.violation, called=len(self.called))
 
 
-@dataclass(slots=True)
-class Unchecked:
+@dataclass(slots=True, eq=False)
+class Unchecked(Running):
     """An execution of a test body in which nothing is checked: wrapped objects call what they wrap, with what they are ``handed``."""
 
     example: Example
     handed: Handed
-    misuse: CheckError | None = None
-    home: tuple[int, int] = field(default_factory=here)
-    calling: bool = False
 
     def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
         """Call the subject. Raises what it raises."""

@@ -15,6 +15,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import JitTracedAgain
 from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.inspection.fingerprint import equal
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -69,7 +70,7 @@ def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
     except Exception:  # noqa: BLE001 - the user's code may raise anything; a call that cannot be made twice is not judged
         return [], []
     before, *after = types
-    return traces if all(same(before, each) for each in after) else ([], [])
+    return traces if all(equal(before, each, unknown=False) for each in after) else ([], [])
 
 
 def types_of(module: Any) -> Any:
@@ -81,14 +82,6 @@ def types_of(module: Any) -> Any:
 def full_type(leaf: Any) -> tuple[str, Any]:
     """The type of an array, and whether that gives way to another in a sum; of what is no array the class."""
     return describe(leaf), getattr(leaf, "weak_type", None)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether a jit finds these equal, as far as they can be compared."""
-    try:
-        return bool(one == other)
-    except Exception:  # noqa: BLE001 - the user's code may raise anything
-        return False
 
 
 def note(noted: Traces, jit: FrameType, caller: FrameType, by_library: bool) -> None:

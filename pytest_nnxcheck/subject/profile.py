@@ -18,7 +18,7 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.inspection.fingerprint import show
+from pytest_nnxcheck.inspection.fingerprint import equal, show
 from pytest_nnxcheck.inspection.raw_access import MISSING
 from pytest_nnxcheck.inspection.walk import holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
@@ -286,21 +286,10 @@ def relabelled(
         new = after.get(path, old)
         for name in dict.fromkeys((*old, *new)):
             was, became = old.get(name, MISSING), new.get(name, MISSING)
-            if differs(was, became):
-                yield path, name, told(was), told(became)
-
-
-def told(value: Any) -> str:
-    """A value of metadata for messages."""
-    return "nothing" if value is MISSING else show(value)
-
-
-def differs(old: Any, new: Any) -> bool:
-    """Whether two values of metadata are others to jax, which asks their ``==``; one that raises, raises in a loop as well."""
-    try:
-        return old is not new and bool(old != new)
-    except Exception:  # noqa: BLE001 - the user's code may raise anything
-        return False
+            # One whose comparison raises, raises in a loop as well: that is not for us to say.
+            if not equal(was, became, unknown=True):
+                shown, shown_after = ("nothing" if value is MISSING else show(value) for value in (was, became))
+                yield path, name, shown, shown_after
 
 
 def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int], ...]:

@@ -6,7 +6,6 @@ import collections
 import contextvars
 import functools
 import queue
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,32 +14,13 @@ import jax.numpy as jnp
 import pytest
 from checking import call
 from flax import nnx
-from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
-from leaky import LEAKY
+from healthy import BATCH, FLAX, assign, numbers
+from leaky import LEAKY, Keeps, sets
 
 from pytest_nnxcheck.reporting import hints
 
 RECENT: collections.deque[Any] = collections.deque(maxlen=100)
 LAST: contextvars.ContextVar[Any] = contextvars.ContextVar("last", default=None)
-
-
-class Keeps(nnx.Module):
-    """Keeps its last output as ``keep(module, output)`` does, in ``container`` or elsewhere."""
-
-    def __init__(self, keep: Callable[[Any, jax.Array], object], container: Any = None) -> None:
-        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
-        self.kept = container
-        self.last = nnx.BatchStat(jnp.zeros(BATCH))
-        self.keep = keep
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.linear(x)
-        self.keep(self, y)
-        return y
-
-
-def sets(make: Callable[[jax.Array], Any]) -> Callable[[Any, jax.Array], None]:
-    return lambda module, y: setattr(module, "kept", make(y))
 
 
 def hint_on(*subject: Any, nesting: str = "jit") -> str:
@@ -55,12 +35,12 @@ def plain_object(path: str) -> str:
 @pytest.mark.parametrize(
     "module, hint",
     [
-        (lambda: Keeps(lambda m, y: m.kept.append(y), collections.deque()), plain_object("model.kept[0]")),
-        (lambda: Keeps(lambda m, y: m.kept.put(y), queue.Queue()), plain_object("model.kept.queue[0]")),
-        (lambda: Keeps(sets(lambda y: functools.partial(print, y))), plain_object("model.kept.args[0]")),
-        (lambda: Keeps(sets(lambda y: SimpleNamespace(view={0: y}.values()))), plain_object("list(model.kept.view)[0][0]")),
-        (lambda: Keeps(lambda _, y: RECENT.append(y)), hints.hint("outlives", holder="a deque outside of the module")),
-        (lambda: Keeps(lambda _, y: LAST.set(y)), hints.hint("outlives", holder="a context variable")),
+        (lambda: Keeps(collections.deque, lambda m, y: m.kept.append(y)), plain_object("model.kept[0]")),
+        (lambda: Keeps(queue.Queue, lambda m, y: m.kept.put(y)), plain_object("model.kept.queue[0]")),
+        (lambda: Keeps(lambda: None, sets(lambda y: functools.partial(print, y))), plain_object("model.kept.args[0]")),
+        (lambda: Keeps(lambda: None, sets(lambda y: SimpleNamespace(view={0: y}.values()))), plain_object("list(model.kept.view)[0][0]")),
+        (lambda: Keeps(lambda: None, lambda _, y: RECENT.append(y)), hints.hint("outlives", holder="a deque outside of the module")),
+        (lambda: Keeps(lambda: None, lambda _, y: LAST.set(y)), hints.hint("outlives", holder="a context variable")),
     ],
     ids=["deque", "queue", "partial", "view", "global deque", "context variable"],
 )  # fmt: skip
@@ -71,11 +51,11 @@ def test_each_container_has_its_advice(module, hint):
 @pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 a tuple of arrays is handed out with the module")
 def test_a_tuple_is_not_asked_to_be_declared_as_data():
     hint = hints.hint("plain value, container", path="model.kept[0]", holder="tuple")
-    assert hint_on(Keeps(sets(lambda y: (y, 1))), numbers(BATCH)) == hint
+    assert hint_on(Keeps(lambda: None, sets(lambda y: (y, 1))), numbers(BATCH)) == hint
 
 
 def test_in_a_variable_of_the_module_it_holds():
-    cured = Keeps(lambda module, y: assign(module.last, y))
+    cured = Keeps(lambda: nnx.BatchStat(jnp.zeros(BATCH)), lambda module, y: assign(module.kept, y))
     assert call(cured, numbers(BATCH), nesting="jit").outcome.verdict == "held"
 
 

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import leaky
 import pytest
 from checking import call, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
-from leaky import LEAKY, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit
+from leaky import LEAKY, Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.text import near
@@ -34,26 +35,6 @@ def sweep(subject: Any, *args: Any) -> Report:
 
 def zeros() -> jax.Array:
     return jnp.zeros(BATCH)
-
-
-class Keeps(nnx.Module):
-    """Keeps its last output: ``start`` makes the place, unless it is None, and ``keep(module, output)`` writes there."""
-
-    def __init__(self, start: Callable[[], Any], keep: Callable[[Any, jax.Array], object]) -> None:
-        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs())
-        place = start()
-        if place is not None:
-            self.kept = place
-        self.keep = keep
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = self.linear(x)
-        self.keep(self, y)
-        return y
-
-
-def sets(make: Callable[[jax.Array], Any]) -> Callable[[Any, jax.Array], None]:
-    return lambda module, y: setattr(module, "kept", make(y))
 
 
 class KeepsLastInData(KeepsLastSetInInit):
@@ -151,7 +132,7 @@ def test_a_function_that_was_kept_is_told_by_what_keeps_it(kept):
     (first, row), (second, line), *_ = found.outcome.violations[0].details
     assert (first, row.partition("   ")[0]) == ("leaked", path)
     assert second == ""
-    assert line.startswith(f"created at {near(__file__)}:{Keeps.__call__.__code__.co_firstlineno + 1} ("), line
+    assert line.startswith(f"created at {near(leaky.__file__)}:{Keeps.__call__.__code__.co_firstlineno + 1} ("), line
 
 
 @pytest.mark.parametrize(
