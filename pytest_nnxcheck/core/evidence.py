@@ -195,7 +195,7 @@ class LargeLine:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """State that the call neither reads nor writes: the largest parts of it of which that is true as a whole, by name."""
+    """State that the call neither reads nor writes: the names of the largest parts that are unused as a whole."""
 
     names: tuple[str, ...]
     bytes: int

@@ -58,7 +58,7 @@ _LINK = r"\s*\(https?://[^\s()]+\)"
 
 
 _NODE = r"(from different trace level, got )\W*([\w.]+).*"
-"""What flax refuses a graph node with: the repr of the node, values of its arrays included, of which the type says enough."""
+"""The words by which flax refuses a graph node: they end in its repr, values of arrays included, where its type says enough."""
 
 _HEADING = r"\A(.*:)\n\s*\n\s*"
 """A first line that tells nothing alone: jax says below it, after an empty line, which types differ."""
@@ -114,7 +114,7 @@ def tell_from(folder: Path) -> Callable[[], None]:
 
 
 def near(place: str) -> str:
-    """A file, or a place in one, as it is told: from the root of the project, or whole where that is shorter, as of most libraries."""
+    """The path that a message shows for a file, or for a place in one: from the project's root, or absolute where that is shorter."""
     return near_to(tuple(_ROOTS or [str(Path.cwd())]), place)
 
 

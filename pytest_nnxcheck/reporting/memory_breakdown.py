@@ -185,7 +185,7 @@ def captured(evidence: Evidence) -> Iterator[Row]:
     if others := sum(count for _, count in rows[CAPTURED:]):
         yield "", f"and {others if len(evidence.captured) < SHOWN else 'many'} more"
     if evidence.split is not None and left_out(sum(array.bytes for array in evidence.captured), evidence.split):
-        yield "", f"{kept(evidence.split)}: of equal elements one, of what it computes beforehand the result"
+        yield "", f"{kept(evidence.split)}: one of equal elements, and the results of what it computes beforehand"
 
 
 def left_out(captured: int, split: Split) -> bool:

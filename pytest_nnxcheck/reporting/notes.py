@@ -125,7 +125,7 @@ FACTS: dict[data.FactKind, str] = {
     "raises without jit": "{all} inside the call not asserted: with jax.disable_jit it raises {of}",
     "adds state": "{all} not asserted: the call adds state, or takes some away, so that the next one is another",
     "added, functional": "parity of {some} not asserted: the call adds it, and a functional layer hands out the state that was there before",
-    "attributes, functional": "parity of {some} not asserted where a layer is functional: the call sets what is a plain Python attribute, and such a"
+    "attributes, functional": "parity does not compare {some} where a layer is functional: the call sets a plain Python attribute, and such a"
     " layer hands out the state alone",
     "other draws": "parity of outputs not asserted under vmap: {some} is {of}, whose draws are others in a batch",
     "decided by rounding": "rounding decides {some}: inputs a few roundings away move the un-nested result as far",

@@ -316,7 +316,7 @@ def recompilation(findings: Findings) -> Text:
     traced = [("traced", of_jit(each)) for each in inside[:SHOWN]]
     findings = tuple(each for each in findings if isinstance(each, TypeMoved))
     if not findings:
-        summary = f"{inside[0].path} is traced again in each call, for the same types: a jit inside the call is made anew, or what it is handed"
+        summary = f"each call traces {inside[0].path} again, for the same types: it makes a jit anew, or a function that a jit is handed"
         return summary, [*traced, *rest(tuple(inside))], hints.hint("jit made anew")
     first = findings[0]
     if not first.label:

@@ -153,8 +153,8 @@ def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[
 
 
 MET_A_TRACE = (
-    "raises with your object too, unwrapped and unchecked: if the test passes without its marker, a trace of the model, as nnx.jit"
-    " makes one, has left a tracer where nothing can put it back"
+    "raises with your object too, unchecked: if the test passes without its marker, a trace of the model left a tracer that nothing"
+    " can put back; nnx.jit makes such a trace too"
 )
 UNLIKE_OWN: dict[Handed, str] = {
     "inputs": "raises where its inputs are arrays of jax, as every transform hands them on",

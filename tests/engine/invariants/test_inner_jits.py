@@ -113,7 +113,7 @@ def test_a_jit_that_is_made_anew_is_named_with_its_lines(name):
     assert broken(found) == ["recompilation"], text(found)
     (finding,) = found.outcome.violations[0].findings
     assert finding.times == 3
-    assert f"{finding.path} is traced again in each call, for the same types" in text(found)
+    assert f"each call traces {finding.path} again, for the same types" in text(found)
     assert f"traced {finding.path} ({near(__file__)}:" in text(found)
     assert f"3 times a call; its jit is called at {near(__file__)}:" in text(found)
 

@@ -218,7 +218,7 @@ def test_what_is_captured_is_in_the_peak_or_it_is_told_what_xla_keeps(uses, equa
     summary, kept = "the call captures 256.0 KiB of constants", f"XLA keeps {constants} B of that in this program"
     assert found.outcome.violations[0].summary == (f"{summary}; {kept}" if equal else summary)
     details = [row for label, row in found.outcome.violations[0].details]
-    assert any(row.startswith(f"{kept}: of equal elements one") for row in details) == equal
+    assert any(row.startswith(f"{kept}: one of equal elements") for row in details) == equal
     assert any(f"constants {constants} B" in row for row in details) == equal
     assert found.outcome.evidence.captured[0].bytes == 256 * KiB
 

@@ -36,6 +36,13 @@ def test_waits(nnx_wrap):
 """
 
 
+PYTEST = """
+import signal, sys, pytest
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
+sys.exit(pytest.main())
+"""
+
+
 @pytest.fixture
 def start(pytester, inner_args, monkeypatch):
     """A run without a cache of pytest, whose temporary folder is the test's own."""
@@ -44,7 +51,7 @@ def start(pytester, inner_args, monkeypatch):
     pytester.makepyfile(test_inner=SUITE)
 
     def started(*args):
-        command = [sys.executable, "-m", "pytest", *inner_args, "-p", "no:cacheprovider", "-p", "no:randomly", *args]
+        command = [sys.executable, "-c", PYTEST, *inner_args, "-p", "no:cacheprovider", "-p", "no:randomly", *args]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
 
     def left():
