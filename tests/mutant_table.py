@@ -448,6 +448,7 @@ MUTANTS = (
     Mutant("hooks.pytest_configure", Drops("config.add_cleanup(tell_from(config.rootpath))"), "test_terminal.py"),
     Mutant("known_failures.read", Replaces("RecursionError", "LookupError"), "test_input_files.py"),
     Mutant("cache._temporary", Drops("config.add_cleanup(functools.partial(_remove_empty, folder))"), "test_temporary_folders.py"),
+    # bodies, drawn arguments, and what a call is handed for nothing
     Mutant("run.Run._unasserted", Never("self.settings.donate == 'none'"), "test_silent_bodies.py"),
     Mutant("run.Run._record", Never("executed.called < max(self.called, 1)"), "test_silent_bodies.py"),
     Mutant("subject.flatten_leaf", Drops("compat.is_tracing()"), "test_returned.py"),
@@ -459,5 +460,9 @@ MUTANTS = (
     Mutant("memo.code", Drops("*chain.from_iterable(vars(function).items())"), "test_own_arguments.py"),
     Mutant("inner_jits.note", Always("trace.line or not by_library"), "test_inner_jits.py"),
     Mutant("neighbours.mends", Replaces("invariants.isdisjoint(violation.invariant for violation in near.violations)", "near.verdict == 'held'"), "test_neighbours.py"),
-    Mutant("frames._caller_of", Replaces("above.f_code.co_name not in _HANDS_ON and not module.startswith('flax.nnx.transforms')", "False"), "test_inner_jits.py"),
+    Mutant("run.Run._unasserted", Never("any(program.aliased for program in programs)"), "test_unasserted.py"),
+    Mutant("run.Run.explain", Drops("not ours"), "test_misplaced_calls.py test_wrapped_for_flax.py"),
+    Mutant("conclude.conclude", Replaces("contextlib.redirect_stdout(io.StringIO())", "contextlib.nullcontext()"), "test_progress.py"),
+    Mutant("observe.with_moves", Replaces("jax.tree.leaves([*came_out.values(), seen.returned])", "[*came_out.values(), *jax.tree.leaves(seen.returned)]"), "test_donation.py"),
+    Mutant("advice.of_state", Replaces("int(isinstance(subject.state, Nodes))", "0"), "test_unused_state.py"),
 )  # fmt: skip

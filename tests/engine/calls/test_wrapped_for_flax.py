@@ -85,6 +85,11 @@ def test_a_wrapped_object_called_inside_another_is_refused():
     for step in (lambda model, x: wrapped(model(x)), swallows):
         with pytest.raises(CheckError, match="was called inside the call of another wrapped object: let that one call"):
             check(step, linear(), X, nesting="jit")
+    with pytest.raises(CheckError) as raised:
+        check(lambda model, x: wrapped(model(x)), linear(), X)
+    assert "with your object" not in "".join(getattr(raised.value, "__notes__", [])), (
+        "what we refuse is no question of copies"
+    )
 
 
 def test_a_check_inside_of_a_checked_function_is_one_of_its_own():
