@@ -160,7 +160,7 @@ def measure(name: str) -> dict[str, int]:
     """The peak by the compiler's figures and by the kernel's, bytes, of one program in this process."""
     import jax
 
-    from pytest_nnxcheck.inspection import buffers
+    from pytest_nnxcheck.xla import buffers
 
     function, shapes, donated = next(program for program in PROGRAMS if program.__name__ == name)()
     compiled = jax.jit(function, donate_argnums=donated).lower(*shapes).compile()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.buffers import read
+from pytest_nnxcheck.xla.buffers import read
 
 P = jnp.ones((64, 128))
 X = jnp.ones((128,))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.walk.walk import walk
 
 X = jnp.ones((2, 3))
 STATIC = tuple(map(int, flax.__version__.split(".")[:2])) >= (0, 12)

@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant("graph.taken_for_arrays", Drops("trace_key(trace_identity(value)) in traces"), "test_plain_call.py"),
     Mutant("frames._caller_of", Never("above.f_code.co_name not in _HANDS_ON and not module.startswith('flax.nnx.transforms')"), "test_inner_jits.py"),
     Mutant("compile_cache.cached_compiles", Drops("module._cache, module._cache_initialized = (_Programs(folder), True)"), "test_compile_cache.py"),
-    # inspection
+    # walk and xla
     Mutant("raw_access._MAKERS", Replaces("{'abc', 'types'}", "set()"), "test_walk_code.py"),
     Mutant("walk.walk", Replaces("visit.passing = True", "visit.passing = False"), "test_walk_exceptions.py"),
     Mutant("walk.without_garbage", Never("finds(seen)"), "test_garbage.py"),
@@ -104,10 +104,10 @@ MUTANTS = (
     Mutant("subject.Subject.donated", Never("first in names"), "test_donation.py"),
     Mutant("write_back.write_back", Drops("not real"), "test_abstract.py"),
     Mutant("subject.Subject.roots", Drops("*self.static"), "test_leaky.py"),
-    Mutant("captured_constants.captured", Never("is_filled(const)"), "test_memory_lines.py"),
-    Mutant("captured_constants.used_bytes", Replaces("min(elements, const.size)", "const.size"), "test_memory_lines.py"),
-    Mutant("captured_constants.elements_of_operand", Drops("all(same[1:])"), "test_memory_lines.py"),
-    Mutant("captured_constants.handed_in", Replaces("everything[:compat.scan_layout(eqn)[0]]", "everything"), "test_memory_lines.py"),
+    Mutant("captured.captured", Never("is_filled(const)"), "test_memory_lines.py"),
+    Mutant("captured.used_bytes", Replaces("min(elements, const.size)", "const.size"), "test_memory_lines.py"),
+    Mutant("captured.elements_of_operand", Drops("all(same[1:])"), "test_memory_lines.py"),
+    Mutant("captured.handed_in", Replaces("everything[:compat.scan_layout(eqn)[0]]", "everything"), "test_memory_lines.py"),
     Mutant("profile.type_in_a_trace", Never("isinstance(leaf, NUMBERS)"), "test_subject.py"),
     Mutant("check_call.run", Drops("jax.clear_caches()"), "test_subject.py"),
     Mutant("check_call.check_call", Never("bound.name in call.memo.own_jits"), "test_subject.py"),

@@ -16,12 +16,12 @@ from flax import nnx
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.observation import Leaf
-from pytest_nnxcheck.inspection.hlo import aliases
-from pytest_nnxcheck.inspection.pointers import read_leaf
-from pytest_nnxcheck.inspection.visit import Found
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards
+from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.xla.hlo import aliases
+from pytest_nnxcheck.xla.pointers import read_leaf
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

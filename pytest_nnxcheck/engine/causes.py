@@ -27,9 +27,9 @@ from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.abstract_run import trace
 from pytest_nnxcheck.engine.observe import leak
-from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, is_library, layout
-from pytest_nnxcheck.inspection.walk import walk
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
+from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, is_library, layout
+from pytest_nnxcheck.walk.walk import walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -18,18 +18,6 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall
 from pytest_nnxcheck.engine.observe import leak, places_in
-from pytest_nnxcheck.inspection.pointers import (
-    byte_ranges,
-    foreign_views,
-    in_mapped_files,
-    is_numpys_own,
-    read_leaf,
-    shared_buffers,
-    spans_of_process,
-)
-from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.inspection.visit import MOST_OBJECTS
-from pytest_nnxcheck.inspection.walk import Walk, walk, without_garbage
 from pytest_nnxcheck.invariants.case import Originals, Pairs
 from pytest_nnxcheck.invariants.recompilation import other_parts, static_parts
 from pytest_nnxcheck.invariants.successors import successors
@@ -38,6 +26,18 @@ from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.subject.write_back import compared_by_value, write_back
+from pytest_nnxcheck.walk.snapshot import Places
+from pytest_nnxcheck.walk.visit import MOST_OBJECTS
+from pytest_nnxcheck.walk.walk import Walk, walk, without_garbage
+from pytest_nnxcheck.xla.pointers import (
+    byte_ranges,
+    foreign_views,
+    in_mapped_files,
+    is_numpys_own,
+    read_leaf,
+    shared_buffers,
+    spans_of_process,
+)
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -21,11 +21,11 @@ from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVar
 from pytest_nnxcheck.core.observation import Leak, Memory
 from pytest_nnxcheck.core.outcome import JitTracedAgain, UnNested
 from pytest_nnxcheck.engine.reference import Evaluated
-from pytest_nnxcheck.inspection.fingerprint import fingerprint, show
-from pytest_nnxcheck.inspection.raw_access import cell_content, top_package
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import is_array
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.walk.fingerprint import fingerprint, show
+from pytest_nnxcheck.walk.raw_access import cell_content, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

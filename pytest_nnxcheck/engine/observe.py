@@ -21,11 +21,6 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.observation import Copies, InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
 from pytest_nnxcheck.engine.abstract_run import Addresses, traced
 from pytest_nnxcheck.engine.on_targets import OnTargets, Program
-from pytest_nnxcheck.inspection import buffers
-from pytest_nnxcheck.inspection.origins import marked
-from pytest_nnxcheck.inspection.pointers import inner_donation, read_leaf
-from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import Walk, walk
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
@@ -43,6 +38,11 @@ from pytest_nnxcheck.transforms.compose import (
 from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
 from pytest_nnxcheck.transforms.mapping import on_mesh
+from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.walk import Walk, walk
+from pytest_nnxcheck.xla import buffers
+from pytest_nnxcheck.xla.origins import marked
+from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -21,10 +21,10 @@ from pytest_nnxcheck.compat.compilation import Staged
 from pytest_nnxcheck.compat.shared_programs import canonical
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.evidence import OnTarget, Split, least_copy
-from pytest_nnxcheck.inspection import buffers
-from pytest_nnxcheck.inspection.hlo import aliases
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
+from pytest_nnxcheck.xla import buffers
+from pytest_nnxcheck.xla.hlo import aliases
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -19,13 +19,13 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
-from pytest_nnxcheck.inspection.walk import Walk, holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject import uncomputed
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.transforms.compose import Guards, compose, plain_jit, stack_inputs, un_nest
+from pytest_nnxcheck.walk.walk import Walk, holds_beside, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -15,8 +15,8 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.inspection.pointers import resharded, spec, spread, without_successor
 from pytest_nnxcheck.invariants.case import Case, Judgement, Written
+from pytest_nnxcheck.xla.pointers import resharded, spec, spread, without_successor
 
 
 def judge(case: Case) -> Judgement:

@@ -12,10 +12,10 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
 from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
-from pytest_nnxcheck.inspection.fingerprint import equal, fingerprint
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.subject import Subject, spell
 from pytest_nnxcheck.subject.write_back import UPKEEP
+from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
 
 MISSING = "missing"
 

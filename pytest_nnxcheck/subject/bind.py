@@ -17,8 +17,6 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.inspection.fingerprint import fingerprint
-from pytest_nnxcheck.inspection.origins import labelled
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs
 from pytest_nnxcheck.subject.subject import (
@@ -32,6 +30,8 @@ from pytest_nnxcheck.subject.subject import (
     ref_refused,
     spell,
 )
+from pytest_nnxcheck.walk.fingerprint import fingerprint
+from pytest_nnxcheck.xla.origins import labelled
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

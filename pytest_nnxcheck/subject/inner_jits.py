@@ -15,8 +15,8 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import JitTracedAgain
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.inspection.fingerprint import equal
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.walk.fingerprint import equal
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

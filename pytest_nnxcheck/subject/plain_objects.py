@@ -21,8 +21,8 @@ from flax import nnx
 from jax.tree_util import DictKey, GetAttrKey, keystr, register_pytree_with_keys
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.open_data import holds_state
-from pytest_nnxcheck.inspection.raw_access import LIBRARIES, MISSING, layout, mro, top_package
+from pytest_nnxcheck.walk.open_data import holds_state
+from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

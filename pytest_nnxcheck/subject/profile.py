@@ -18,15 +18,15 @@ from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.inspection.fingerprint import equal, show
-from pytest_nnxcheck.inspection.raw_access import MISSING
-from pytest_nnxcheck.inspection.walk import holds_beside, walk
 from pytest_nnxcheck.jaxprs import flow
+from pytest_nnxcheck.jaxprs.captured import captured
 from pytest_nnxcheck.jaxprs.waste import NOTHING, Waste, waste
-from pytest_nnxcheck.subject.captured_constants import captured
 from pytest_nnxcheck.subject.signatures import in_users_words
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import statics
+from pytest_nnxcheck.walk.fingerprint import equal, show
+from pytest_nnxcheck.walk.raw_access import MISSING
+from pytest_nnxcheck.walk.walk import holds_beside, walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

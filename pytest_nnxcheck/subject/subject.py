@@ -20,10 +20,10 @@ from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array, is_ref
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import Walk, tracers_since, walk, without_garbage
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
+from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk, without_garbage
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

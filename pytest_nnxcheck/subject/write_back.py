@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.fingerprint import fingerprint
-from pytest_nnxcheck.inspection.raw_access import LIBRARIES, MISSING, class_dict, layout, mro, top_package
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.walk.fingerprint import fingerprint
+from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, class_dict, layout, mro, top_package
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

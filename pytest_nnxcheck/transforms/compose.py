@@ -20,13 +20,13 @@ import jax.numpy as jnp
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED, Transform
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import Walk
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms import branches, gradients, loops, mapping, wrappers
 from pytest_nnxcheck.transforms.custom import made_by
 from pytest_nnxcheck.transforms.layer import LENGTH, Plan, Program
+from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.walk import Walk
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from pytest_nnxcheck.inspection.raw_access import class_name, mro
+from pytest_nnxcheck.walk.raw_access import class_name, mro
 from pytest_nnxcheck.watch import frames
 
 _TRANSFORMS = ("jax", "flax", "equinox")

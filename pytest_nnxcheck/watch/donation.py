@@ -114,7 +114,7 @@ def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ..
 def _arrays(users: list[FrameType]) -> list[tuple[str, str]]:
     """(path, type) of the arrays that the user's local variables lead to."""
     from pytest_nnxcheck.compat.arrays import describe
-    from pytest_nnxcheck.inspection.walk import walk
+    from pytest_nnxcheck.walk.walk import walk
 
     seen = walk(frames.local_variables(users), MOST_OBJECTS)
     return [(path, describe(array)) for path, array in seen.arrays]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.inspection.raw_access import is_library
+from pytest_nnxcheck.walk.raw_access import is_library
 from pytest_nnxcheck.watch.roots import Root
 
 _MOST = 8

@@ -84,7 +84,7 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = (), reported: Rep
     """
     if not can_be_there():
         return Look()
-    from pytest_nnxcheck.inspection.walk import OLD, without_garbage
+    from pytest_nnxcheck.walk.walk import OLD, without_garbage
 
     roots, reported = tuple(roots), reported or Reported()
 
@@ -96,7 +96,7 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = (), reported: Rep
 
 def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
     from pytest_nnxcheck import compat
-    from pytest_nnxcheck.inspection.walk import walk
+    from pytest_nnxcheck.walk.walk import walk
 
     seen = walk(roots, MOST_OBJECTS, left_out)
     variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
@@ -111,7 +111,7 @@ def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
 
 def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[object, Leftover]]:
     from pytest_nnxcheck import compat
-    from pytest_nnxcheck.inspection.walk import walk
+    from pytest_nnxcheck.walk.walk import walk
 
     own = {path: compat.kind_of(type(node)) for path, node in nodes}
     return [

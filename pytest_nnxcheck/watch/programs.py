@@ -87,7 +87,7 @@ class Programs:
 
     def _judge(self, executable: Any, frame: FrameType) -> Iterator[Program]:
         from pytest_nnxcheck import compat
-        from pytest_nnxcheck.inspection.buffers import split_of
+        from pytest_nnxcheck.xla.buffers import split_of
 
         users = [*frames.of_user(frame)]
         traced = compat.traced_program(frame)
@@ -130,7 +130,7 @@ def state_among(arguments: Sequence[Any], roots: Iterable[Root]) -> dict[int, St
     """Those arguments, by number, that are the very arrays of Variables which the roots lead to. An equal type alone makes no state of a batch."""
     from pytest_nnxcheck import compat
     from pytest_nnxcheck.compat.arrays import nbytes
-    from pytest_nnxcheck.inspection.walk import walk
+    from pytest_nnxcheck.walk.walk import walk
 
     if sum(map(nbytes, arguments)) < FLOOR:
         return {}
@@ -148,9 +148,9 @@ def copies(
 ) -> tuple[int, tuple[str, ...]]:
     """Bytes of the state that a program holds once more by the rule of every check, and the leaves that it hands back."""
     from pytest_nnxcheck import compat
-    from pytest_nnxcheck.inspection.buffers import split_of
     from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
     from pytest_nnxcheck.jaxprs.forwarding import handed_inputs
+    from pytest_nnxcheck.xla.buffers import split_of
 
     closed, is_donated = traced
     handed = handed_inputs(compat.open_jaxpr(closed))

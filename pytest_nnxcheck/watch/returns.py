@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from pytest_nnxcheck.inspection.raw_access import top_package
+from pytest_nnxcheck.walk.raw_access import top_package
 from pytest_nnxcheck.watch import frames
 from pytest_nnxcheck.watch.calls import Calls, inside_a_transform
 

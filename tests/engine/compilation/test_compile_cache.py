@@ -16,7 +16,7 @@ from reports import Pair, step_other_dtype
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat import compile_cache
-from pytest_nnxcheck.inspection import buffers, hlo
+from pytest_nnxcheck.xla import buffers, hlo
 
 pytestmark = pytest.mark.usefixtures("no_folder_of_the_user")
 EVENTS: list[str] = []

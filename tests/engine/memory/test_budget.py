@@ -16,7 +16,7 @@ from rewritten_leaves import CHANGES, Codebook
 
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.xla import buffers
 
 ONE_CALL = ["jit", "jit > remat", "jit > while_loop"]
 WITH_AXES = ["jit > vmap", "jit > vmap[functional]", "jit > scan", "jit > scan > vmap", "jit > grad > fori_loop"]

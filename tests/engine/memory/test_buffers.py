@@ -15,7 +15,7 @@ from jax import lax
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.inspection.buffers import read
+from pytest_nnxcheck.xla.buffers import read
 
 STATE = 0
 

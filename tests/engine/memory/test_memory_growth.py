@@ -12,7 +12,7 @@ from jax import lax
 from memory_evidence import rows, told
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.xla import buffers
 
 
 def call_of(x):

@@ -13,9 +13,9 @@ from jax import lax
 from memory_evidence import KiB, line, rows, told
 
 from pytest_nnxcheck import check, compat
-from pytest_nnxcheck.inspection import buffers
+from pytest_nnxcheck.jaxprs.captured import captured
 from pytest_nnxcheck.reporting import hints, memory_breakdown
-from pytest_nnxcheck.subject.captured_constants import captured
+from pytest_nnxcheck.xla import buffers
 
 # Lines
 

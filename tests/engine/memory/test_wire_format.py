@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.inspection import buffers, hlo, origins, protobuf
-from pytest_nnxcheck.inspection.buffers import read
+from pytest_nnxcheck.xla import buffers, hlo, origins, protobuf
+from pytest_nnxcheck.xla.buffers import read
 
 # The wire format
 

@@ -9,7 +9,7 @@ from checking import broken, call, full, slow, text
 from flax import nnx
 from healthy import numbers, rngs
 
-from pytest_nnxcheck.inspection.walk import without_garbage
+from pytest_nnxcheck.walk.walk import without_garbage
 
 CACHE: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 KEPT: list = []

@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.inspection import pointers as pointers_module
-from pytest_nnxcheck.inspection import visit
-from pytest_nnxcheck.inspection.pointers import foreign_views, in_mapped_files, spans_of_process
+from pytest_nnxcheck.walk import visit
+from pytest_nnxcheck.xla import pointers as pointers_module
+from pytest_nnxcheck.xla.pointers import foreign_views, in_mapped_files, spans_of_process
 
 X = jnp.ones((2, 4))
 FEW = {"transforms": "jit,scan", "styles": "argument", "max_examples": 0}

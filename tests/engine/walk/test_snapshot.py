@@ -17,10 +17,10 @@ import pytest
 from checking import replace_metadata
 from flax import nnx
 
-import pytest_nnxcheck.inspection.snapshot
+import pytest_nnxcheck.walk.snapshot
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.snapshot import Kind
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.walk.snapshot import Kind
+from pytest_nnxcheck.walk.walk import walk
 
 
 class Box:
@@ -283,7 +283,7 @@ def test_a_place_that_cannot_be_put_back_is_named_and_the_others_are(monkeypatch
     def refuse(*_: Any) -> None:
         raise TypeError("immutable")
 
-    monkeypatch.setattr(pytest_nnxcheck.inspection.snapshot, "_LIST", Kind(refuse, lambda *_: ()))
+    monkeypatch.setattr(pytest_nnxcheck.walk.snapshot, "_LIST", Kind(refuse, lambda *_: ()))
     value: dict[str, Any] = {"frozen": [], "other": {}}
     kept = places(value)
     value["other"]["new"] = 1

@@ -16,9 +16,9 @@ from flax import nnx
 from kept_tracers import STATIC, Box, Slotted, X, found_in, jit_call, tracer_of
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection import visit
-from pytest_nnxcheck.inspection.visit import Found
-from pytest_nnxcheck.inspection.walk import Walk, walk
+from pytest_nnxcheck.walk import visit
+from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.walk import Walk, walk
 
 # --- what the walk says about what it met ----------------------------------------------------------------------------------
 

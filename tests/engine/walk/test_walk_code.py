@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 from kept_tracers import Boxed, Keep, X, check, found_in, leaky_and_healthy, whole
 
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.walk.walk import walk
 
 
 @leaky_and_healthy

@@ -31,7 +31,7 @@ from kept_tracers import (
 )
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.walk.walk import walk
 
 
 @leaky_and_healthy

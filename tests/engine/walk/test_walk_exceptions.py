@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from kept_tracers import Box, Keep, check, found_in, jit_call, leaky_and_healthy, tracer_of, whole
 
-from pytest_nnxcheck.inspection.walk import walk
+from pytest_nnxcheck.walk.walk import walk
 
 
 class Raises(nnx.Module):

@@ -22,8 +22,8 @@ from flax import nnx
 from healthy import rngs
 
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.inspection import visit
-from pytest_nnxcheck.inspection.walk import Walk, tracers_since, walk
+from pytest_nnxcheck.walk import visit
+from pytest_nnxcheck.walk.walk import Walk, tracers_since, walk
 
 Kept = tuple[Any, Callable[[Any], object]]
 """An object, and what puts a value where it holds it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck.inspection.raw_access import (
+from pytest_nnxcheck.walk.raw_access import (
     MISSING,
     Layout,
     LruCache,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.raw_access import MISSING, Layout, class_name, layout
-from pytest_nnxcheck.inspection.snapshot import Places
+from pytest_nnxcheck.walk.raw_access import MISSING, Layout, class_name, layout
+from pytest_nnxcheck.walk.snapshot import Places
 
 _ATOMIC_TYPES = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented), range, np.dtype)
 

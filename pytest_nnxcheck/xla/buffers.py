@@ -15,10 +15,10 @@ from pytest_nnxcheck.compat import serialized_buffer_assignment, serialized_hlo_
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.evidence import Split
 from pytest_nnxcheck.core.observation import Buffer, Memory
-from pytest_nnxcheck.inspection import origins
-from pytest_nnxcheck.inspection.hlo import Instruction, Module, Position, Shape
-from pytest_nnxcheck.inspection.origins import Origin
-from pytest_nnxcheck.inspection.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
+from pytest_nnxcheck.xla import origins
+from pytest_nnxcheck.xla.hlo import Instruction, Module, Position, Shape
+from pytest_nnxcheck.xla.origins import Origin
+from pytest_nnxcheck.xla.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
 
 
 def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None) -> Memory:

@@ -24,8 +24,8 @@ from types import (
 from typing import Any
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.open_data import Table, open_attributes, put_items
-from pytest_nnxcheck.inspection.raw_access import (
+from pytest_nnxcheck.walk.open_data import Table, open_attributes, put_items
+from pytest_nnxcheck.walk.raw_access import (
     LIBRARIES,
     MISSING,
     LruCache,
@@ -39,7 +39,7 @@ from pytest_nnxcheck.inspection.raw_access import (
     read_slot,
     top_package,
 )
-from pytest_nnxcheck.inspection.visit import ATOMS, Name, Opener, Visit, key_text, step
+from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
 
 _NOT_STATE = frozenset(
     (

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from pytest_nnxcheck.inspection.open_code import CODE
-from pytest_nnxcheck.inspection.open_data import openers_for
-from pytest_nnxcheck.inspection.raw_access import MISSING, mro
-from pytest_nnxcheck.inspection.snapshot import Places
-from pytest_nnxcheck.inspection.visit import UNREADABLE, Classes, Found, Name, Opener, Visit
+from pytest_nnxcheck.walk.open_code import CODE
+from pytest_nnxcheck.walk.open_data import openers_for
+from pytest_nnxcheck.walk.raw_access import MISSING, mro
+from pytest_nnxcheck.walk.snapshot import Places
+from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, Found, Name, Opener, Visit
 
 T = TypeVar("T")
 CHANGED = Name("what changed")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pytest_nnxcheck.inspection.protobuf import Message, fields, messages, number, numbers, raw, text
+from pytest_nnxcheck.xla.protobuf import Message, fields, messages, number, numbers, raw, text
 
 Position = tuple[int, tuple[int, ...]]
 """A value: the id of the instruction that gives it, and the index into that instruction's tuple shape."""

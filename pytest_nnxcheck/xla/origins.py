@@ -17,7 +17,7 @@ from pytest_nnxcheck.compat.primitives import REMATS
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.inspection.hlo import Frame, Instruction, Module, Position
+from pytest_nnxcheck.xla.hlo import Frame, Instruction, Module, Position
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

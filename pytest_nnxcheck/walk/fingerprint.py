@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import FunctionType, MethodType
 from typing import Any
 
-from pytest_nnxcheck.inspection.raw_access import MISSING, cell_content, layout, top_package
+from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, layout, top_package
 
 DEEPEST, LONGEST = 5, 200
 _ATOMS = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck import compat
-from pytest_nnxcheck.inspection.raw_access import LIBRARIES, class_dict, class_name, layout, mro, referents, top_package
-from pytest_nnxcheck.inspection.visit import ATOMS, Name, Opener, Visit, key_text, step
+from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, layout, mro, referents, top_package
+from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
 
 _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytree__nodes"))
 """Attributes in which flax keeps traces and marks of its own."""

@@ -1,1 +1,0 @@
-"""What is there: Python objects and where they hold tracers, compiled programs and where their bytes are."""
