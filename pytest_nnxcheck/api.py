@@ -14,7 +14,8 @@ from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 import hypothesis
 import jax
 
-from pytest_nnxcheck import compat, devices, wheels
+from pytest_nnxcheck import devices, wheels
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
@@ -182,7 +183,7 @@ def _run(
     wrapped = wrapped_for(subject, frame)
     chosen = merge(parse_given(settings, lambda name: f"check(..., {name}=...)"))
     try:
-        compat.require_modes(chosen.chosen_modes)
+        flax_modes.require_modes(chosen.chosen_modes)
     except SettingError as lacking:
         name = "nesting" if "nesting" in settings else "modes"
         raise SettingError(f"check(..., {name}=...): {lacking}") from None

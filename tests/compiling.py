@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.xla.buffers import read
 
 P = jnp.ones((64, 128))
@@ -14,7 +14,7 @@ X = jnp.ones((128,))
 
 
 def compile_(function, *args, donate=(), options=None):
-    with compat.judged_compiles():
+    with compile_cache.judged_compiles():
         return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*args).compile(compiler_options=options)
 
 

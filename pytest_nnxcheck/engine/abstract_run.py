@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, flax_modes, graph, variables
 from pytest_nnxcheck.core.observation import Leaf
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.subject import Subject
@@ -44,7 +44,7 @@ class Addresses:
             abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
             for info, sharding in zip(infos, shardings, strict=True)
         ]
-        module = compat.serialized_hlo_module(compiled)
+        module = compilation.serialized_hlo_module(compiled)
         if module is None:
             return jax.tree.unflatten(treedef, made)
         aliased = aliases(module)
@@ -69,7 +69,7 @@ def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look
     ``look(state)`` is called at the end of the trace, also where the program raised, and says whether tracers of other
     traces remain: then the state keeps its values.
     """
-    graphdef, leaves = compat.split(state)
+    graphdef, leaves = flax_modes.split(state)
     paths: list[Any] = []
 
     def pure(leaves: Any, *inputs: Any) -> Any:
@@ -79,15 +79,15 @@ def trace(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...], look
             out = program(module, *inputs)
         finally:
             remain = look(module)
-        after = [] if remain else compat.raw_leaves(module)
+        after = [] if remain else graph.raw_leaves(module)
         paths.extend(path for path, _ in after)
         return out, [value for _, value in after]
 
     out, values = jax.eval_shape(pure, leaves, *inputs)
     value_at = dict(zip(paths, values, strict=True))
-    for path, variable in compat.variables(state):
+    for path, variable in graph.variables(state):
         if path in value_at:
-            compat.set_variable_value(variable, value_at[path])
+            variables.set_variable_value(variable, value_at[path])
     return out
 
 
@@ -113,7 +113,7 @@ def traced(
 
     def watched(module: Any, *inputs: Any) -> Any:
         ours.update(guards.traces_of(module, inputs))
-        with compat.taken_for_arrays(ours.keys()) if un_nested else contextlib.nullcontext():
+        with graph.taken_for_arrays(ours.keys()) if un_nested else contextlib.nullcontext():
             return program(module, *inputs)
 
     ours: dict[tuple[int, int], Any] = {}

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck import compat, invariants
-from pytest_nnxcheck.compat import targets
+from pytest_nnxcheck import invariants
+from pytest_nnxcheck.compat import flax_modes, frames, graph, targets
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
@@ -107,7 +107,7 @@ class Call:
         """Raise `CheckError` where a slice was named of another size than the mesh of the call, before anything of the call runs."""
         if not self.settings.target:
             return
-        leaves = [*jax.tree.leaves(compat.split(self.subject.state)[1]), *self.subject.inputs]
+        leaves = [*jax.tree.leaves(flax_modes.split(self.subject.state)[1]), *self.subject.inputs]
         with contextlib.suppress(targets.LeftOut):
             for word in self.settings.target:
                 targets.target_of(parse_target(word), targets.mesh_of(leaves))
@@ -149,7 +149,7 @@ class Call:
         def evaluated() -> Profile:
             with (
                 self.subject.undone(self.subject.state, self.example.originals) as left,
-                compat.devices_asked(on=bool(self.settings.target)) as lines,
+                frames.devices_asked(on=bool(self.settings.target)) as lines,
             ):
                 evaluated = profile(self.subject)
             self.memo.notes[self.key] = tuple(Fact("asks for devices", self.settings.target, line) for line in lines)
@@ -166,7 +166,7 @@ class Call:
             before, state = self.profile(), self.subject.state
             with self.subject.undone(state):
                 paths = restored_leaves(self.subject, before.changed)
-            size = sum(nbytes(leaf) for path, leaf in compat.raw_leaves(state) if path in paths)
+            size = sum(nbytes(leaf) for path, leaf in graph.raw_leaves(state) if path in paths)
             return replace(before, restored=paths, restored_bytes=size)
 
         return recall(self.memo.remapped, self.key, evaluated)

@@ -20,7 +20,7 @@ from unittest import mock
 import jax
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph, variables
 from pytest_nnxcheck.compat.frames import called, made_before, transforms_by_itself
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
@@ -79,7 +79,7 @@ def line_of(frame: FrameType, caller: FrameType) -> str:
         return near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
     values = (frame.f_locals.get(name) for name in frame.f_code.co_freevars)
     functions = [
-        type(value).__call__ if compat.is_graph_node(value) else inspect.unwrap(value)
+        type(value).__call__ if graph.is_graph_node(value) else inspect.unwrap(value)
         for value in values
         if callable(value)
     ]
@@ -111,7 +111,7 @@ def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
         where = near(f"{user.f_code.co_filename}:{user.f_lineno}") if user else "an unknown line"
         node = merge(*args, **kwargs)
         merged.append((f"{type(node).__name__} (merged at {where})", node))
-        paths = [spell("", path) for path, variable in compat.variables(node) if compat.is_pinned(variable)]
+        paths = [spell("", path) for path, variable in graph.variables(node) if variables.is_pinned(variable)]
         if paths and "copy" in inspect.signature(merge).parameters:
             pinned[MergedVariables(where, type(node).__name__, tuple(paths))] = None
         return node
@@ -179,7 +179,7 @@ def captured_nodes(frame: FrameType) -> dict[CapturedNode, Any]:
     code, own = frame.f_code, frame.f_locals
     functions = code.co_freevars if made_before(frame) else code.co_varnames[: min(code.co_argcount, 1)]
     called_ones = [own.get(name) for name in functions]
-    nodes = {captured_node("", node): node for node in called_ones if compat.is_graph_node(node)}
+    nodes = {captured_node("", node): node for node in called_ones if graph.is_graph_node(node)}
     for value in called_ones if made_before(frame) else list(own.values()):
         for item in value if isinstance(value, tuple | list) else (value,):
             nodes |= nodes_of(item)
@@ -196,7 +196,7 @@ def nodes_of(function: Any, depth: int = DEEPEST) -> dict[CapturedNode, Any]:
 
 def nodes_in(name: str, held: Any, depth: int) -> dict[CapturedNode, Any]:
     """The graph nodes that a captured value is, or holds as a list, tuple or dict of them, as a function, or as an object that is none: a trainer, say."""
-    if compat.is_graph_node(held):
+    if graph.is_graph_node(held):
         items = {name: held}
     elif isinstance(held, list | tuple | dict):
         items = {
@@ -207,11 +207,11 @@ def nodes_in(name: str, held: Any, depth: int) -> dict[CapturedNode, Any]:
     else:
         attributes = {} if isinstance(held, type | ModuleType) else layout(type(held)).read(held) or {}
         items = {f"{name}.{key}": item for key, item in attributes.items()}
-    return {captured_node(label, item): item for label, item in items.items() if compat.is_graph_node(item)}
+    return {captured_node(label, item): item for label, item in items.items() if graph.is_graph_node(item)}
 
 
 def captured_node(name: str, node: Any) -> CapturedNode:
-    return CapturedNode(name, type(node).__name__, compat.takes_variables() or not isinstance(node, nnx.Variable))
+    return CapturedNode(name, type(node).__name__, graph.takes_variables() or not isinstance(node, nnx.Variable))
 
 
 def is_users(function: Any) -> bool:
@@ -227,7 +227,7 @@ def globals_of(function: FunctionType) -> dict[str, Any]:
 
 def bound_by(function: functools.partial[Any]) -> dict[str, Any]:
     """The arguments that a partial holds, by the names of the parameters, and a module that it calls."""
-    called_module = {"func": function.func} if compat.is_graph_node(function.func) else {}
+    called_module = {"func": function.func} if graph.is_graph_node(function.func) else {}
     with contextlib.suppress(TypeError, ValueError):  # what has no signature, or refuses these arguments
         arguments = inspect.signature(function.func).bind_partial(*function.args, **function.keywords).arguments
         return {**arguments, **called_module}
@@ -256,6 +256,6 @@ def closure_of(function: Any) -> dict[str, Any]:
 def closure_of_wrapped(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
     """The same of the function, or the module, that one with these attributes wraps."""
     inner = (attributes or {}).get("__wrapped__")
-    if compat.is_graph_node(inner):
+    if graph.is_graph_node(inner):
         return {"": inner}
     return {} if inner is None else closure_of(inner)

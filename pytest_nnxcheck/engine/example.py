@@ -9,8 +9,16 @@ from typing import Any, Literal, Self
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import array_type, describe
+from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.arrays import array_type, copied, describe
+from pytest_nnxcheck.compat.variables import (
+    is_pinned,
+    is_tracing,
+    kind_of,
+    set_variable_value,
+    variable_kind,
+    variable_value,
+)
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
 from pytest_nnxcheck.core.observation import Observation
@@ -68,9 +76,9 @@ class Example:
             lost = self.places.pop().restore()
             self.unrestored += tuple(Fact("not put back", (place,)) for place in lost)
         for variable, copy in self.copies:
-            value = compat.variable_value(variable)
+            value = variable_value(variable)
             if isinstance(value, jax.Array) and self.values.computed(value) and value.is_deleted():
-                compat.set_variable_value(variable, copy)
+                set_variable_value(variable, copy)
 
 
 Handed = Literal["own", "inputs", "copy", "traced"]
@@ -86,7 +94,7 @@ def call_unchecked(
     example.places.append(before.places)
     # A jit inside the call may donate what the places hold on to.
     example.copies += [
-        (variable, copy_leaf(compat.variable_value(variable))) for _, variable in compat.variables(subject.state)
+        (variable, copy_leaf(variable_value(variable))) for _, variable in graph.variables(subject.state)
     ]
     if handed == "traced":
         with contextlib.suppress(Exception), subject.undone(subject.state, before):
@@ -104,7 +112,7 @@ def call_unchecked(
         program(subject.state, *subject.inputs)
         return outputs[0]
     state = subject.fresh()
-    program(state, *map(compat.copied, subject.inputs))
+    program(state, *map(copied, subject.inputs))
     write_back(subject, state)
     return outputs[0]
 
@@ -114,7 +122,7 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
     inputs = list(zip(subject.input_names, subject.inputs, strict=False))
     seen = without_garbage(lambda: walk([*subject.roots(subject.state), *inputs]), lambda seen: seen.tracers)
     if seen.tracers:
-        if not subject.abstract and not compat.is_tracing():
+        if not subject.abstract and not is_tracing():
             place_of = places_in(subject, subject.state)
             return Originals(
                 held=tuple(replace(leak(left, None, place_of(left)), before=True) for left in seen.tracers)
@@ -127,8 +135,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
         )
         reason = from_eval_shape if subject.abstract else from_elsewhere
         raise CheckError(f"{subject.name} holds tracers before the call, in {paths}: {reason}")
-    variables = [(subject.path(path), variable) for path, variable in compat.variables(subject.state)]
-    leaves = [(path, compat.variable_value(variable)) for path, variable in variables]
+    variables = [(subject.path(path), variable) for path, variable in graph.variables(subject.state)]
+    leaves = [(path, variable_value(variable)) for path, variable in variables]
     computed = example.values.computed
     for path, array in [*leaves, *seen.arrays]:
         if isinstance(array, jax.Array) and computed(array) and array.is_deleted():
@@ -161,9 +169,9 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
         notes += [Fact("in memory of NumPy", (leaf,), of=holder) for holder, leaf in foreign_views(leaves, of_numpy)]
     shared = shared_buffers([read_leaf(*leaf) for leaf in [*leaves, *inputs]])
     pinned = [
-        (path, f"{compat.variable_kind(variable)} {describe(compat.variable_value(variable))}")
+        (path, f"{variable_kind(variable)} {describe(variable_value(variable))}")
         for path, variable in variables
-        if compat.is_pinned(variable)
+        if is_pinned(variable)
     ]
     return Originals(shared, foreign_views(leaves, views), tuple(pinned), tuple(filter(None, notes)))
 
@@ -215,7 +223,7 @@ def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | N
 
 def renewed(subject: Subject, profile: Profile, observation: Observation) -> frozenset[str]:
     """The leaves and inputs whose old arrays are of no use when the call has ended: it put others there, or returned what takes their place."""
-    leaves = {subject.path(path) for path, _ in compat.raw_leaves(subject.state)}
+    leaves = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
     if profile is UNKNOWN:
         return frozenset(leaves.union(subject.input_names)) - observation.inside.kept
     inputs = {
@@ -228,11 +236,11 @@ def renewed(subject: Subject, profile: Profile, observation: Observation) -> fro
 
 def held_outside(subject: Subject, originals: Walk) -> Pairs:
     """The leaves whose array a Variable outside of the state has as well, one that the code captured say: each with that."""
-    own = {id(variable) for _, variable in compat.variables(subject.state)}
-    leaf = {id(array): subject.path(path) for path, array in compat.raw_leaves(subject.state)}
+    own = {id(variable) for _, variable in graph.variables(subject.state)}
+    leaf = {id(array): subject.path(path) for path, array in graph.raw_leaves(subject.state)}
     outside = (
-        (leaf.get(id(compat.variable_value(node))), path)
+        (leaf.get(id(variable_value(node))), path)
         for path, node in originals.nodes
-        if compat.kind_of(type(node)) == "variable" and id(node) not in own
+        if kind_of(type(node)) == "variable" and id(node) not in own
     )
     return tuple((name, path) for name, path in outside if name is not None)

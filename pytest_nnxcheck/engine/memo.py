@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.graph import attributes, flat_state, is_key
+from pytest_nnxcheck.compat.shared_programs import SharedPrograms
 from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables
@@ -72,7 +74,7 @@ class Memo:
     """Whether the body is the same each time: no arguments of its own are drawn."""
     own_jits: set[str] = field(default_factory=set)
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
-    shared_programs: compat.SharedPrograms = field(default_factory=compat.SharedPrograms)
+    shared_programs: SharedPrograms = field(default_factory=SharedPrograms)
     on_targets: dict[str, OnTarget] = field(default_factory=dict)
     body: object = None
     """The body with its arguments that ran last, where each has its own."""
@@ -125,12 +127,12 @@ class ByValue:
 
 def signature(subject: Subject, graphdef: Any, leaves: Any) -> Any:
     """What decides the profile of a call: code, graph, shapes, static arguments, and the mode of flax."""
-    shapes = tuple((path, describe(leaf)) for path, leaf in compat.flat_state(leaves))
+    shapes = tuple((path, describe(leaf)) for path, leaf in flat_state(leaves))
     try:
         graph: Any = ByValue(graphdef, hash(graphdef))
     except TypeError:  # an attribute that has no hash, a plain dataclass say
-        graph = tuple((path, fingerprint(value)) for path, value in compat.attributes(subject.state))
-    kind = (subject.abstract, compat.mode_flags())
+        graph = tuple((path, fingerprint(value)) for path, value in attributes(subject.state))
+    kind = (subject.abstract, flax_modes.mode_flags())
     return (subject.name, subject.code, graph, shapes, tuple(map(describe, subject.inputs)), *kind)
 
 
@@ -155,12 +157,12 @@ class Unknown(Exception):
 
 def identity(subject: Subject) -> Any:
     """What decides the result of a call; None where that cannot be told."""
-    graphdef, leaves = compat.split(subject.state)
+    graphdef, leaves = flax_modes.split(subject.state)
     try:
-        content = tuple((path, digest(leaf)) for path, leaf in compat.flat_state(leaves))
+        content = tuple((path, digest(leaf)) for path, leaf in flat_state(leaves))
         inputs = tuple(map(digest, subject.inputs))
         static = tuple((label, show(value)) for label, value in subject.static)
-        key = (code(subject.function), parts(graphdef, {}), content, inputs, static, compat.mode_flags())
+        key = (code(subject.function), parts(graphdef, {}), content, inputs, static, flax_modes.mode_flags())
         hash(key)
     except (Unknown, TypeError):
         return None
@@ -206,7 +208,7 @@ def digest(value: Any) -> Any:
     """The content of an array, as a hash that collides for nobody."""
     if not is_array(value):
         return atom(value)
-    array = np.asarray(jax.random.key_data(value) if compat.is_key(value) else value)
+    array = np.asarray(jax.random.key_data(value) if is_key(value) else value)
     if array.dtype == object:
         raise Unknown
     return describe(value), hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=20).digest()

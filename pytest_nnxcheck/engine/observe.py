@@ -11,10 +11,11 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat import Compiled, SharedPrograms
-from pytest_nnxcheck.compat.arrays import as_array, describe
-from pytest_nnxcheck.compat.compilation import Staged
+from pytest_nnxcheck.compat import compilation, flax_modes, graph, variables
+from pytest_nnxcheck.compat.arrays import as_array, copied, describe
+from pytest_nnxcheck.compat.compilation import Staged, quick_compiles, whole_stacks
+from pytest_nnxcheck.compat.compile_cache import cached_compiles
+from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.evidence import OnTarget, Split
 from pytest_nnxcheck.core.nesting import Layer, Nesting
@@ -79,7 +80,7 @@ def observe(
     )
     program = compose(subject, profile, nesting, guards, root.jit)
     state, inputs = root.handed(state, LENGTH)
-    went_in = dict(compat.raw_leaves(state))
+    went_in = dict(graph.raw_leaves(state))
     donated = root.donated(went_in, inputs)
     given = [read_leaf(*leaf) for leaf in donated]
     if subject.abstract and not root.compiles:
@@ -124,7 +125,7 @@ def observe(
     )
     if error or tracers:
         return seen
-    came_out = dict(compat.raw_leaves(state))
+    came_out = dict(graph.raw_leaves(state))
     if not subject.abstract:
         seen = replace(seen, still=unmoved(profile, went_in, came_out))
     if not nesting.layers:
@@ -186,7 +187,7 @@ def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: s
     root = Root(counting, profile, nesting, donate, stops="lowered")
     program = compose(counting, profile, nesting, Guards(counting), root.jit)
     with subject.undone(subject.state):
-        for state in (subject.fresh(), nnx.merge(*compat.split(after))):
+        for state in (subject.fresh(), nnx.merge(*flax_modes.split(after))):
             first = len(traces)
             handed, inputs = root.handed(state, LENGTH)
             run(program, handed, inputs)
@@ -200,7 +201,7 @@ class Measured(Exception):
 def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
     """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
     try:
-        with warnings.catch_warnings(), compat.quick_compiles(), compat.whole_stacks(), compat.cached_compiles():
+        with warnings.catch_warnings(), quick_compiles(), whole_stacks(), cached_compiles():
             warnings.filterwarnings("ignore", message=UNUSABLE)
             return jax.tree.map(as_array, jax.block_until_ready(program(state, *inputs))), None
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -260,7 +261,7 @@ class Root:
         options = {"donate_argnums": donated} if donated else {}
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
-        program: Callable[..., Any] = compat.staged(
+        program: Callable[..., Any] = compilation.staged(
             wrapper,
             marked(f),
             self.compiled,
@@ -276,10 +277,10 @@ class Root:
         inputs = stack_inputs(self.nesting, self.subject.inputs, length)
         if self.compiles and any(layer.row.on_mesh for layer in self.nesting.layers):
             # Elsewhere jax moves them by itself, and refuses to mix captured ones with those of the mesh.
-            graphdef, leaves = compat.split(state)
+            graphdef, leaves = flax_modes.split(state)
             state, inputs = nnx.merge(graphdef, on_mesh(leaves)), on_mesh(inputs)
         # Copies: what is donated here, or by a jit inside the call, must not be the user's own array.
-        return state, tuple(map(abstract_leaf if self.subject.abstract else compat.copied, inputs))
+        return state, tuple(map(abstract_leaf if self.subject.abstract else copied, inputs))
 
     def compiled(self, lowered: Any) -> Compiled:
         if self.stops == "lowered":
@@ -335,14 +336,14 @@ class Root:
         paths: Iterable[Path] = self.profile.state_paths
         if self.style == "functional":
             paths = sorted(paths, key=lambda path: path not in self.profile.changed)
-        elif not compat.mode_flags()[0]:
-            paths = compat.flattened_paths(self.subject.state)
+        elif not flax_modes.mode_flags()[0]:
+            paths = graph.flattened_paths(self.subject.state)
         return tuple(self.subject.path(path) for path in paths)
 
 
 def plain_leaves(state: Any) -> list[Any]:
     """What the modules hold beside Variables: arrays in a plain dict, say, which `nnx.jit` of flax 0.10 hands back as well."""
-    return [leaf for _, value in compat.attributes(state) for leaf in jax.tree.leaves(value)]
+    return [leaf for _, value in graph.attributes(state) for leaf in jax.tree.leaves(value)]
 
 
 def new_values(root: Root, output: Any) -> dict[str, Leaf]:
@@ -368,10 +369,10 @@ def places_in(subject: Subject, state: Any) -> Callable[[Found], str]:
     output = subject.output_tree.roots()
     own = {id(leaked.tracer) for leaked in walk(subject.roots(state)).tracers}
     returned = {id(leaked.tracer) for leaked in walk(output).tracers} - own
-    nodes_returned = filter(compat.is_graph_node, jax.tree.leaves(output, is_leaf=compat.is_graph_node))
+    nodes_returned = filter(graph.is_graph_node, jax.tree.leaves(output, is_leaf=graph.is_graph_node))
     of_modules = {id(leaf) for node in nodes_returned for leaf in plain_leaves(node)}
-    of_variables = {id(leaf) for _, value in compat.raw_leaves(state) for leaf in jax.tree.leaves(value)}
-    nodes = "|".join(re.escape(name) for name, root in subject.roots(state) if compat.is_graph_node(root))
+    of_variables = {id(leaf) for _, value in graph.raw_leaves(state) for leaf in jax.tree.leaves(value)}
+    nodes = "|".join(re.escape(name) for name, root in subject.roots(state) if graph.is_graph_node(root))
 
     def place(leaked: Found) -> str:
         if id(leaked.tracer) in plain:
@@ -390,9 +391,9 @@ def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
     return Leak(
         path=leaked.path,
         holder=leaked.holder,
-        kind=compat.tracer_kind(tracer),
+        kind=variables.tracer_kind(tracer),
         type=describe(tracer.aval),
-        line=compat.tracer_line(tracer),
+        line=variables.tracer_line(tracer),
         layer=layer,
         place=place,
         keeper=leaked.keeper,

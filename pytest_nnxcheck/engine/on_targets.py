@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck import atomic_file, compat, wheels
-from pytest_nnxcheck.compat import compile_cache, targets
+from pytest_nnxcheck import atomic_file, wheels
+from pytest_nnxcheck.compat import compilation, compile_cache, targets
 from pytest_nnxcheck.compat.compilation import Staged
 from pytest_nnxcheck.compat.shared_programs import canonical
 from pytest_nnxcheck.core.chips import Target, parse_target
@@ -73,7 +73,7 @@ class Program:
 
 def kept_buffers(compiled: Any) -> set[int] | None:
     """The numbers of the parameters whose buffer an output takes; `None` where the compiler does not tell."""
-    module = compat.serialized_hlo_module(compiled)
+    module = compilation.serialized_hlo_module(compiled)
     return None if module is None else {*aliases(module).values()}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.nesting import Nesting
@@ -120,7 +120,7 @@ def attributes_dropped(subject: Subject, different: Differences, nesting: Nestin
     """
     if not has_functional(nesting):
         return ()
-    leaves = {subject.path(path) for path, _ in compat.flat_state(compat.split(subject.state)[1])}
+    leaves = {subject.path(path) for path, _ in graph.flat_state(flax_modes.split(subject.state)[1])}
     return tuple(each.path for each in different if each.of == "attribute" and each.path not in leaves)
 
 
@@ -172,9 +172,9 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
     """Why random numbers differ under vmap: only threefry draws, for each element of a batch of keys, what it draws for the key."""
     if not any(layer.row.axis == "elements" for layer in nesting.layers):
         return None
-    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    leaves = [(subject.path(path), value) for path, value in graph.raw_leaves(subject.state)]
     for name, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
-        if hasattr(leaf, "dtype") and compat.is_key(leaf) and str(jax.random.key_impl(leaf)) not in (THREEFRY, "fry"):
+        if hasattr(leaf, "dtype") and graph.is_key(leaf) and str(jax.random.key_impl(leaf)) not in (THREEFRY, "fry"):
             return Fact("other draws", (name,), describe(leaf))
     default = str(jax.config.jax_default_prng_impl)
     return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)
@@ -184,7 +184,7 @@ def violations(different: Differences, cause: DropCause | None) -> tuple[Violati
     """The violation that the differences make; ``cause`` is why the first is there, where that is known."""
     if not different:
         return ()
-    first = replace(different[0], cause=cause or "", variable=compat.variable_name(different[0].of))
+    first = replace(different[0], cause=cause or "", variable=graph.variable_name(different[0].of))
     return (Violation("parity", findings=(first, *different[1:])),)
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.observe import run
@@ -78,7 +78,7 @@ def separate(state: Any) -> Any:
     """The same graph with arrays of its own: a call may donate the arrays that it gets. Of a place, another at the same call."""
     if isinstance(state, Place):
         return Place(state.calls)
-    graphdef, leaves = compat.split(state)
+    graphdef, leaves = flax_modes.split(state)
     return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
 
 
@@ -108,7 +108,7 @@ class Start:
         state, inputs = subject.fresh(), tuple(map(copy_leaf, subject.inputs))
         if not self.nudged:
             return state, inputs
-        graphdef, leaves = compat.split(state)
+        graphdef, leaves = flax_modes.split(state)
         return nnx.merge(graphdef, jax.tree.map(self.nudge, leaves)), tuple(map(self.nudge, inputs))
 
     def nudge(self, leaf: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, compile_cache, flax_modes, shared_programs
+from pytest_nnxcheck.compat.graph import raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation
@@ -46,7 +47,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or facts.inner_donations
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
-        or compat.checks_values()
+        or compilation.checks_values()
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
 
@@ -77,7 +78,7 @@ class Trace:
     @property
     def hoisted(self) -> bool:
         """Whether the program has parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs."""
-        return len(compat.open_jaxpr(self.staged.jaxpr).invars) > len(self.arguments)
+        return len(compilation.open_jaxpr(self.staged.jaxpr).invars) > len(self.arguments)
 
 
 def observe(
@@ -85,7 +86,7 @@ def observe(
     facts: Profile,
     nesting: Nesting,
     values: Values,
-    programs: compat.SharedPrograms,
+    programs: shared_programs.SharedPrograms,
     originals: Walk,
 ) -> Observation | None:
     """The observation of a nesting by tracing it; `None` where that is not clean, or says too little: then it must be run.
@@ -112,7 +113,7 @@ def observe(
     if walk(subject.output_tree.roots()).tracers:  # in a tree that refuses types, see `OutputTree.roots`
         return None
     state = nnx.merge(trace.graphdef, jax.tree.unflatten(trace.treedef, results[trace.outputs :]))
-    still = unmoved(facts, dict(compat.raw_leaves(subject.state)), dict(compat.raw_leaves(state)))
+    still = unmoved(facts, dict(raw_leaves(subject.state)), dict(raw_leaves(state)))
     return Observation(
         nesting,
         state,
@@ -128,18 +129,18 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
 
     The trace is that of the nesting: only the order in which floats are rounded is another.
     """
-    options = compat.unfused_options()
+    options = compilation.unfused_options()
     if options is None or facts.devices > 1 or any(layer.row.on_mesh for layer in nesting.layers):
         return None
     subject = subject.for_run()
-    graphdef, leaves = compat.split(subject.state)
+    graphdef, leaves = flax_modes.split(subject.state)
     program = compose(subject, facts, nesting, Guards(subject), plain_jit)
     graphs: list[Any] = []
 
     def whole(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
         returned = program(module, *stack_inputs(nesting, inputs))
-        graph, after = compat.split(module)
+        graph, after = flax_modes.split(module)
         graphs.append(graph)
         return returned, after
 
@@ -161,7 +162,7 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
 
 def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) -> Trace:
     """Trace the program of a nesting; without ``staged`` where it raises."""
-    graphdef, leaves = compat.split(subject.state)
+    graphdef, leaves = flax_modes.split(subject.state)
     state_leaves, treedef = jax.tree.flatten(leaves)
     program = compose(subject, facts, nesting, guards, plain_jit)
     trace = Trace([*state_leaves, *subject.inputs])
@@ -172,11 +173,11 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
         inputs = stack_inputs(nesting, arguments[len(state_leaves) :])
         ours.update(guards.traces_of(module, inputs))
         try:
-            with compat.taken_for_arrays(ours.keys()) if not nesting.layers else contextlib.nullcontext():
+            with taken_for_arrays(ours.keys()) if not nesting.layers else contextlib.nullcontext():
                 output = un_nest(nesting, program(module, *inputs))
         finally:
             trace.dead = bool(guards.dead(module, ours))
-        trace.graphdef, after = compat.split(module)
+        trace.graphdef, after = flax_modes.split(module)
         changed, trace.treedef = jax.tree.flatten(after)
         # An attribute that a run would have given an array has a tracer of ours now.
         trace.dead = trace.dead or holds_beside(module, changed, guards.earlier)
@@ -184,7 +185,7 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
         return [*output, *changed]
 
     try:
-        with compat.whole_stacks():
+        with compilation.whole_stacks():
             trace.staged = jax.jit(whole, keep_unused=True).trace(*trace.arguments)
     except Exception:  # noqa: BLE001 - the user's code may raise anything, and raises it again where it is run
         trace.staged = None
@@ -193,7 +194,7 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
 
 def hand_out(trace: Trace, values: Values) -> list[Any]:
     """What the program hands through as it is, and stand-ins for the rest. Raises `uncomputed.NoStandIn`."""
-    jaxpr = compat.open_jaxpr(trace.staged.jaxpr)
+    jaxpr = compilation.open_jaxpr(trace.staged.jaxpr)
     results = []
     for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):
         if source is None:
@@ -205,7 +206,7 @@ def hand_out(trace: Trace, values: Values) -> list[Any]:
     return results
 
 
-def compute(trace: Trace, programs: compat.SharedPrograms) -> list[Any]:
+def compute(trace: Trace, programs: shared_programs.SharedPrograms) -> list[Any]:
     """What the program computes, compiled once for every call of the same program. Raises what XLA raises."""
-    with compat.cached_compiles():
+    with compile_cache.cached_compiles():
         return list(programs.compiled(trace.staged.lower())(*trace.arguments))

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, flax_modes, graph
 from pytest_nnxcheck.compat.arrays import array_type, nbytes
 from pytest_nnxcheck.core.evidence import (
     FLOOR,
@@ -151,7 +151,7 @@ def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[LargeLine]:
 
 def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
     """What is wrong with the state that a call is handed, whatever its size."""
-    sizes = [nbytes(leaf) for _, leaf in compat.flat_state(compat.split(subject.state)[1])]
+    sizes = [nbytes(leaf) for _, leaf in graph.flat_state(flax_modes.split(subject.state)[1])]
     used = {path for number, path in enumerate(profile.state_paths) if number not in profile.unused}
     unused = [number for number, path in enumerate(profile.state_paths) if path not in used]
     if unused:
@@ -160,7 +160,7 @@ def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
         parts = whole_parts((profile.state_paths[number] for number in unused), used, least)
         names = dict.fromkeys(map(subject.path, parts))
         yield Unused(tuple(names), sum(sizes[number] for number in unused))
-    if jit := compat.jitted(subject.function):
+    if jit := compilation.jitted(subject.function):
         yield from not_donated(subject, profile, sizes, jit)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.evidence import FLOOR, Advice, Bound, OnTarget, least_copy
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import (
@@ -84,7 +84,7 @@ def cause(observation: Observation, profile: Profile) -> PeakCause:
     if profile.writes_back and copies.handed_back >= least_copy(profile.copied_bytes):
         if not profile.remat_in_scan:
             return "scan writes back"
-        return "scan writes back, remat" if compat.remat_updates_can_be_off() else "scan writes back, checkpoint"
+        return "scan writes back, remat" if graph.remat_updates_can_be_off() else "scan writes back, checkpoint"
     if captures(observation, profile):
         return captured_cause(profile)
     if copies.returned >= least_copy(profile.copied_bytes):

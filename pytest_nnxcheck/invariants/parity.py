@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import ValueDiffers
@@ -197,7 +197,7 @@ def inexact(value: Any) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    return hasattr(value, "dtype") and compat.is_key(value)
+    return hasattr(value, "dtype") and graph.is_key(value)
 
 
 def numbers(value: Any) -> Any:

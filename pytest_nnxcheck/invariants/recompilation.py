@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes, graph, variables
 from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
 from pytest_nnxcheck.core.notes import Fact, Note
 from pytest_nnxcheck.core.outcome import TypeMoved, Violation
@@ -36,7 +36,7 @@ def moved(subject: Subject, before: Any, after: Any) -> tuple[TypeMoved, ...]:
 
 
 def attributes_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved]:
-    old, new = (dict(compat.attributes(state)) for state in (before, after))
+    old, new = (dict(graph.attributes(state)) for state in (before, after))
     for path in dict.fromkeys([*old, *new]):
         texts = [short(values[path]) if path in values else MISSING for values in (old, new)]
         if (path in old) != (path in new) or not same(old[path], new[path]):
@@ -45,7 +45,7 @@ def attributes_moved(subject: Subject, before: Any, after: Any) -> Iterator[Type
 
 
 def types_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved]:
-    old, new = (dict(compat.raw_leaves(state)) for state in (before, after))
+    old, new = (dict(graph.raw_leaves(state)) for state in (before, after))
     for path in dict.fromkeys([*old, *new]):
         texts = [typed(leaves[path]) if path in leaves else MISSING for leaves in (old, new)]
         if texts[0] != texts[1]:
@@ -68,15 +68,15 @@ def weak(leaf: Any) -> bool:
 
 def static_parts(subject: Subject) -> dict[str, Any]:
     """What a jit compares of what a call is handed beside the types of arrays, by name."""
-    attributes = {path: value for path, value in compat.attributes(subject.state) if not str(path[-1]).isdigit()}
+    attributes = {path: value for path, value in graph.attributes(subject.state) if not str(path[-1]).isdigit()}
     # In a list with modules are items that are none: flax takes the list apart. Those of an `nnx.List` are attributes, named by digits, as well.
-    nodes = [(tuple(path), value) for path, value in compat.iter_graph(subject.state)]
-    lists = {path for path, value in nodes if compat.is_graph_node(value) or compat.holds_nodes(value)}
+    nodes = [(tuple(path), value) for path, value in flax_modes.iter_graph(subject.state)]
+    lists = {path for path, value in nodes if graph.is_graph_node(value) or graph.holds_nodes(value)}
     items = {path: value for path, value in nodes if path and path[:-1] in lists and path not in lists}
     metadata = {
         (*path, name): value
-        for path, variable in compat.variables(subject.state)
-        for name, value in compat.variable_metadata(variable).items()
+        for path, variable in graph.variables(subject.state)
+        for name, value in variables.variable_metadata(variable).items()
     }
     parts = {**items, **attributes, **metadata}
     named = {subject.path(path): value for path, value in parts.items() if not is_upkeep(path[-1], value)}

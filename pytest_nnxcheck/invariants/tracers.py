@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import Finding, MadeInEndedTrace, StateTouched, TracerLeft, Violation
 from pytest_nnxcheck.invariants.case import Case, Judgement
@@ -17,12 +17,12 @@ def judge(case: Case) -> Judgement:
 
 def tracers(observation: Observation) -> tuple[Finding, ...]:
     """Tracers that outlived their trace, else leaves of a state that ``eval_shape`` touched: it only asks for shapes."""
-    left = tuple(TracerLeft(leak.path, leak=leak, has_data=compat.has_data()) for leak in remaining(observation))
+    left = tuple(TracerLeft(leak.path, leak=leak, has_data=graph.has_data()) for leak in remaining(observation))
     return left or tuple(StateTouched(path, layer=layer) for layer, path in observation.mutated)
 
 
 def remaining(observation: Observation) -> tuple[Leak, ...]:
     """Leaks that survive the program, or that killed it; those that died with an inner module are no violation."""
-    if observation.leaks or not compat.is_tracer_error(observation.error):
+    if observation.leaks or not graph.is_tracer_error(observation.error):
         return observation.leaks
     return observation.dropped

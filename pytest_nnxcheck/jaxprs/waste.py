@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, variables
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.evidence import HeldTwice, Recast, Saved, Stack, Twice
@@ -82,7 +82,7 @@ def recasts(level: Level) -> Iterator[Recast]:
                 continue
             yield Recast(
                 leaf=level.inputs[id(eqn.invars[0])],
-                line=compat.equation_line(eqn),
+                line=variables.equation_line(eqn),
                 dtype=out.aval.dtype.name,
                 type=describe(out.aval),
                 bytes=size_of(out.aval),
@@ -99,7 +99,9 @@ def saved(level: Level) -> Iterator[Saved]:
             size = sum(size_of(var.aval) for var in stacked if any(map(goes_back, level.users(var))))
             if size:
                 steps = int(eqn.params["length"])
-                yield Saved(compat.equation_line(eqn), steps, size, steps * sum(size_of(var.aval) for var in carried))
+                yield Saved(
+                    variables.equation_line(eqn), steps, size, steps * sum(size_of(var.aval) for var in carried)
+                )
 
 
 def stacks(level: Level) -> Iterator[Stack]:
@@ -111,7 +113,7 @@ def stacks(level: Level) -> Iterator[Stack]:
         for var in carried_and_stacked(eqn)[1]:
             readers = level.users(var)
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
-                yield Stack(compat.equation_line(eqn), describe(var.aval), size_of(var.aval), bool(readers))
+                yield Stack(variables.equation_line(eqn), describe(var.aval), size_of(var.aval), bool(readers))
 
 
 def joined(level: Level) -> Iterator[HeldTwice]:
@@ -177,9 +179,11 @@ def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice
     if (inner := flow.called(eqn)) is not None:
         yield from needed_beside(inner, leaf, operand, output)
     elif eqn.primitive.name == WHILE and operand == params["cond_nconsts"] + params["body_nconsts"] + output:
-        yield from needed_beside(compat.open_jaxpr(params["body_jaxpr"]), leaf, params["body_nconsts"] + output, output)
+        yield from needed_beside(
+            compilation.open_jaxpr(params["body_jaxpr"]), leaf, params["body_nconsts"] + output, output
+        )
     elif eqn.primitive.name == SCAN:
-        body, (consts, carry) = compat.open_jaxpr(params["jaxpr"]), compat.scan_layout(eqn)
+        body, (consts, carry) = compilation.open_jaxpr(params["jaxpr"]), compilation.scan_layout(eqn)
         if operand == consts + output < consts + carry:
             yield from needed_beside(body, leaf, operand, output)
         elif params["length"] > 1 and operand >= consts + carry and way_back(body, output)[0] == operand:
@@ -222,12 +226,12 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
 
 def twice(leaves: Iterable[int], operation: Twice, eqn: Any, whole: Any, *parts: Any) -> HeldTwice:
     types = tuple(describe(var.aval) for var in (whole, *parts))
-    return HeldTwice(tuple(sorted(leaves)), operation, compat.equation_line(eqn), types, size_of(whole.aval))
+    return HeldTwice(tuple(sorted(leaves)), operation, variables.equation_line(eqn), types, size_of(whole.aval))
 
 
 def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
     """The outputs of a scan: those that it carries, and those that have an axis for its steps."""
-    _, carry = compat.scan_layout(eqn)
+    _, carry = compilation.scan_layout(eqn)
     return eqn.outvars[:carry], eqn.outvars[carry:]
 
 

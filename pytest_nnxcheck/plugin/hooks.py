@@ -264,7 +264,7 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
 
 
 def _build(item: pytest.Function) -> tuple[Run, Any]:
-    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.compat import flax_modes
     from pytest_nnxcheck.plugin import cache, selection
     from pytest_nnxcheck.runner import hypothesis_test
     from pytest_nnxcheck.runner import run as runs
@@ -274,7 +274,7 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     except SettingError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     try:
-        compat.require_modes(settings.chosen_modes)
+        flax_modes.require_modes(settings.chosen_modes)
     except SettingError as error:
         raise pytest.fail.Exception(f"{modes_origin(item, settings)}: {error}", pytrace=False) from None
     written = options.replay_options(item.config.option)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, variables
 from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.primitives import COPIES
 from pytest_nnxcheck.compat.targets import effort_options, lowered_on, mesh_of
@@ -48,8 +48,8 @@ def living_tracers() -> dict[int, Any]:
 
 def of_other_traces(tracers: dict[int, Any], ours: Any) -> dict[int, Any]:
     """The tracers of any trace but that of ``ours``."""
-    keys = {compat.trace_key(compat.trace_identity(each)) for each in ours if isinstance(each, jax.core.Tracer)}
-    return {at: each for at, each in tracers.items() if compat.trace_key(compat.trace_identity(each)) not in keys}
+    keys = {variables.trace_key(variables.trace_identity(each)) for each in ours if isinstance(each, jax.core.Tracer)}
+    return {at: each for at, each in tracers.items() if variables.trace_key(variables.trace_identity(each)) not in keys}
 
 
 def leaves_no_tracers(
@@ -98,7 +98,7 @@ def touches_nothing(state: Any, paths: dict[str, Any]) -> Iterator[None]:
 
 def may_be_written(state: Any, paths: dict[str, Any]) -> None:
     """Look for Variables that were made in a trace that has ended."""
-    pinned = [name for name, keys in paths.items() if compat.is_pinned(variable_at(state, *keys))]
+    pinned = [name for name, keys in paths.items() if variables.is_pinned(variable_at(state, *keys))]
     why = "was made in a trace that has ended: flax refuses every write to it"
     report("tracers", [f"{name} {why}" for name in pinned])
 
@@ -126,7 +126,7 @@ def shares_no_buffer(
 def leaves_no_deleted_arrays() -> None:
     """Look among all objects of Python for Variables whose array was donated for another one."""
     gc.collect()
-    held = [compat.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
+    held = [variables.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
     arrays = [each for each in held if isinstance(each, jax.Array) and not isinstance(each, jax.core.Tracer)]
     lost = [describe(array) for array in arrays if array.size and array.is_deleted()]
     report("donation", [f"{kind} is left with a deleted array: a jit inside the call donates it" for kind in lost])
@@ -304,7 +304,7 @@ def is_written(program: Any, state: Any, inputs: Any, paths: dict[str, Any]) -> 
         program(module, *inputs)
         return [value_at(module, *keys) for keys in paths.values()]
 
-    jaxpr = compat.open_jaxpr(jax.make_jaxpr(pure)(leaves, *inputs))
+    jaxpr = compilation.open_jaxpr(jax.make_jaxpr(pure)(leaves, *inputs))
     same = all(handed_on(jaxpr, [True for _ in jaxpr.invars]))
     report("donation", [f"{name}   not written back" for name in paths if same])
 

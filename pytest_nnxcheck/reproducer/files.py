@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
@@ -115,7 +115,7 @@ class Programs:
             title=self.title,
             replay=self.replay(nesting),
             path=self._shown(nesting),
-            flags=compat.mode_flags(),
+            flags=flax_modes.mode_flags(),
         )
 
     def with_program(self, outcome: Outcome) -> Outcome:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import sharding
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
@@ -182,7 +182,7 @@ def own_lines(nesting: Nesting, facts: Facts, asked: Assertions) -> list[str]:
     if is_traced(nesting, facts, asked):
         return []
     if facts.abstract:
-        on_mesh = compat.active_mesh() is not None
+        on_mesh = sharding.active_mesh() is not None
         return ["nnx.update(state, abstract_state(nnx.state(state)))"] if on_mesh else []
     donates = asked.donates and not asked.viewed and nesting_text.root_of(nesting) is not None
     lines = ["nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"] if donates else []

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED, row_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.settings import Settings
@@ -98,7 +99,7 @@ def plan_values(subject: Subject, profile: Profile, nesting: Nesting) -> Iterato
             "changed": among(profile.changed),
             "written": among(profile.changed | profile.restored),
             "parameters": among(profile.parameters),
-            "graph_updates": str(compat.mode_flags()[1]),
+            "graph_updates": str(flax_modes.mode_flags()[1]),
             "length": str(LENGTH),
             "subject": "call",
             "element": f"lambda leaf: leaf[{(0,) * axes!r}]",
@@ -117,9 +118,9 @@ def zeros(shapes: Any) -> str:
     """Arrays of zeros as text; of keys some."""
     if isinstance(shapes, tuple):
         return f"({', '.join(map(zeros, shapes))}{',' * (len(shapes) == 1)})"
-    if compat.is_key(shapes):
+    if graph.is_key(shapes):
         return f"jax.random.split(jax.random.key(0, impl={key_kind(shapes.dtype)!r}), {tuple(shapes.shape)})"
-    sharding = compat.in_type(shapes)
+    sharding = in_type(shapes)
     if sharding is None:
         return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r})"
     spec = ", ".join(map(repr, sharding.spec))

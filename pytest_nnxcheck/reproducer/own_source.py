@@ -2,7 +2,7 @@
 
 The layers of `transforms` use names of jax and flax only, so their source is the program that ran. What they, and the
 functions of `runtime`, name in other rooms is copied along: a definition, an import of a library as one line, and
-``compat.zeros`` as ``zeros``. What does nothing in a program is left out: docstrings, comments, annotations.
+``graph.zeros`` as ``zeros``. What does nothing in a program is left out: docstrings, comments, annotations.
 """
 
 from __future__ import annotations

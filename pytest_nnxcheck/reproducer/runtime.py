@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.subject.subject import Nodes
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -155,7 +155,7 @@ def unwrapped(subject: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """The function in a partial, and all of its arguments; also those that `nnx.cached_partial` keeps."""
     if isinstance(subject, functools.partial):
         return unwrapped(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs})
-    known = compat.cached_partial(subject)
+    known = graph.cached_partial(subject)
     return (subject, args, kwargs) if known is None else unwrapped(known[0], (*known[1], *args), kwargs)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compile_cache, flax_modes
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
@@ -150,7 +150,7 @@ class Execution(Running):
 
     def refused(self, error: BaseException) -> Executed:
         """The end of a body that itself, not by the call, did what the mode cannot do: build a module with `nnx.StateAxes`, say."""
-        outcome = Outcome(self.nesting, "rejected", reason=compat.mode_words(error), by_mode=True)
+        outcome = Outcome(self.nesting, "rejected", reason=flax_modes.mode_words(error), by_mode=True)
         if self.settings.on_rejection == "fail":
             outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
         tally.record(self.outcomes, outcome)
@@ -246,7 +246,7 @@ class Executor:
             execution = Unchecked(example, handed)
             _RUNNING.append(execution)
             try:
-                with compat.flax_mode(mode):
+                with flax_modes.flax_mode(mode):
                     body()
             except (KeyboardInterrupt, SystemExit):
                 raise
@@ -287,7 +287,7 @@ class Executor:
     def _run(self, execution: Execution, body: Body) -> Executed:
         mode, values = execution.nesting.mode, execution.example.values
         try:
-            with compat.flax_mode(mode), compat.compile_folder(self.compiles):
+            with flax_modes.flax_mode(mode), compile_cache.compile_folder(self.compiles):
                 body()
             self._require_values(values, None)
         except (NestingRejected, NestingExcused):
@@ -298,7 +298,7 @@ class Executor:
                 raise
             if passes_through(error):
                 return Executed(execution.outcomes, error)
-            if compat.is_mode_refusal(error, mode):
+            if flax_modes.is_mode_refusal(error, mode):
                 return execution.refused(error)
             return Executed(execution.outcomes) if execution.excuses(error) else execution.failed(error)
         return execution.ended()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import shared_programs
 from pytest_nnxcheck.core.catalogue import MODES, TARGETED, rows_of
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
@@ -58,7 +58,9 @@ class Run:
         compiles: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.memo = Memo(shared_programs=compat.SharedPrograms(on=settings.shortcuts == "on"), same_arguments=remember)
+        self.memo = Memo(
+            shared_programs=shared_programs.SharedPrograms(on=settings.shortcuts == "on"), same_arguments=remember
+        )
         self.executor = Executor(self.memo, programs, self.publish, compiles)
         OF_PROCESS.begin()
         self.programs = programs

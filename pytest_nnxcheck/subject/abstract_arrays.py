@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import sharding as meshes
+from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.core.errors import CheckError
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -29,7 +30,7 @@ def abstract_leaf(leaf: Any, placed: jax.sharding.Sharding | None = None) -> Any
 
 def abstract_inputs(inputs: Any) -> tuple[Any, ...]:
     """The abstract twins of inputs: under a mesh they are replicated, as a new array would be. Raises `CheckError`."""
-    mesh = compat.active_mesh()
+    mesh = meshes.active_mesh()
     placed = None if mesh is None else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     return tuple(abstract_leaf(leaf, placed) for leaf in inputs)
 
@@ -39,14 +40,14 @@ def abstract_state(state: Any) -> Any:
 
     Without a mesh, arrays that no Variable holds stay as they are: flax (0.12) takes an abstract value in a dict for a static one.
     """
-    mesh = compat.active_mesh()
+    mesh = meshes.active_mesh()
     if mesh is None:
         return jax.tree.map(abstract_variable, state, is_leaf=is_variable)
-    return jax.tree.map(abstract_leaf, state, compat.annotated(state, mesh))
+    return jax.tree.map(abstract_leaf, state, meshes.annotated(state, mesh))
 
 
 def is_variable(leaf: Any) -> bool:
-    return compat.kind_of(type(leaf)) == "variable"
+    return variables.kind_of(type(leaf)) == "variable"
 
 
 def abstract_variable(leaf: Any) -> Any:
@@ -56,7 +57,7 @@ def abstract_variable(leaf: Any) -> Any:
 def on_devices(sharding: Any) -> Any:
     """The sharding on the devices at hand. Raises `CheckError` where they are too few for it."""
     try:
-        return compat.on_devices(sharding, compat.active_mesh())
+        return meshes.on_devices(sharding, meshes.active_mesh())
     except ValueError as error:
         raise CheckError(
             f"an abstract array is sharded as {sharding.spec} over a mesh of {sharding.mesh.size} devices, and there are"

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.variables import is_hijax, variable_value
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.subject import plain_objects
@@ -47,12 +48,12 @@ def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str
     function, args, kwargs, labels = unwrap(subject, args, kwargs, owner)
     try:
         tree = plain_objects.open_up((args, kwargs))
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=compat.is_graph_node)
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=graph.is_graph_node)
     except (TypeError, ValueError) as error:
         raise CheckError(
             f"jax cannot flatten the arguments of {function_name(function)}, so no transform can take them: {error}"
         ) from None
-    given = jax.tree.leaves((args, kwargs), is_leaf=compat.is_graph_node)
+    given = jax.tree.leaves((args, kwargs), is_leaf=graph.is_graph_node)
     plain = not holds_arguments(subject) and list(map(id, given)) == [id(leaf) for _, leaf in leaves]
     parts = Parts(opened=tuple(plain_objects.originals(tree, lambda path: name_of(path, labels))), plain=plain)
     for path, leaf in leaves:
@@ -78,10 +79,10 @@ class Parts:
         """Put one leaf in its place. Raises `CheckError` for one that cannot be run."""
         if is_ref(leaf):
             raise CheckError(ref_refused(label))
-        if compat.is_graph_node(leaf):
-            variables = compat.variables(leaf)
+        if graph.is_graph_node(leaf):
+            variables = graph.variables(leaf)
             refuse_hijax(label, variables)
-            self.values += [compat.variable_value(variable) for _, variable in variables]
+            self.values += [variable_value(variable) for _, variable in variables]
             name = node_name(self.nodes, label, leaf)
             self.labels.setdefault(name, label)
             self.places.append(Place(node=name))
@@ -106,13 +107,13 @@ def unwrap(
         )
     if isinstance(subject, functools.partial):
         return unwrap(subject.func, (*subject.args, *args), {**subject.keywords, **kwargs}, name)
-    if cached := compat.cached_partial(subject):
+    if cached := graph.cached_partial(subject):
         return unwrap(cached[0], (*cached[1], *args), kwargs, name)
     owner, function = owner_of(subject)
     if owner is None:
         return subject, args, kwargs, argument_names(subject, args)
     args = (owner, *args)
-    own = name or ("model" if compat.is_graph_node(owner) else "self")
+    own = name or ("model" if graph.is_graph_node(owner) else "self")
     return function, args, kwargs, [own, *argument_names(function, args)[1:]]
 
 
@@ -120,13 +121,13 @@ def holds_arguments(subject: Any) -> bool:
     """Whether arguments of the call are in an `nnx.cached_partial`."""
     while isinstance(subject, functools.partial):
         subject = subject.func
-    return compat.cached_partial(subject) is not None
+    return graph.cached_partial(subject) is not None
 
 
 def owner_of(subject: Any) -> tuple[Any, Any]:
     """The object that the subject is called on, if it holds state, and the function that takes it first."""
     owner = subject.__self__ if inspect.ismethod(subject) else subject
-    if not compat.is_graph_node(owner) and not isinstance(plain_objects.open_up(owner), plain_objects.Opened):
+    if not graph.is_graph_node(owner) and not isinstance(plain_objects.open_up(owner), plain_objects.Opened):
         return None, subject
     return owner, type(subject).__call__ if owner is subject else subject.__func__
 
@@ -172,7 +173,7 @@ def refuse(label: str, leaf: Any) -> None:
 
 def refuse_hijax(label: str, variables: list[tuple[Path, Any]]) -> None:
     """The value of a hijax Variable is no attribute that a copy could be given. Raises `CheckError`."""
-    path = next((path for path, variable in variables if compat.is_hijax(variable)), None)
+    path = next((path for path, variable in variables if is_hijax(variable)), None)
     if path is not None:
         raise CheckError(
             f"{spell(label, path)} is a hijax Variable, which is not supported: build the module without nnx.var_defaults(hijax=True)"

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes, frames, variables
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import JitTracedAgain
 from pytest_nnxcheck.core.text import near
@@ -53,7 +53,7 @@ Traces = list[tuple[JitTrace, str]]
 def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
     """What the jits inside a call trace in the first of two, and in the second."""
     subject = subject.for_run()
-    graphdef, leaves = compat.split(subject.fresh() if subject.abstract else subject.state)
+    graphdef, leaves = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
     traces: tuple[Traces, Traces] = [], []
     types: list[Any] = []
 
@@ -61,7 +61,7 @@ def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
         module = nnx.merge(graphdef, leaves)
         types.append(types_of(module))
         for noted in traces:
-            with compat.jits_traced(functools.partial(note, noted)):
+            with frames.jits_traced(functools.partial(note, noted)):
                 subject.program(module, *inputs)
             types.append(types_of(module))
 
@@ -75,7 +75,7 @@ def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
 
 def types_of(module: Any) -> Any:
     """What a jit that is handed a module compiles for."""
-    graphdef, leaves = compat.split(module)
+    graphdef, leaves = flax_modes.split(module)
     return graphdef, [*map(full_type, jax.tree.leaves(leaves))]
 
 
@@ -98,7 +98,7 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     code = getattr(function, "__code__", None)
     line = (
         near(f"{code.co_filename}:{code.co_firstlineno}")
-        if code and not compat.is_library_file(code.co_filename)
+        if code and not variables.is_library_file(code.co_filename)
         else ""
     )
     name = getattr(function, "__qualname__", type(function).__qualname__)

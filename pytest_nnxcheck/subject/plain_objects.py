@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jax.tree_util import DictKey, GetAttrKey, keystr, register_pytree_with_keys
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.walk.open_data import holds_state
 from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, layout, mro, top_package
 
@@ -93,7 +93,7 @@ register_pytree_with_keys(Bare, _keys_of_bare, lambda aux, values: Bare(aux[0], 
 
 def is_leaf(value: Any) -> bool:
     """What `open_up` looks at as a whole."""
-    return isinstance(value, nnx.State) or compat.is_graph_node(value)
+    return isinstance(value, nnx.State) or graph.is_graph_node(value)
 
 
 def open_up(tree: Any, above: tuple[int, ...] = ()) -> Any:
@@ -127,13 +127,13 @@ def _open(leaf: Any, above: tuple[int, ...]) -> Any:
 
 def _counts(value: Any, also_numpy: bool) -> bool:
     arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray) if also_numpy else (jax.Array, jax.ShapeDtypeStruct)
-    return isinstance(value, arrays) or compat.is_graph_node(value)
+    return isinstance(value, arrays) or graph.is_graph_node(value)
 
 
 def _may_open(value: Any) -> bool:
     """Whether an object is the user's data: no class, no member of an enum, of a library's what holds state alone."""
     cls = type(value)
-    if isinstance(value, type | enum.Enum | jax.Array) or compat.is_graph_node(value):
+    if isinstance(value, type | enum.Enum | jax.Array) or graph.is_graph_node(value):
         return False
     if cls in _OPEN:
         return True
@@ -220,7 +220,7 @@ def _undoing(holder: Any, field: tuple[str, Any], old: Any, new: Any) -> Callabl
 
 def _content(value: Any) -> Any:
     """What a container holds, by identity."""
-    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=compat.is_graph_node)
+    leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=graph.is_graph_node)
     return [id(leaf) for leaf in leaves], treedef
 
 
@@ -255,14 +255,14 @@ def _map_opened(change: Callable[[Opened], Any], tree: Any) -> Any:
         return jax.tree_util.tree_unflatten(leaf.treedef, leaf.values) if isinstance(leaf, Bare) else leaf
 
     return jax.tree_util.tree_map(
-        change_leaf, tree, is_leaf=lambda value: isinstance(value, Opened | Bare) or compat.is_graph_node(value)
+        change_leaf, tree, is_leaf=lambda value: isinstance(value, Opened | Bare) or graph.is_graph_node(value)
     )
 
 
 def originals(tree: Any, name_of: Callable[[Any], str]) -> Iterator[tuple[str, Any]]:
     """The opened objects of a tree under their names, the outermost ones."""
     leaves = jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda value: isinstance(value, Opened) or compat.is_graph_node(value)
+        tree, is_leaf=lambda value: isinstance(value, Opened) or graph.is_graph_node(value)
     )
     return ((name_of(path), leaf.original) for path, leaf in leaves if isinstance(leaf, Opened))
 
@@ -273,7 +273,7 @@ def fields_by_class(tree: Any) -> dict[str, tuple[tuple[str, bool], ...]]:
     waiting = [open_up(tree)]
     while waiting:
         leaves = jax.tree_util.tree_leaves(
-            waiting.pop(), is_leaf=lambda value: isinstance(value, Opened) or compat.is_graph_node(value)
+            waiting.pop(), is_leaf=lambda value: isinstance(value, Opened) or graph.is_graph_node(value)
         )
         for opened in (leaf for leaf in leaves if isinstance(leaf, Opened)):
             own = fields.setdefault(type(opened.original).__qualname__, {})

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import arrays, compilation, flax_modes, graph
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
+from pytest_nnxcheck.compat.sharding import in_type
+from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
 from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.jaxprs import flow
@@ -113,7 +115,7 @@ def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
     subject = subject.for_run()
     # Arrays are not copied: a trace reads no values, and those of an earlier trace have none.
-    graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
+    graphdef, before = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
 
     structures: list[Any] = []
     variables: list[dict[Path, Any]] = []
@@ -123,13 +125,13 @@ def profile(subject: Subject) -> Profile:
     def pure(leaves: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, leaves)
         structures.append(statics(module))
-        variables.append(dict(compat.variables(module)))
+        variables.append(dict(graph.variables(module)))
         labels.append(metadata(module))
         out = subject.program(module, *inputs)
         structures.append(statics(module))
-        variables.append(dict(compat.variables(module)))
+        variables.append(dict(graph.variables(module)))
         labels.append(metadata(module))
-        state = compat.state(module)
+        state = flax_modes.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
         return out, state
 
@@ -138,7 +140,7 @@ def profile(subject: Subject) -> Profile:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     plain, opened = subject.output_tree.plain, subject.output_tree.opened
-    jaxpr = compat.open_jaxpr(closed)
+    jaxpr = compilation.open_jaxpr(closed)
     origins_of_outputs = flow.sources(jaxpr)
     sources = origins_of_outputs[len(out) :]
     number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
@@ -165,8 +167,8 @@ def profile(subject: Subject) -> Profile:
         captured=captures,
         constant_bytes=sum(constant.bytes for constant in captures),
         inner_donations=flow.inner_donations(closed),
-        state_paths=tuple(path for path, _ in compat.flat_state(before)),
-        state_bytes=sum(nbytes(leaf) for _, leaf in compat.flat_state(before)),
+        state_paths=tuple(path for path, _ in graph.flat_state(before)),
+        state_bytes=sum(nbytes(leaf) for _, leaf in graph.flat_state(before)),
         changed_bytes=sum(nbytes(leaf, sharding) for path, leaf, sharding in moved if path in paths),
         input_bytes=sum(map(nbytes, subject.inputs)),
         output_bytes=sum(map(nbytes, out)),
@@ -186,8 +188,8 @@ def profile(subject: Subject) -> Profile:
         out_names=subject.output_tree.names,
         parameters=parameters,
         gradients=tuple(
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=compat.in_type(leaf))
-            for path, leaf in compat.flat_state(before)
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf))
+            for path, leaf in graph.flat_state(before)
             if path in parameters
         ),
         promoted=promoted(jaxpr, len(out), before, after),
@@ -210,7 +212,7 @@ def profile(subject: Subject) -> Profile:
 
 def unused(jaxpr: Any, outputs: int, same: Mapping[Key, bool], number_of: Mapping[Key, int]) -> tuple[int, ...]:
     """The numbers of the leaves that come back as the ``same``, and that neither an output of the call nor another leaf needs."""
-    needed = compat.inputs_needed(jaxpr, [*[True] * outputs, *(not kept for kept in same.values())])
+    needed = compilation.inputs_needed(jaxpr, [*[True] * outputs, *(not kept for kept in same.values())])
     return tuple(number for key, number in number_of.items() if same.get(key) and not needed[number])
 
 
@@ -227,7 +229,7 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
     A spectral norm that writes the normalized kernel and puts the old one back: the update of a mapped value is mapped. The call is
     made a few times, halving the leaves; none where the call cannot be mapped at all.
     """
-    graphdef, before = compat.split(subject.fresh() if subject.abstract else subject.state)
+    graphdef, before = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
     keys = [key for key, _ in numbered(before)]
     leaves, treedef = jax.tree.flatten(before)
 
@@ -237,7 +239,7 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
         def call(leaves: list[Any], *inputs: Any) -> list[Any]:
             module = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
             subject.program(module, *inputs)
-            after = dict(numbered(compat.state(module)))
+            after = dict(numbered(flax_modes.state(module)))
             return [after.get(key) for key in keys if key[0] in handed_on]
 
         axes = [0 if path in mapped else None for path, _ in keys]
@@ -264,8 +266,8 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
 def with_axis(leaf: Any) -> Any:
     """Two of an array, abstract where it is."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=compat.in_type(leaf, 1))
-    return compat.stacked(leaf, 2)
+        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=in_type(leaf, 1))
+    return arrays.stacked(leaf, 2)
 
 
 def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...]:
@@ -275,7 +277,7 @@ def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...
 
 def metadata(module: Any) -> dict[Path, dict[str, Any]]:
     """The metadata of each Variable, as it is now."""
-    return {path: dict(compat.variable_metadata(variable)) for path, variable in compat.variables(module)}
+    return {path: dict(variable_metadata(variable)) for path, variable in graph.variables(module)}
 
 
 def relabelled(
@@ -308,7 +310,7 @@ def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[P
     for number, (key, leaf) in enumerate(numbered(after), outputs):
         if key in dtypes and getattr(leaf, "dtype", dtypes[key]) != dtypes[key]:
             eqn = flow.retyped_at(jaxpr, number, dtypes[key])
-            lines.append((key[0], compat.equation_line(eqn) if eqn is not None else ""))
+            lines.append((key[0], equation_line(eqn) if eqn is not None else ""))
     return tuple(lines)
 
 
@@ -317,7 +319,7 @@ def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozen
 
     `nnx.Optimizer.update` always counts its step: a count that is computed and reaches no output was a copy's.
     """
-    owned = [path for path, node in compat.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)]
+    owned = [path for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)]
     dropped: list[Path] = []
     for owner in dict.fromkeys(map(tuple, owned)):
         own = [path for path in paths if path[: len(owner)] == owner and path[len(owner)] in ("step", "opt_state")]
@@ -332,18 +334,18 @@ def dropped_updates(subject: Any, jaxpr: Any, paths: list[Path], changed: frozen
 def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) -> tuple[Path, ...]:
     """What the optimizers are to train, where the call steps one of them, and neither changes nor returns any of it: it trains a copy."""
     optimizers = [
-        (tuple(path), node) for path, node in compat.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)
+        (tuple(path), node) for path, node in flax_modes.iter_graph(subject.state) if isinstance(node, nnx.Optimizer)
     ]
     stepped = [node for path, node in optimizers if (*path, "step") in changed]
     own = tuple((*path, name) for path, _ in optimizers for name in ("step", "opt_state"))
-    variables = dict(compat.variables(subject.state))
+    variables = dict(graph.variables(subject.state))
     paths = {
         path
         for node in stepped
-        for path, _ in compat.flat_state(nnx.state(subject.state, getattr(node, "wrt", nnx.Param)))
+        for path, _ in graph.flat_state(nnx.state(subject.state, getattr(node, "wrt", nnx.Param)))
         if path in variables and not any(path[: len(start)] == start for start in own)
     }
-    shapes = {getattr(compat.variable_value(variables[path]), "shape", ()) for path in paths}
+    shapes = {getattr(variable_value(variables[path]), "shape", ()) for path in paths}
     if paths & changed or shapes & {leaf.shape for leaf in out}:
         return ()
     return tuple(sorted(paths, key=str))
@@ -351,8 +353,8 @@ def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) 
 
 def differentiable(subject: Subject, state: Any) -> frozenset[Path]:
     """The floating point `nnx.Param` of the state: what one trains."""
-    trained = {path for path, variable in compat.variables(subject.state) if isinstance(variable, nnx.Param)}
-    leaves = compat.flat_state(state)
+    trained = {path for path, variable in graph.variables(subject.state) if isinstance(variable, nnx.Param)}
+    leaves = graph.flat_state(state)
     fixed = {path for path, leaf in leaves if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))}
     return frozenset(path for path, _ in leaves if path in trained - fixed)
 
@@ -360,7 +362,7 @@ def differentiable(subject: Subject, state: Any) -> frozenset[Path]:
 def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:
     """The leaves of a state, told apart where one Variable holds several arrays."""
     seen: Counter[Path] = Counter()
-    for path, leaf in compat.flat_state(state):
+    for path, leaf in graph.flat_state(state):
         yield (path, seen[path]), leaf
         seen[path] += 1
 

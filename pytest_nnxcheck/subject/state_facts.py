@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph, variables
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -86,12 +86,12 @@ def changed(before: Facts, after: Facts, earlier: Facts | None = None) -> Facts:
 def read(subject: Subject, state: Any) -> Facts:
     """The facts of a state."""
     leaves = {}
-    for path, variable in compat.variables(state):
-        for key, value in jax.tree_util.tree_leaves_with_path(compat.variable_value(variable)):
+    for path, variable in graph.variables(state):
+        for key, value in jax.tree_util.tree_leaves_with_path(variables.variable_value(variable)):
             name = subject.path(path) + jax.tree_util.keystr(key)
-            leaves[name] = Leaf(value, compat.variable_kind(variable))
+            leaves[name] = Leaf(value, variables.variable_kind(variable))
     attributes = {}
-    for path, value in compat.attributes(state):
+    for path, value in graph.attributes(state):
         name = subject.path(path)
         leaves |= {name + place: Leaf(array, "attribute") for place, array in arrays_in(value)}
         if not is_array(value):
@@ -151,10 +151,10 @@ def structure(names: tuple[str, ...], rebuild: Callable[[tuple[Any, ...]], Any],
     """The names of an output's arrays, and its leaves that are no arrays."""
     named = ["output" + name for name in names]
     rebuilt = rebuild(output)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(rebuilt, is_leaf=compat.is_graph_node)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(rebuilt, is_leaf=graph.is_graph_node)
     others = {
         "output" + jax.tree_util.keystr(path): frozen(leaf)
         for path, leaf in leaves
-        if not (is_array(leaf) or compat.is_graph_node(leaf))
+        if not (is_array(leaf) or graph.is_graph_node(leaf))
     }
     return Structure(tuple(named[: len(output)]), others)

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, is_array, is_ref
+from pytest_nnxcheck.compat import flax_modes, graph, variables
+from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, copied, is_array, is_ref
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.observation import Path
@@ -98,12 +98,12 @@ class Subject:
     def split(self) -> tuple[Any, Any]:
         """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref`."""
         try:
-            graphdef, leaves = compat.split(self.state)
+            graphdef, leaves = flax_modes.split(self.state)
         except (TypeError, ValueError) as error:
             raise CheckError(
                 f"flax cannot split {', '.join(self.labels.values())}, so no transform can take it: {error!s:.200}"
             ) from None
-        refs = (self.path(path) for path, leaf in compat.flat_state(leaves) if is_ref(leaf))
+        refs = (self.path(path) for path, leaf in graph.flat_state(leaves) if is_ref(leaf))
         if first := next(refs, ""):
             raise CheckError(ref_refused(first))
         return graphdef, leaves
@@ -120,7 +120,7 @@ class Subject:
 
     def fresh(self) -> Any:
         """The same graph with arrays of its own: a donated copy leaves the user's arrays alone. All abstract, or none."""
-        graphdef, leaves = compat.split(self.state)
+        graphdef, leaves = flax_modes.split(self.state)
         return nnx.merge(graphdef, abstract_state(leaves) if self.abstract else jax.tree.map(copy_leaf, leaves))
 
     def donated(self, donate: str) -> tuple[int, ...]:
@@ -209,7 +209,7 @@ def function_name(function: Any) -> str:
 
 def is_plain(output: Any) -> bool:
     """Whether an output is made of arrays and numbers, in containers that jax knows."""
-    leaves = jax.tree.leaves(output, is_leaf=compat.is_graph_node)
+    leaves = jax.tree.leaves(output, is_leaf=graph.is_graph_node)
     return all(is_array(leaf) or isinstance(leaf, NUMBERS) for leaf in leaves)
 
 
@@ -224,13 +224,13 @@ def flatten_output(
     """
     try:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(
-            plain_objects.open_up(output), is_leaf=compat.is_graph_node
+            plain_objects.open_up(output), is_leaf=graph.is_graph_node
         )
     except (TypeError, ValueError) as error:
         raise CheckError(
             f"jax cannot flatten what the call returns, so no transform can hand it out: {error}"
         ) from None
-    own = paths_of_nodes(state) if any(compat.is_graph_node(leaf) for _, leaf in leaves) else {}
+    own = paths_of_nodes(state) if any(graph.is_graph_node(leaf) for _, leaf in leaves) else {}
     parts: list[tuple[int, Callable[[tuple[Any, ...]], Any]]] = []
     arrays: list[Any] = []
     names: list[str] = []
@@ -254,21 +254,21 @@ def paths_of_nodes(state: Any) -> dict[int, Path]:
     """Every graph node of the state by its identity."""
     paths: dict[int, Path] = {}
     if state is not None:
-        for path, node in compat.iter_graph(state):
-            if compat.is_graph_node(node):
+        for path, node in flax_modes.iter_graph(state):
+            if graph.is_graph_node(node):
                 paths.setdefault(id(node), tuple(path))
     return paths
 
 
 def at_home(home: Any, path: Path) -> Callable[[tuple[Any, ...]], Any]:
     """The user's own node at a path, looked up when the call is over: it may have come with the call."""
-    return lambda _: next((node for there, node in compat.iter_graph(home) if tuple(there) == path), None)
+    return lambda _: next((node for there, node in flax_modes.iter_graph(home) if tuple(there) == path), None)
 
 
 def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], Any]]:
     """The arrays of one leaf of an output, and how to build the leaf from them."""
-    if compat.is_graph_node(leaf):
-        graphdef, state = compat.split(Nodes({"node": leaf}))
+    if graph.is_graph_node(leaf):
+        graphdef, state = flax_modes.split(Nodes({"node": leaf}))
         values, treedef = jax.tree_util.tree_flatten(state)
 
         def rebuild(arrays: tuple[Any, ...]) -> Any:
@@ -279,12 +279,12 @@ def flatten_leaf(leaf: Any) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]]
     if is_array(leaf) or isinstance(leaf, NUMBERS):
         return (as_array(leaf),), lambda arrays: arrays[0]
     # Where no transform has to hand it out, what it keeps is looked at as what a module keeps.
-    if compat.is_tracing() and walk([("", leaf)]).tracers:
+    if variables.is_tracing() and walk([("", leaf)]).tracers:
         raise Unfit(Misfit("hidden arrays", type(leaf).__name__))
     return (), lambda _: leaf
 
 
 def copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
-        return compat.copied(leaf)
+        return copied(leaf)
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Self
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.subject.subject import Subject
@@ -97,7 +97,7 @@ class Values:
             return False
         import jax
 
-        held = [*compat.raw_leaves(subject.state), *compat.attributes(subject.state)]
+        held = [*graph.raw_leaves(subject.state), *graph.attributes(subject.state)]
         arrays = [*subject.inputs, *(leaf for _, value in held for leaf in jax.tree.leaves(value))]
         return not all(map(self.computed, arrays))
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes, graph, variables
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import fingerprint
 from pytest_nnxcheck.walk.raw_access import LIBRARIES, MISSING, class_dict, layout, mro, top_package
@@ -23,12 +23,12 @@ UPKEEP = ("_pytree__", "_object__", "_trace_state", "_graph__")
 
 def write_back(subject: Subject, copy: Any) -> None:
     """Give the user's objects what the call left in its copy of the state."""
-    values = dict(compat.raw_leaves(copy))
-    for path, variable in compat.variables(subject.state):
+    values = dict(graph.raw_leaves(copy))
+    for path, variable in graph.variables(subject.state):
         # The user's real arrays stay, where the call was checked with abstract ones beside them.
-        real = subject.abstract and isinstance(compat.variable_value(variable), jax.Array)
+        real = subject.abstract and isinstance(variables.variable_value(variable), jax.Array)
         if path in values and not real:
-            compat.set_variable_value(variable, where_it_was(values[path], compat.variable_value(variable)))
+            variables.set_variable_value(variable, where_it_was(values[path], variables.variable_value(variable)))
     if not subject.abstract:
         graft(subject.state, copy)
 
@@ -61,12 +61,12 @@ def take_over(mine: Any, copy: Any, own: dict[int, Any]) -> None:
     for name, given in new.items():
         held, value = old.get(name, MISSING), with_nodes(given, own)
         # A set has no order by which its nodes are those of another one.
-        nodes_of_a_set = isinstance(held, set | frozenset) and any(map(compat.is_graph_node, held))
+        nodes_of_a_set = isinstance(held, set | frozenset) and any(map(graph.is_graph_node, held))
         if held is MISSING or not (nodes_of_a_set or same(held, value)):
             stored[name] = where_it_was(value, held)
     for name in old.keys() - new.keys():
         del stored[name]
-    compat.take_marks(mine, copy)
+    graph.take_marks(mine, copy)
 
 
 def counterparts(mine: Any, copy: Any) -> list[tuple[Any, Any]]:
@@ -93,20 +93,20 @@ def counterparts(mine: Any, copy: Any) -> list[tuple[Any, Any]]:
 
 def nodes_in(value: Any) -> dict[Any, Any]:
     """The graph nodes, Variables among them, in a tree, by their places; a list in a plain value, as that of a Keras layer, has those of the copy in the copy."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=compat.is_graph_node)
-    return {path: leaf for path, leaf in leaves if compat.is_graph_node(leaf)}
+    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=graph.is_graph_node)
+    return {path: leaf for path, leaf in leaves if graph.is_graph_node(leaf)}
 
 
 def with_nodes(value: Any, own: dict[int, Any]) -> Any:
     """A tree with the user's own nodes in the place of those of the copy."""
     if not nodes_in(value):
         return value
-    return jax.tree.map(lambda leaf: own.get(id(leaf), leaf), value, is_leaf=compat.is_graph_node)
+    return jax.tree.map(lambda leaf: own.get(id(leaf), leaf), value, is_leaf=graph.is_graph_node)
 
 
 def same(held: Any, value: Any) -> bool:
     """Whether two trees have the very same nodes and arrays, and else what behaves alike."""
-    flat: Any = [jax.tree.flatten(tree, is_leaf=compat.is_graph_node) for tree in (held, value)]
+    flat: Any = [jax.tree.flatten(tree, is_leaf=graph.is_graph_node) for tree in (held, value)]
     (mine, old), (others, new) = flat
     return bool(old == new) and all(
         one is other or not (is_kept(one) or is_kept(other) or fingerprint(one) != fingerprint(other))
@@ -116,7 +116,7 @@ def same(held: Any, value: Any) -> bool:
 
 def is_kept(leaf: Any) -> bool:
     """Whether a leaf is compared by identity."""
-    return compat.is_graph_node(leaf) or isinstance(leaf, jax.Array | np.ndarray)
+    return graph.is_graph_node(leaf) or isinstance(leaf, jax.Array | np.ndarray)
 
 
 def attributes(node: Any) -> dict[str, Any]:
@@ -128,10 +128,10 @@ def statics(state: Any) -> tuple[Any, ...]:
     """What the nodes of a graph hold beside Variables and other nodes, to compare before a call and after it."""
     return tuple(
         (str(path), name, fingerprint(value))
-        for path, node in compat.iter_graph(state)
-        if compat.is_graph_node(node) and not isinstance(node, nnx.Variable)
+        for path, node in flax_modes.iter_graph(state)
+        if graph.is_graph_node(node) and not isinstance(node, nnx.Variable)
         for name, value in attributes(node).items()
-        if not compat.is_graph_node(value)
+        if not graph.is_graph_node(value)
     )
 
 
@@ -140,8 +140,8 @@ def compared_by_value(state: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
     Jax asks for it where the same code meets a second instance of the model.
     """
-    for path, node in compat.iter_graph(state):
-        own = attributes(node) if compat.is_graph_node(node) and not isinstance(node, nnx.Variable) else {}
+    for path, node in flax_modes.iter_graph(state):
+        own = attributes(node) if graph.is_graph_node(node) and not isinstance(node, nnx.Variable) else {}
         yield from (((*path, name), value) for name, value in own.items() if has_arrays_and_eq(value))
 
 
@@ -151,5 +151,5 @@ def has_arrays_and_eq(value: Any) -> bool:
     compares = any("__eq__" in class_dict(base) for base in mro(cls)[:-1])
     if not compares or top_package(cls) in LIBRARIES or not jax.tree_util.all_leaves([value]):
         return False
-    own = {} if compat.is_graph_node(value) else layout(cls).read(value) or {}
+    own = {} if graph.is_graph_node(value) else layout(cls).read(value) or {}
     return any(isinstance(item, jax.Array | np.ndarray) for item in own.values())

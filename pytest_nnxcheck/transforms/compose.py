@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import arrays, flax_modes, graph, variables
+from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED, Transform
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
@@ -68,9 +69,9 @@ class Guards:
 
     def traces_of(self, state: Any, inputs: Any) -> dict[tuple[int, int], Any]:
         """Identities of the traces whose tracers arrive, with the traces themselves so that no id is used again."""
-        arriving = [*inputs, *(value for _, value in compat.raw_leaves(state))]
-        traces = [compat.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if compat.is_tracer(leaf)]
-        return {compat.trace_key(trace): trace for trace in traces}
+        arriving = [*inputs, *(value for _, value in graph.raw_leaves(state))]
+        traces = [variables.trace_identity(leaf) for leaf in jax.tree.leaves(arriving) if variables.is_tracer(leaf)]
+        return {variables.trace_key(trace): trace for trace in traces}
 
     def dead(self, state: Any, alive: dict[tuple[int, int], Any]) -> tuple[Found, ...]:
         """The tracers that belong to none of the traces that are alive."""
@@ -103,12 +104,12 @@ class Guards:
 
 
 def trace_of(leak: Found) -> tuple[int, int]:
-    return compat.trace_key(compat.trace_identity(leak.tracer))
+    return variables.trace_key(variables.trace_identity(leak.tracer))
 
 
 def snapshot(state: Any) -> dict[Any, Any]:
     """The array objects of the state by path: identity tells whether anything was put in their place."""
-    return dict(compat.raw_leaves(state))
+    return dict(graph.raw_leaves(state))
 
 
 def compose(
@@ -186,11 +187,11 @@ def make_plan(
         subject=subject.program,
         element=element,
         shapes=None if profile is UNKNOWN else shapes,
-        empty=lambda: jax.tree.map(compat.zeros, shapes),
+        empty=lambda: jax.tree.map(graph.zeros, shapes),
         parameters=lambda path, _: tuple(path) in profile.parameters,
         jit=jit,
         unchanged=lambda state: guards.unchanged(layer, state),
-        graph_updates=compat.mode_flags()[1],
+        graph_updates=flax_modes.mode_flags()[1],
         length=length,
     )
 
@@ -220,7 +221,7 @@ def length_of(layer: Layer, length: int) -> int:
 
 
 def stacked(leaf: Any, *axes: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype, sharding=compat.in_type(leaf, len(axes)))
+    return jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype, sharding=in_type(leaf, len(axes)))
 
 
 def gradient_types(layer: Layer, profile: Profile, inputs: Iterable[Any]) -> tuple[Any, ...]:
@@ -251,7 +252,7 @@ def stack_inputs(nesting: Nesting, inputs: tuple[Any, ...], length: int = LENGTH
 def stack(leaf: Any, length: int = LENGTH) -> Any:
     """The leaf many times over, along a new leading axis; of an abstract leaf its shape and sharding."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return compat.stacked(leaf, length)
+        return arrays.stacked(leaf, length)
     sharding = leaf.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
@@ -279,7 +280,7 @@ def first(leaf: Any) -> Any:
     """The first element of the leading axis, abstract where the leaf is."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-    return compat.first(leaf)
+    return arrays.first(leaf)
 
 
 def factor(nesting: Nesting) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.text import first_line
@@ -39,7 +39,7 @@ def cannot(subject: Subject, profile: Profile, *, by_inputs: bool) -> Misfit | N
 
 def evaluate(subject: Subject, profile: Profile, *, by_inputs: bool) -> None:
     """The abstract gradient of the call. Raises what jax or the user's code raises."""
-    graphdef, *states = compat.split(
+    graphdef, *states = flax_modes.split(
         subject.fresh() if subject.abstract else subject.state, lambda path, _: tuple(path) in profile.parameters, ...
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import jax
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting, impossible
 from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.subject.profile import Profile
@@ -37,9 +37,9 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
         return of_leaf("added", profile.added[0])
     if layer.style == "argument" and layer.row.loop and profile.removed:
         return of_leaf("removed", profile.removed[0])
-    if profile.replaced and str(layer) in compat.layers_that_keep_variables():
+    if profile.replaced and str(layer) in graph.layers_that_keep_variables():
         return of_leaf("replaced", profile.replaced[0])
-    if profile.restructured and str(layer) in compat.loops_that_compare():
+    if profile.restructured and str(layer) in graph.loops_that_compare():
         return Misfit("attributes set")
     if layer.row.on_mesh and (parted := spread(subject)):
         return Misfit("sharded leaf", parted)
@@ -48,7 +48,7 @@ def cannot(layer: Layer, subject: Subject, profile: Profile) -> Misfit | None:
 
 def spread(subject: Subject) -> str:
     """The path of an array that lies on several devices in parts; empty if there is none."""
-    leaves = [(subject.path(path), value) for path, value in compat.raw_leaves(subject.state)]
+    leaves = [(subject.path(path), value) for path, value in graph.raw_leaves(subject.state)]
     for path, leaf in [*leaves, *zip(subject.input_names, subject.inputs, strict=False)]:
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:

@@ -23,7 +23,7 @@ from types import (
 )
 from typing import Any
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.walk.open_data import Table, open_attributes, put_items
 from pytest_nnxcheck.walk.raw_access import (
     LIBRARIES,
@@ -148,7 +148,7 @@ def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # 
     if top_package(cls) in LIBRARIES:
         return
     own = class_name(cls)
-    if compat.kind_of(cls) == "node":
+    if variables.kind_of(cls) == "node":
         visit.nodes.append((own, cls))
     visit.places.keep_class(own, cls)
     for key, value in class_dict(cls).items():

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, layout, mro, referents, top_package
 from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
 
@@ -24,7 +24,7 @@ _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytre
 _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
 _STATE = frozenset(("array", "variable", "tracer"))
-"""What holds state, by `compat.kind_of`."""
+"""What holds state, by `variables.kind_of`."""
 _JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
 _OPEN_PACKAGES = frozenset(("flax", "optax"))
@@ -129,7 +129,7 @@ def holds_state(value: Any, *, in_variables: bool = True) -> bool:
     """Whether a library's object has an array or a Variable among its own attributes; one of the library's own, as Keras has, is an object with an array."""
     package = top_package(type(value))
     return any(
-        compat.kind_of(type(item)) in _STATE
+        variables.kind_of(type(item)) in _STATE
         or (in_variables and top_package(type(item)) == package and holds_state(item, in_variables=False))
         for item in own_values(value)
     )
@@ -166,7 +166,7 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
     """`nnx.List` and `nnx.Dict`, which keep their items as attributes."""
     stored = visit.classes.layout(type(value))
     visit.places.keep_attributes(str(name), value, stored)
-    listed = compat.kind_of(type(value)) == "nnx list"
+    listed = variables.kind_of(type(value)) == "nnx list"
     for key, item in (stored.read(value) or {}).items():
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
             text = f"[{key}]" if listed and type(key) is str and key.isdigit() else f"[{key_text(key)}]"
@@ -175,8 +175,8 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
     visit.places.keep_attributes(str(name), value, visit.classes.layout(type(value)))
-    visit.put(compat.variable_value(value), compat.variable_kind(value), name)
-    metadata = compat.variable_metadata(value)
+    visit.put(variables.variable_value(value), variables.variable_kind(value), name)
+    metadata = variables.variable_metadata(value)
     visit.places.keep_dict(str(name), metadata)
     for key, item in metadata.items():
         if id(type(item)) not in ATOMS:
@@ -222,7 +222,7 @@ DATA = Table(
 
 def openers_for(cls: type, code: Table) -> tuple[Opener, ...]:
     """How to open the instances of a class: as what it is built on, then its attributes, then the class itself."""
-    if (kind := compat.kind_of(cls)) in _BY_KIND:
+    if (kind := variables.kind_of(cls)) in _BY_KIND:
         noted = () if kind == "array" else (note_node,)
         return (*noted, _BY_KIND[kind], *_of_class(cls))
     if kind == "node":

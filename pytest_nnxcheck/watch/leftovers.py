@@ -95,25 +95,35 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = (), reported: Rep
 
 
 def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
-    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.compat.variables import (
+        is_pinned,
+        is_tracer,
+        kind_of,
+        variable_kind,
+        variable_value,
+    )
     from pytest_nnxcheck.walk.walk import walk
 
     seen = walk(roots, MOST_OBJECTS, left_out)
-    variables = [(path, node) for path, node in seen.nodes if compat.kind_of(type(node)) == "variable"]
+    variables = [(path, node) for path, node in seen.nodes if kind_of(type(node)) == "variable"]
     tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
     pinned = [
-        (node, Leftover(path, compat.variable_kind(node), _type_of(compat.variable_value(node))))
+        (node, Leftover(path, variable_kind(node), _type_of(variable_value(node))))
         for path, node in variables
-        if not compat.is_tracer(compat.variable_value(node)) and compat.is_pinned(node)
+        if not is_tracer(variable_value(node)) and is_pinned(node)
     ]
     return Look((*tracers, *pinned), seen.complete)
 
 
 def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[object, Leftover]]:
-    from pytest_nnxcheck import compat
+    from pytest_nnxcheck.compat.variables import (
+        kind_of,
+        tracer_kind,
+        tracer_line,
+    )
     from pytest_nnxcheck.walk.walk import walk
 
-    own = {path: compat.kind_of(type(node)) for path, node in nodes}
+    own = {path: kind_of(type(node)) for path, node in nodes}
     return [
         (
             leaked.tracer,
@@ -121,8 +131,8 @@ def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[
                 leaked.path,
                 leaked.holder,
                 _type_of(leaked.tracer.aval),
-                compat.tracer_kind(leaked.tracer),
-                compat.tracer_line(leaked.tracer),
+                tracer_kind(leaked.tracer),
+                tracer_line(leaked.tracer),
                 _place(leaked.path, own),
                 leaked.keeper,
             ),

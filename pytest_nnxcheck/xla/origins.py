@@ -12,8 +12,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from pytest_nnxcheck.compat import is_library_file
 from pytest_nnxcheck.compat.primitives import REMATS
+from pytest_nnxcheck.compat.variables import is_library_file
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, STYLES
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.text import near

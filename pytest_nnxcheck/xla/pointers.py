@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, graph
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.observation import InnerDonation, Leaf
 
@@ -60,7 +60,7 @@ def pointers(array: Any) -> tuple[int, ...]:
     """
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or array.size == 0 or array.is_deleted():
         return ()
-    if compat.is_key(array):
+    if graph.is_key(array):
         array = jax.random.key_data(array)
     return tuple(shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards)
 
@@ -162,12 +162,12 @@ def is_numpys_own(array: Any) -> bool:
 def byte_ranges(array: Any) -> list[tuple[int, int]]:
     """Half-open address ranges of an array on this host."""
     if isinstance(array, np.ndarray):
-        start, end = compat.byte_bounds(array)
+        start, end = compilation.byte_bounds(array)
         return [(start, end)] if end > start else []
     addresses = pointers(array)
     if not addresses or any(device.platform != "cpu" for device in array.devices()):
         return []
-    if compat.is_key(array):
+    if graph.is_key(array):
         array = jax.random.key_data(array)
     return [
         (pointer, pointer + shard.data.nbytes)

@@ -11,8 +11,8 @@ from fake_engine import RUNS, Model
 from flax import nnx
 from healthy import FLAX
 
-from pytest_nnxcheck import compat
 from pytest_nnxcheck.api import assert_invariants, check
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import SettingError, TracerResidue
 from pytest_nnxcheck.core.nesting import Nesting
@@ -26,7 +26,7 @@ def in_mode(*modes):
 
 
 def test_the_modes_of_the_installed_flax():
-    assert compat.modes() == (MODES if FLAX >= (0, 12, 7) else ("current", "graph"))
+    assert flax_modes.modes() == (MODES if FLAX >= (0, 12, 7) else ("current", "graph"))
 
 
 @has_modes
@@ -34,20 +34,20 @@ def test_the_modes_of_the_installed_flax():
     "mode, flags", [("graph", (True, True)), ("graph_no_updates", (True, False)), ("tree", (False, False))]
 )
 def test_a_mode_is_set_for_a_while(mode, flags):
-    with pytest.raises(KeyError), compat.flax_mode(mode):
-        assert compat.mode_flags() == flags
+    with pytest.raises(KeyError), flax_modes.flax_mode(mode):
+        assert flax_modes.mode_flags() == flags
         raise KeyError
-    assert compat.mode_flags() == (True, True)
+    assert flax_modes.mode_flags() == (True, True)
 
 
 @has_modes
 def test_the_current_mode_is_the_one_that_flax_is_set_to():
     with nnx.set_graph_mode(False):
-        with compat.flax_mode("current"):
-            assert compat.mode_flags() == (False, False)
-        with compat.flax_mode("graph"):
-            assert compat.mode_flags() == (True, True)
-        assert compat.mode_flags() == (False, False)
+        with flax_modes.flax_mode("current"):
+            assert flax_modes.mode_flags() == (False, False)
+        with flax_modes.flax_mode("graph"):
+            assert flax_modes.mode_flags() == (True, True)
+        assert flax_modes.mode_flags() == (False, False)
 
 
 @has_modes
@@ -56,18 +56,18 @@ def test_what_was_jitted_in_one_mode_is_traced_anew_in_another():
 
     @jax.jit
     def jitted(x):
-        seen.append(compat.mode_flags()[0])
+        seen.append(flax_modes.mode_flags()[0])
         return x
 
     for mode in ("graph", "tree", "graph", "tree"):
-        with compat.flax_mode(mode):
+        with flax_modes.flax_mode(mode):
             jitted(1.0)
     assert seen == [True, False]
 
 
 @pytest.mark.skipif(FLAX >= (0, 12, 7), reason="flax 0.12.7 has all modes")
 def test_a_mode_that_this_flax_lacks(pytester, inner_args):
-    version = re.escape(compat.flax_version())
+    version = re.escape(flax_modes.flax_version())
     wanted = rf"mode 'tree' is not one of flax {version}, which has current, graph: write one of these, or install a newer flax"
     with pytest.raises(SettingError, match=rf"^check\(\.\.\., modes=\.\.\.\): {wanted}"):
         check(Model(), 1, modes="graph,tree")
@@ -269,14 +269,14 @@ def test_a_mode_that_is_none(run_inner):
 def test_the_mode_of_the_process_comes_back(run_inner):
     source = """
 from flax import nnx
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes
 
 @pytest.fixture(autouse=True, params=[True, False])
 def flags(request):
     with nnx.set_graph_mode(request.param):
-        before = compat.mode_flags()
+        before = flax_modes.mode_flags()
         yield
-        assert compat.mode_flags() == before
+        assert flax_modes.mode_flags() == before
 
 @marked
 @pytest.mark.parametrize("rule", ["tracers", "failed", "rejected"])

@@ -12,8 +12,8 @@ from checking import FEW, has_modes
 from flax import nnx
 from healthy import HEALTHY
 
-from pytest_nnxcheck import compat
 from pytest_nnxcheck.api import assert_invariants, check
+from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
@@ -194,8 +194,8 @@ def test_copies_are_named_in_the_order_of_the_pytree():
     optimizer = nnx.Optimizer(model, steps, wrt=nnx.Param)
     in_order = {}
     for mode in ("graph", "tree"):
-        with compat.flax_mode(mode):
-            in_order[mode] = [path[1] for path in compat.flattened_paths(optimizer) if path[0] == "opt_state"]
+        with flax_modes.flax_mode(mode):
+            in_order[mode] = [path[1] for path in graph.flattened_paths(optimizer) if path[0] == "opt_state"]
     fields = ["mini_step", "gradient_step", "inner_opt_state", "acc_grads"]
     assert [name for name in dict.fromkeys(in_order["tree"]) if name in fields] == fields
     assert [name for name in dict.fromkeys(in_order["graph"]) if name in fields] == sorted(fields)

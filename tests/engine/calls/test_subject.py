@@ -17,8 +17,9 @@ from healthy import FLAX, node_list
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
 from pytest_nnxcheck.api import wrap
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import signature
@@ -62,7 +63,7 @@ def test_a_module_is_its_own_state():
 
 def test_paths_read_as_the_user_writes_them():
     subject = bind(Stack(), (jnp.ones((1, 2)),), {})
-    paths = {subject.path(path) for path, _ in compat.raw_leaves(subject.state)}
+    paths = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
     assert {"model.layers[1].kernel", "model.layers[1].bias"} <= paths
     assert len(paths) == 4, "the tied layer counts once"
 
@@ -166,7 +167,7 @@ def test_outputs_that_hold_graph_nodes():
 def test_a_copy_shares_no_buffer_with_the_original_and_keeps_ties():
     model = Stack()
     twin = bind(lambda model: None, (model,), {}).fresh()
-    old, new = compat.raw_leaves(model), compat.raw_leaves(twin)
+    old, new = graph.raw_leaves(model), graph.raw_leaves(twin)
     assert [path for path, _ in old] == [path for path, _ in new]
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for (_, a), (_, b) in zip(old, new, strict=True))
     assert twin.tied is twin.layers[0]
@@ -280,9 +281,9 @@ def test_the_variables_that_an_optimizer_keeps_in_trees_stay_the_users_own():
         gradients = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
         optimizer.update(*((gradients,) if FLAX < (0, 11) else (model, gradients)))
 
-    before = dict(compat.variables(optimizer))
+    before = dict(graph.variables(optimizer))
     assert call(step, model, optimizer, jnp.ones((2, 2)), nesting="jit").outcome.verdict == "held"
-    after = dict(compat.variables(optimizer))
+    after = dict(graph.variables(optimizer))
     assert before.keys() == after.keys()
     assert all(after[path] is variable for path, variable in before.items())
     assert int(optimizer.step[...]) == 1

@@ -11,7 +11,7 @@ from checking import call, text
 from flax import nnx
 from healthy import node_dict, node_list
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes, graph
 
 X = jnp.ones(3)
 HAS_DATA = hasattr(nnx, "data")
@@ -159,10 +159,10 @@ OF_DATA = (AddsArrays, FillsStaticList, BecomesStatic, MixesLayersAndArrays)
 
 def assert_same(mine: Any, eager: Any) -> None:
     """The same attributes, of the same kind for flax, with the same aliases and values."""
-    (graphdef, leaves), (expected, values) = compat.split(mine), compat.split(eager)
+    (graphdef, leaves), (expected, values) = flax_modes.split(mine), flax_modes.split(eager)
     assert graphdef == expected
-    assert [(path, value.tolist()) for path, value in compat.flat_state(leaves)] == [
-        (path, value.tolist()) for path, value in compat.flat_state(values)
+    assert [(path, value.tolist()) for path, value in graph.flat_state(leaves)] == [
+        (path, value.tolist()) for path, value in graph.flat_state(values)
     ]
 
 
@@ -175,6 +175,6 @@ def test_the_attributes_are_those_that_an_eager_call_leaves(module, nesting):
     found = call(mine, X, nesting=nesting, shortcuts="off", invariants="tracers")
     assert found.outcome.verdict == "held", text(found)
     assert_same(mine, eager)
-    nodes = [node for _, node in compat.iter_graph(mine)]
+    nodes = [node for _, node in flax_modes.iter_graph(mine)]
     assert any(node is first for node in nodes), "the user's own layer is another one now"
     assert any(node is factor for node in nodes), "the user's own Variable is another one now"

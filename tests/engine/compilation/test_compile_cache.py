@@ -14,8 +14,7 @@ from compile_folders import WORKS, entries, works
 from flax import nnx
 from reports import Pair, step_other_dtype
 
-from pytest_nnxcheck import compat
-from pytest_nnxcheck.compat import compile_cache
+from pytest_nnxcheck.compat import compilation, compile_cache
 from pytest_nnxcheck.xla import buffers, hlo
 
 pytestmark = pytest.mark.usefixtures("no_folder_of_the_user")
@@ -50,9 +49,9 @@ def compiled(folder, f, *args):
     jax.clear_caches()
     EVENTS.clear()
     program = jax.jit(f, donate_argnums=0, keep_unused=True)
-    with compat.whole_stacks(), compat.compile_folder(folder), compat.cached_compiles():
-        found = program.lower(*args).compile(compiler_options=compat.compiler_options())
-    read = buffers.read(found), hlo.aliases(compat.serialized_hlo_module(found))
+    with compilation.whole_stacks(), compile_cache.compile_folder(folder), compile_cache.cached_compiles():
+        found = program.lower(*args).compile(compiler_options=compilation.compiler_options())
+    read = buffers.read(found), hlo.aliases(compilation.serialized_hlo_module(found))
     donated = jax.tree.map(jnp.copy, args[0])
     before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(donated)]
     after = found(donated, *args[1:])[0]
@@ -113,7 +112,7 @@ def test_a_program_from_the_folder_tells_the_same(name, tmp_path, monkeypatch):
 
 
 def test_the_table_says_where_it_is_off(tmp_path):
-    reason = compat.no_compile_cache()
+    reason = compile_cache.no_compile_cache()
     assert reason == ("" if WORKS else f"jax {jax.__version__} gives back programs that tell no aliased bytes")
     compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
     assert bool(entries(tmp_path)) is WORKS
@@ -126,7 +125,7 @@ def test_a_nesting_from_the_folder_is_judged_the_same(nesting, tmp_path):
     def outcome(folder):
         jax.clear_caches()
         EVENTS.clear()
-        with compat.compile_folder(folder):
+        with compile_cache.compile_folder(folder):
             found = call(Net(), jnp.ones((3, 8)), nesting=nesting, shortcuts="off")
         return found.outcome, "cache_hits" in EVENTS
 
@@ -141,7 +140,7 @@ def test_a_nesting_from_the_folder_is_judged_the_same(nesting, tmp_path):
 def test_a_broken_invariant_is_told_the_same(tmp_path):
     def outcome(folder):
         jax.clear_caches()
-        with compat.compile_folder(folder):
+        with compile_cache.compile_folder(folder):
             return call(step_other_dtype, Pair(64), nesting="jit").outcome
 
     plain, first, second = [outcome(folder) for folder in (None, tmp_path, tmp_path)]
@@ -231,7 +230,11 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
 def test_jax_is_put_back(raises, tmp_path):
     jax.jit(lambda x: x + 2)(jnp.ones(5))  # jax looks for a folder with its first compile
     before = options(), opened()
-    with compat.compile_folder(tmp_path / "kept"), contextlib.suppress(KeyError), compat.cached_compiles():
+    with (
+        compile_cache.compile_folder(tmp_path / "kept"),
+        contextlib.suppress(KeyError),
+        compile_cache.cached_compiles(),
+    ):
         jax.jit(lambda x: x + 1)(jnp.ones(5))
         if raises:
             raise KeyError
@@ -239,7 +242,7 @@ def test_jax_is_put_back(raises, tmp_path):
     kept = entries(tmp_path / "kept")
     assert bool(kept) is WORKS
     jax.jit(lambda x: x * 3)(jnp.ones(5))
-    with compat.cached_compiles():  # nobody said where
+    with compile_cache.cached_compiles():  # nobody said where
         jax.jit(lambda x: x * 4)(jnp.ones(5))
     assert entries(tmp_path / "kept") == kept
 
@@ -281,7 +284,7 @@ def test_what_is_judged_is_not_taken_from_the_users_folder(tmp_path, donate):
 USERS = """
 import sys
 import jax, jax.numpy as jnp
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compile_cache
 from pathlib import Path
 from pytest_nnxcheck.compat.compile_cache import OPTIONS
 ours, his = map(Path, sys.argv[1:])
@@ -292,12 +295,12 @@ x = jnp.ones((8, 8))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 before = {name: jax.config.values[name] for name in ("jax_compilation_cache_dir", *OPTIONS)}
-with compat.compile_folder(ours), compat.cached_compiles():
+with compile_cache.compile_folder(ours), compile_cache.cached_compiles():
     assert {name: jax.config.values[name] for name in before} == before
     f.lower(x).compile()
 assert {name: jax.config.values[name] for name in before} == before
 jax.config.update("jax_compilation_cache_dir", None)
-with compat.compile_folder(ours), compat.cached_compiles():
+with compile_cache.compile_folder(ours), compile_cache.cached_compiles():
     # jax goes on with the folder that it has opened; ours is another, and only for a while.
     jax.jit(lambda x: jnp.tan(x @ x)).lower(x).compile()
 jax.config.update("jax_compilation_cache_dir", str(his))
@@ -321,7 +324,7 @@ def test_a_users_own_folder_is_left_alone(by, tmp_path):
 def test_a_user_who_switched_it_off_has_it_off(tmp_path):
     jax.config.update("jax_enable_compilation_cache", False)
     try:
-        assert compat.no_compile_cache() == "jax_enable_compilation_cache is off"
+        assert compile_cache.no_compile_cache() == "jax_enable_compilation_cache is off"
         compiled(tmp_path, captures, jnp.ones((64, 64)), jnp.ones((64, 64)))
     finally:
         jax.config.update("jax_enable_compilation_cache", True)

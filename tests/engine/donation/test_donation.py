@@ -9,7 +9,8 @@ from checking import broken, call, takes_over, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.reporting import hints
 
 
@@ -19,7 +20,7 @@ class KeepsInDict(nnx.Module):
     def __init__(self, dtype=jnp.float32):
         self.linear = nnx.Linear(4, 4, use_bias=False, rngs=rngs())
         self.kind = nnx.Param  # a class has what an array has: a shape to ask for, and none to give
-        self.cache, self.dtype = nnx.data({}) if compat.has_data() else {}, dtype
+        self.cache, self.dtype = nnx.data({}) if graph.has_data() else {}, dtype
 
     def __call__(self, x):
         y = self.linear(x)
@@ -267,9 +268,9 @@ def test_an_array_in_a_plain_dict_may_take_the_buffer_of_a_parameter(nesting):
 @has_plain_arrays
 def test_flax_gives_the_buffer_of_the_kernel_to_the_dict():
     model = KeepsInDict()
-    old = compat.raw_leaves(model)[0][1].unsafe_buffer_pointer()
+    old = graph.raw_leaves(model)[0][1].unsafe_buffer_pointer()
     nnx.jit(lambda model, x: model(x).sum(), donate_argnums=0)(model, numbers((4, 4)))
-    assert compat.raw_leaves(model)[0][1].unsafe_buffer_pointer() != old
+    assert graph.raw_leaves(model)[0][1].unsafe_buffer_pointer() != old
     assert model.cache["y"].unsafe_buffer_pointer() == old
 
 

@@ -20,7 +20,8 @@ from wild_training import (
     step_of,
 )
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.text import near
@@ -59,7 +60,7 @@ def test_every_leaf_of_a_training_step_keeps_its_pointer(name, nesting):
     subject = bind(case.subject, case.args, {})
     found = observe(subject, profile(subject), Nesting.parse(nesting), "state")
     assert found.error is None
-    paths = {subject.path(path) for path, _ in compat.raw_leaves(subject.state)}
+    paths = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
     unchanged = paths - {move.before.path for move in found.moves}
     # A functional step returns what it changes: not the key, into which dropout folds its count.
     assert unchanged == (

@@ -13,7 +13,7 @@ from flax import nnx
 from healthy import FLAX
 from jax import lax
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.xla.buffers import read
 
@@ -322,7 +322,7 @@ def test_the_cures_of_a_scan_over_remat_copy_nothing(how):
 def test_the_report_4871_holds_its_stack_twice(call_first, times):
     model = reports.report_4871(nnx.Rngs(0))
     state = nnx.state(model)
-    with compat.judged_compiles():
+    with compile_cache.judged_compiles():
         memory = read(reports.run_4871(model, call_first, loops=2).lower(state, 0.0).compile())
     assert round(memory.temporaries / nbytes(state), 1) == times
     copies = state_copies(memory, {0})
@@ -336,6 +336,6 @@ def test_nnx_jit_without_donation_returns_a_copy_of_all_state():
     def plain(state, x):
         return nnx.merge(nnx.split(model)[0], state)(x), state
 
-    with compat.judged_compiles():
+    with compile_cache.judged_compiles():
         memory = read(plain.lower(nnx.state(model), jnp.ones((4, 64))).compile())
     assert sum(copy.bytes for copy in state_copies(memory, {0, 1})) == nbytes(nnx.state(model))

@@ -13,7 +13,8 @@ from healthy import assign, rngs
 from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, KeyCache, Rereads, Ring
 from wild_training import apply_gradients, optimizer_of
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import compilation
 from pytest_nnxcheck.core.evidence import Held, HeldTwice
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.advice import Sizes, advice
@@ -328,7 +329,7 @@ W, X = jnp.ones((8, 64, 64)), jnp.ones((4, 64))
 
 def reordered(call):
     """The leaves that a call puts in another order for a loop."""
-    facts = waste(compat.open_jaxpr(jax.make_jaxpr(call)(W, X)), {}).twice
+    facts = waste(compilation.open_jaxpr(jax.make_jaxpr(call)(W, X)), {}).twice
     return [fact.leaves for fact in facts if fact.operation == "reordered"]
 
 

@@ -11,7 +11,7 @@ from healthy import numbers
 from jax import lax
 from memory_evidence import rows, told
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, compile_cache
 from pytest_nnxcheck.xla import buffers
 
 
@@ -31,8 +31,8 @@ def plain(how, length):
         "fori_loop": lambda x: lax.fori_loop(0, length, lambda _, carry: (carry[0], call_of(carry[0])), (x, x))[1],
     }
     programs["while_loop"] = programs["fori_loop"]
-    with compat.judged_compiles():
-        compiled = jax.jit(programs[how]).lower(X if "loop" in how else xs).compile(compat.compiler_options())
+    with compile_cache.judged_compiles():
+        compiled = jax.jit(programs[how]).lower(X if "loop" in how else xs).compile(compilation.compiler_options())
     return buffers.read(compiled).peak
 
 

@@ -12,7 +12,8 @@ from healthy import numbers, rngs
 from jax import lax
 from memory_evidence import KiB, line, rows, told
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.jaxprs.captured import captured
 from pytest_nnxcheck.reporting import hints, memory_breakdown
 from pytest_nnxcheck.xla import buffers
@@ -129,7 +130,7 @@ def test_a_copy_that_xla_inserts_for_no_loop_has_none():
 
 
 def test_a_program_of_plain_jax_has_its_lines_too():
-    with compat.judged_compiles():
+    with compile_cache.judged_compiles():
         compiled = jax.jit(running_sum).lower(jnp.ones((64, 128)), jnp.ones(5)).compile()
     found = buffers.read(compiled)
     lines = {source(each) for each in found.buffers if each.kind == "temporary" and each.bytes >= KiB}

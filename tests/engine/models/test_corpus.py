@@ -18,7 +18,7 @@ from flax.errors import TraceContextError
 from healthy import FLAX, HEALTHY, LEFT_OUT, WIDTH, Case
 from leaky import LEAKY
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compile_cache
 
 COMBINATIONS = tuple(itertools.product((False, True), (False, True)))
 SIZES = (4, 1_000, 100_000)
@@ -50,7 +50,7 @@ def run_jitted(case: Case) -> Any:
 
 def peak(function: Callable[..., Any], *args: Any, **options: Any) -> int:
     """Arguments + outputs + temporaries - aliased, in bytes."""
-    with compat.judged_compiles():
+    with compile_cache.judged_compiles():
         found = jax.jit(function, **options).lower(*args).compile().memory_analysis()
     resident = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return int(resident + found.temp_size_in_bytes)
@@ -210,7 +210,7 @@ def temporaries_4871(call_first: bool) -> float:
     """Temporaries over parameters of the report's program."""
     model = reports.report_4871(nnx.Rngs(0))
     state = nnx.split(model)[1]
-    with compat.judged_compiles():
+    with compile_cache.judged_compiles():
         found = reports.run_4871(model, call_first).lower(state, 0.0).compile().memory_analysis()
     return float(found.temp_size_in_bytes / bytes_of(state))
 

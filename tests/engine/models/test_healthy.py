@@ -10,7 +10,8 @@ from covering import ARRAY, LAYER_PAIRS, LAYERS, MODES, NAMES, PAIRS, REFUSED, S
 from flax import nnx
 from healthy import FLAX, HEALTHY, numbers
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import STYLES as ALL_STYLES
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
@@ -21,7 +22,7 @@ ALL = "tracers,memory,donation,recompilation,finite,parity"
 
 def outcome_of(model, nesting, memo):
     case = HEALTHY[model]()
-    with compat.flax_mode(nesting.mode), Example(memo) as example:
+    with flax_modes.flax_mode(nesting.mode), Example(memo) as example:
         return call(case.subject, *case.args, nesting=str(nesting), example=example, invariants=ALL).outcome
 
 

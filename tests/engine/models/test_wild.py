@@ -19,7 +19,8 @@ from wild_inputs import Batch
 from wild_state import LazyCache, Sows
 from wild_training import TRAINING, Mlp, batch_of
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge
@@ -206,7 +207,7 @@ class Resets(nnx.Module):
 @pytest.mark.parametrize("layer", ["scan", "vmap", "while_loop", "fori_loop", "cond", "switch"])
 def test_a_new_variable_in_place_of_another_is_left_out_where_flax_refuses_it(layer):
     outcome = call(Resets(), numbers(X), nesting=layer).outcome
-    refuses = layer in compat.layers_that_keep_variables()
+    refuses = layer in graph.layers_that_keep_variables()
     assert outcome.verdict == ("rejected" if refuses else "held"), text(outcome)
     said = "the call puts another Variable in place of model.seen, where it could assign to its value"
     assert outcome.reason.endswith(said if refuses else "")
@@ -227,13 +228,13 @@ class Swaps(nnx.Module):
 
 @pytest.mark.parametrize("layer", ["scan", "while_loop", "fori_loop", "cond", "switch"])
 def test_layers_that_change_places_are_left_out_where_flax_refuses_it(layer):
-    refuses = layer in compat.layers_that_keep_variables()
+    refuses = layer in graph.layers_that_keep_variables()
     outcome = call(Swaps(), numbers((2, 8)), nesting=layer).outcome
     assert outcome.verdict == ("rejected" if refuses else "held"), text(outcome)
     assert outcome.unfit == refuses
 
 
-@pytest.mark.parametrize("layer", sorted(compat.layers_that_keep_variables()))
+@pytest.mark.parametrize("layer", sorted(graph.layers_that_keep_variables()))
 def test_assigning_to_it_is_taken(layer):
     class Assigns(Resets):
         def __call__(self, x):

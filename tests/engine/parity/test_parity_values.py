@@ -14,7 +14,7 @@ from healthy import FLAX, assign, numbers
 from parity_calls import TREE
 from wild_training import apply_gradients, optimizer_of
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import compilation, graph, variables
 from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.engine.parity import may_be_fusion
 from pytest_nnxcheck.reporting import hints
@@ -189,11 +189,11 @@ def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
 
     def drops(f, plan):
         def layer(state, *inputs):
-            before = [variable for path, variable in compat.variables(state) if path[-1] == "steps"]
-            values = [compat.variable_value(variable) for variable in before]
+            before = [variable for path, variable in graph.variables(state) if path[-1] == "steps"]
+            values = [variables.variable_value(variable) for variable in before]
             out = right(f, plan)(state, *inputs)
             for variable, value in zip(before, values, strict=True):
-                compat.set_variable_value(variable, value)
+                variables.set_variable_value(variable, value)
             return out
 
         return layer
@@ -288,14 +288,15 @@ def compiled(f, model):
     """What the program computes that a nesting compiles."""
     graphdef, state = nnx.split(model)
     lowered = jax.jit(lambda state, x: f(nnx.merge(graphdef, state), x)).lower(state, numbers((8,)))
-    return lowered.compile(compiler_options=compat.compiler_options())(state, numbers((8,)))
+    return lowered.compile(compiler_options=compilation.compiler_options())(state, numbers((8,)))
 
 
 UNFUSED = "where XLA fuses no operations, the same program gives the values of the un-nested call"
 
 
 @pytest.mark.skipif(
-    compat.unfused_options() is None or np.array_equal(compiled(gradient, Hinge()), gradient(Hinge(), numbers((8,)))),
+    compilation.unfused_options() is None
+    or np.array_equal(compiled(gradient, Hinge()), gradient(Hinge(), numbers((8,)))),
     reason="the XLA of jax 0.6.2 fuses them and can leave it; the published GCN shows the same on the newest",
 )
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > remat"])

@@ -18,7 +18,7 @@ from checking import replace_metadata
 from flax import nnx
 
 import pytest_nnxcheck.walk.snapshot
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.walk.snapshot import Kind
 from pytest_nnxcheck.walk.walk import walk
 
@@ -249,24 +249,24 @@ def test_variables_value_and_metadata() -> None:
             self.w = nnx.Param(jnp.zeros(2), norm="old")
 
     model = Net()
-    raw, metadata = compat.variable_value(model.w), dict(compat.variable_metadata(model.w))
+    raw, metadata = variables.variable_value(model.w), dict(variables.variable_metadata(model.w))
     kept = places(model)
-    compat.set_variable_value(model.w, jnp.ones(2))
+    variables.set_variable_value(model.w, jnp.ones(2))
     # flax replaces the dict of the metadata, an old one kept elsewhere would not help.
     replace_metadata(model.w, {"norm": "new", "extra": 1})
-    assert compat.variable_metadata(model.w)["norm"] == "new"
+    assert variables.variable_metadata(model.w)["norm"] == "new"
     assert kept.restore() == ()
-    assert compat.variable_value(model.w) is raw
-    assert compat.variable_metadata(model.w) == metadata
+    assert variables.variable_value(model.w) is raw
+    assert variables.variable_metadata(model.w) == metadata
 
 
 def test_state_that_a_jit_changed() -> None:
     layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     kept = places(layer)
     nnx.jit(lambda layer, x: layer(x))(layer, jnp.arange(6.0).reshape(2, 3))
-    assert compat.variable_value(layer.mean).any()
+    assert variables.variable_value(layer.mean).any()
     assert kept.restore() == ()
-    assert not compat.variable_value(layer.mean).any()
+    assert not variables.variable_value(layer.mean).any()
     assert layer(jnp.ones((2, 3))).shape == (2, 3)
 
 

@@ -12,7 +12,8 @@ from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, HEALTHY, assign, numbers
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import graph, variables
 
 X = numbers((3, 4))
 ERROR = flax.errors.TraceContextError
@@ -32,9 +33,9 @@ def smuggled(how):
     """A layer that was made inside of a transform, and kept; its arrays were replaced by concrete ones, past flax's check."""
     kept = []
     how(lambda: kept.append(nnx.BatchNorm(4, rngs=nnx.Rngs(0))))()
-    fresh = dict(compat.raw_leaves(nnx.BatchNorm(4, rngs=nnx.Rngs(0))))
-    for path, variable in compat.variables(kept[0]):
-        compat.set_variable_value(variable, fresh[path])
+    fresh = dict(graph.raw_leaves(nnx.BatchNorm(4, rngs=nnx.Rngs(0))))
+    for path, variable in graph.variables(kept[0]):
+        variables.set_variable_value(variable, fresh[path])
     return Built(kept[0])
 
 

@@ -10,9 +10,9 @@ from xml.etree import ElementTree as ET
 import pytest
 import watched
 
-from pytest_nnxcheck import compat
+from pytest_nnxcheck.compat import flax_modes
 
-MODES = ["--nnx-modes=current,tree"] if "tree" in compat.modes() else []
+MODES = ["--nnx-modes=current,tree"] if "tree" in flax_modes.modes() else []
 SUITE = """
 @marked(max_examples=6)
 def test_holds(nnx_wrap): nnx_wrap(Model())(1)

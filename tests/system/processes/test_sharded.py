@@ -16,7 +16,8 @@ from healthy import assign
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pytest_nnxcheck import check, compat
+from pytest_nnxcheck import check
+from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.reproducer.nesting_text import zeros
 
@@ -274,5 +275,5 @@ def test_a_linear_under_the_mesh_that_jax_makes_by_default_holds(explicit_mesh):
 @explicit_by_default
 def test_a_program_to_paste_starts_its_loop_with_that_sharding(explicit_mesh):
     shape = jax.eval_shape(ExplicitLinear(explicit_mesh), jnp.ones((8, 16)))
-    types = [jax.typeof(made).str_short() for made in (eval(zeros(shape)), compat.zeros(shape))]
+    types = [jax.typeof(made).str_short() for made in (eval(zeros(shape)), graph.zeros(shape))]
     assert types == ["float32[8@data,16]"] * 2
