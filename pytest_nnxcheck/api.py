@@ -206,7 +206,7 @@ def _run(
         built, run = hypothesis_test.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
         error = _outcome(built, run)
         run.forget()
-        if error is None and (problem := run.finish()):
+        if error is None and (problem := conclude.proves_nothing(run)):
             error = CheckError(problem)
     return run, error
 

@@ -163,16 +163,6 @@ def tracer_line(tracer: Any) -> str:
     return ""
 
 
-def concrete(value: Any) -> Any:
-    """The array behind a tracer of an eager `grad` or `vmap`, `None` where there is none; anything else as it is.
-
-    No public way: ``primal`` of JVPTracer and LinearizeTracer, ``val`` of BatchTracer. All versions.
-    """
-    while is_tracer(value):
-        value = next((inner for name in ("val", "primal") if (inner := _read(value, name)) is not None), None)
-    return value
-
-
 _RUNNERS = ("pytest_nnxcheck", "hypothesis", "_pytest", "pluggy", "xdist")
 """What runs a test: the call that made a tracer is none of theirs."""
 

@@ -310,7 +310,7 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     suite, checked = item.config.stash[SUITE], run.report()
     if suite is not None:
         suite.finished(item, checked)
-    problem = run.finish() or report.rejected_modes(checked) or "\n".join(checked.unexpected)
+    problem = conclude.proves_nothing(run) or report.rejected_modes(checked) or "\n".join(checked.unexpected)
     if not problem and (baseline := item.config.stash[_baseline]) is not None:
         problem = baseline.finished(item, run)
     return pytest.fail.Exception(problem, pytrace=False) if problem else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Listener, Outcome, Verdict, nobody
-from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
 from pytest_nnxcheck.reporting import report, tally, wording
@@ -31,55 +32,44 @@ if TYPE_CHECKING:
 Body = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What one execution came to. Nothing of it is recorded yet.
-
-    ``outcomes`` are those of the calls that it made, nearly always of its own nesting. ``error`` is what it raised, or what steers the test;
-    ``own`` says that the body itself raised it, not a call. ``facts`` is what is known of its calls, ``called`` how many objects they were of in
-    a body that came to its end.
-    """
-
-    outcomes: Mapping[Nesting, Outcome]
-    error: BaseException | None = None
-    own: bool = False
-    facts: CallFacts = NO_FACTS
-    called: int | None = None
-
-
 def here() -> tuple[int, int]:
     """The process and the thread of the caller."""
     return os.getpid(), threading.get_ident()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Running:
-    """An execution of a test body that is going on."""
-
-    home: tuple[int, int] = field(default_factory=here)
-    """The process and the thread of the body: wrapped objects that are called elsewhere have no place in it."""
-    calling: bool = False
-    """Whether a call of a wrapped object is under way."""
-    misuse: CheckError | None = None
-    """A call of a wrapped object that could not be made at all."""
-
-
 @dataclass(slots=True, eq=False)
-class Execution(Running):
-    """One execution of a test body under one nesting; wrapped objects report to it.
-
-    ``violation`` and ``error`` are what a call raised last: the body may swallow either. ``called`` are the objects that it called, by their ids.
-    """
+class Execution:
+    """One execution of a test body under one nesting: wrapped objects report their calls to it."""
 
     executor: Executor
     example: Example
     nesting: Nesting
-    settings: Settings
+    settings: Settings = DEFAULTS
+    handed: Handed | None = None
+    """What a wrapped object hands to what it wraps, where nothing is checked; `None` where each call is checked."""
+    home: tuple[int, int] = field(default_factory=here)
+    """The process and the thread of the body: wrapped objects that are called elsewhere have no place in it."""
+    calling: bool = False
+    """A call of a wrapped object is under way."""
+
     facts: CallFacts = NO_FACTS
     outcomes: dict[Nesting, Outcome] = field(default_factory=dict)
-    violation: InvariantViolation | None = None
-    error: BaseException | None = None
+    """The outcomes of its calls, nearly always of its own nesting."""
     called: dict[int, object] = field(default_factory=dict)
+    """The objects that the body called, by their ids."""
+    violation: InvariantViolation | None = None
+    """The violation that a call raised last; the body may swallow it."""
+    error: BaseException | None = None
+    """The user's exception that a call raised last; the body may swallow it."""
+    misuse: CheckError | None = None
+    """A call of a wrapped object that could not be made at all."""
+
+    ended: bool = False
+    """The body ran to its end."""
+    raised: BaseException | None = None
+    """The exception that fails or steers the test; none for a nesting that was rejected, or fails as expected."""
+    own: bool = False
+    """The body itself raised it, not a call."""
 
     def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
         """Call the subject under the nesting; ``owner`` names the object that it is a method of.
@@ -87,6 +77,8 @@ class Execution(Running):
         Raises a violation, a rejection, or the user's own exception.
         """
         __tracebackhide__ = True
+        if self.handed is not None:
+            return call_unchecked(subject, args, kwargs, owner, self.handed, self.example)
         # A bound method and a function of the body are made anew each time.
         held = subject.__self__ if inspect.ismethod(subject) else getattr(subject, "__code__", subject)
         self.called[id(held)] = held
@@ -139,95 +131,97 @@ class Execution(Running):
             self.violation = error_for(outcome, report.headline(outcome))
             raise self.violation from checked.error
         if outcome.verdict == "rejected":
-            raise self.rejection(outcome)
+            raise self._rejection(outcome)
 
-    def rejection(self, outcome: Outcome) -> BaseException:
+    def _rejection(self, outcome: Outcome) -> BaseException:
         """The exception for a nesting that was rejected: a violation where the settings ask for it."""
         if outcome.unfit or self.settings.on_rejection == "report":
             return NestingRejected(outcome)
         self.violation = InvariantViolation(report.headline(outcome), outcome)
         return self.violation
 
-    def refused(self, error: BaseException) -> Executed:
-        """The end of a body that itself, not by the call, did what the mode cannot do: build a module with `nnx.StateAxes`, say."""
-        outcome = Outcome(self.nesting, "rejected", reason=flax_modes.mode_words(error), by_mode=True)
-        if self.settings.on_rejection == "fail":
-            outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
-        tally.record(self.outcomes, outcome)
-        rejection = self.rejection(outcome) if outcome.verdict == "rejected" else None
-        return Executed(self.outcomes, None if isinstance(rejection, NestingRejected) else rejection)
-
-    def excuses(self, error: BaseException) -> bool:
-        """Whether an exception under the nesting was expected, wherever in the body it was raised; then it is recorded as that."""
-        if isinstance(error, InvariantViolation | CheckError):
-            return False
-        held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
-        failed = replace(held, verdict="failed", violations=(), reason=first_line(error), error=type(error).__name__)
-        outcome = expected_failures.excuse(failed, self.settings.expected_failures)
-        if outcome.verdict == "expected":
-            self.outcomes[self.nesting] = outcome
-        return outcome.verdict == "expected"
-
-    def failed(self, error: BaseException) -> Executed:
-        """The end of a body that raised."""
-        if not isinstance(error, InvariantViolation | CheckError):
-            held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
-            outcome = Outcome(
-                self.nesting,
-                "failed",
-                reason=first_line(error),
-                error=type(error).__name__,
-                peak=held.peak,
-                budget=held.budget,
-                program=held.program,
-            )
-            tally.record(self.outcomes, self.executor.with_program(outcome))
-        return Executed(self.outcomes, error, own=error is not self.error)
-
-    def ended(self) -> Executed:
-        """The end of a body that raised nothing; it may have swallowed what a call raised."""
+    def end(self) -> None:
+        """The body raised nothing; it may have swallowed what a call raised."""
+        self.ended = True
         if self.error is not None:
             # The body expected the exception: under this nesting as without any, it is what the test asks for.
             outcome = self.outcomes[self.nesting]
             verdict: Verdict = "expected" if outcome.expected else "held"
             self.outcomes[self.nesting] = replace(outcome, verdict=verdict, reason="", error="", notes=(), program="")
         # A body may swallow a violation too, in its own ``pytest.raises(Exception)`` say: that stays.
-        return Executed(self.outcomes, self.violation, called=len(self.called))
+        self.raised = self.violation
+
+    def end_with(self, error: BaseException) -> None:
+        """The body raised an exception."""
+        if passes_through(error):
+            self.raised = error
+        elif flax_modes.is_mode_refusal(error, self.nesting.mode):
+            self._refuse(error)
+        elif isinstance(error, InvariantViolation | CheckError):
+            self.raised, self.own = error, error is not self.error
+        else:
+            self._fail(error)
+
+    def _refuse(self, error: BaseException) -> None:
+        """The body itself, not a call, did what the mode of flax cannot do: build a module with `nnx.StateAxes`, say."""
+        outcome = Outcome(self.nesting, "rejected", reason=flax_modes.mode_words(error), by_mode=True)
+        if self.settings.on_rejection == "fail":
+            outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
+        tally.record(self.outcomes, outcome)
+        if outcome.verdict == "rejected" and not isinstance(rejection := self._rejection(outcome), NestingRejected):
+            self.raised = rejection
+
+    def _fail(self, error: BaseException) -> None:
+        """An exception of the user's fails the nesting, unless it was expected, wherever in the body it was raised."""
+        held = self.outcomes.get(self.nesting, Outcome(self.nesting, "held"))
+        reason, name = first_line(error), type(error).__name__
+        failed = replace(held, verdict="failed", violations=(), reason=reason, error=name)
+        excused = expected_failures.excuse(failed, self.settings.expected_failures)
+        if excused.verdict == "expected":
+            self.outcomes[self.nesting] = excused
+            return
+        outcome = Outcome(
+            self.nesting,
+            "failed",
+            reason=reason,
+            error=name,
+            peak=held.peak,
+            budget=held.budget,
+            program=held.program,
+        )
+        tally.record(self.outcomes, self.executor.with_program(outcome))
+        self.raised, self.own = error, error is not self.error
 
 
-@dataclass(slots=True, eq=False)
-class Unchecked(Running):
-    """An execution of a test body in which nothing is checked: wrapped objects call what they wrap, with what they are ``handed``."""
-
-    example: Example
-    handed: Handed
-
-    def call(self, subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Any:
-        """Call the subject. Raises what it raises."""
-        __tracebackhide__ = True
-        return call_unchecked(subject, args, kwargs, owner, self.handed, self.example)
-
-
-_RUNNING: list[Execution | Unchecked] = []
+_RUNNING: list[Execution] = []
 """The executions that are going on in all threads, the innermost last."""
+
+
+@contextlib.contextmanager
+def _running(execution: Execution) -> Iterator[None]:
+    _RUNNING.append(execution)
+    try:
+        yield
+    finally:
+        _RUNNING.remove(execution)
 
 
 @dataclass(slots=True)
 class Executor:
-    """Executes a test body under a nesting. What comes of it is handed back, and recorded by whom it concerns.
-
-    ``programs`` writes the program that shows an outcome, ``publish`` hears what is under way; ``compiles`` is the folder that keeps
-    compiled programs. ``values_needed`` says that the body reads the values of nestings that a trace could tell of.
-    """
+    """Executes a test body under a nesting, and records nothing: what came of it is for the caller to record."""
 
     memo: Memo
     programs: Programs | None = None
+    """Writes the program that shows an outcome."""
     publish: Listener = nobody
+    """Hears what is under way."""
     compiles: Path | None = None
+    """The folder that keeps compiled programs."""
     watch: uncomputed.Watch = field(default_factory=uncomputed.Watch)
     values_needed: bool = False
+    """The body reads values of nestings that could be traced without running them."""
 
-    def execute(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
+    def execute(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
         """Run the body once; a second time where it reads values that nobody computed. Raises nothing that the body raised."""
         try:
             return self._watched(nesting, body, settings)
@@ -242,9 +236,7 @@ class Executor:
 
     def unchecked(self, body: Body, mode: str, handed: Handed) -> BaseException | None:
         """Run the body once with nothing checked; what it raised."""
-        with Example(self.memo) as example:
-            execution = Unchecked(example, handed)
-            _RUNNING.append(execution)
+        with Example(self.memo) as example, _running(Execution(self, example, Nesting(mode=mode), handed=handed)):
             try:
                 with flax_modes.flax_mode(mode):
                     body()
@@ -252,15 +244,13 @@ class Executor:
                 raise
             except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
                 return error
-            finally:
-                _RUNNING.remove(execution)
         return None
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome with the program that shows it, if there is one."""
         return outcome if self.programs is None else self.programs.with_program(outcome)
 
-    def _watched(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
+    def _watched(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
         jitted = bool(nesting.layers) and nesting.layers[0].row.compiles
         if self.values_needed or jitted or settings.shortcuts == "off":
             return self._once(nesting, body, settings)
@@ -268,44 +258,38 @@ class Executor:
             self.values_needed = not self.watch.can_see
             return self._once(nesting, body, settings)
 
-    def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Executed:
+    def _once(self, nesting: Nesting, body: Body, settings: Settings) -> Execution:
         self.memo.run_of(body)
         example = Example(self.memo, uncomputed.Values(self.values_needed))
         execution = Execution(self, example, nesting, settings)
         self.publish(BodyStarted(body))
-        _RUNNING.append(execution)
-        try:
-            with example:
-                executed = self._run(execution, body)
-        finally:
-            _RUNNING.remove(execution)
-        if execution.misuse is not None and not (executed.error and passes_through(executed.error)):
+        with _running(execution), example:
+            self._run(execution, body)
+        if execution.misuse is not None and not (execution.raised and passes_through(execution.raised)):
             # A thread keeps its exception to itself, and a body may swallow one.
-            executed = replace(executed, error=execution.misuse)
-        return replace(executed, facts=execution.facts + CallFacts(example.unrestored))
+            execution.raised = execution.misuse
+        execution.facts += CallFacts(example.unrestored)
+        return execution
 
-    def _run(self, execution: Execution, body: Body) -> Executed:
-        mode, values = execution.nesting.mode, execution.example.values
+    def _run(self, execution: Execution, body: Body) -> None:
+        values = execution.example.values
         try:
-            with flax_modes.flax_mode(mode), compile_cache.compile_folder(self.compiles):
+            with flax_modes.flax_mode(execution.nesting.mode), compile_cache.compile_folder(self.compiles):
                 body()
             self._require_values(values, None)
         except (NestingRejected, NestingExcused):
-            return Executed(execution.outcomes)
-        except BaseException as error:
+            return
+        except uncomputed.ValuesNeeded:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             self._require_values(values, error)
-            if isinstance(error, uncomputed.ValuesNeeded):
-                raise
-            if passes_through(error):
-                return Executed(execution.outcomes, error)
-            if flax_modes.is_mode_refusal(error, mode):
-                return execution.refused(error)
-            return Executed(execution.outcomes) if execution.excuses(error) else execution.failed(error)
-        return execution.ended()
+            execution.end_with(error)
+        else:
+            execution.end()
 
     def _require_values(self, values: uncomputed.Values, error: BaseException | None) -> None:
         """Raises `ValuesNeeded` where the body was handed stand-ins for values and read one, or raised anything of its own."""
-        if values.needed or not values.stand_ins or isinstance(error, InvariantViolation | uncomputed.ValuesNeeded):
+        if values.needed or not values.stand_ins or isinstance(error, InvariantViolation):
             return
         if self.watch.saw or (error is not None and isinstance(error, Exception)):
             raise uncomputed.ValuesNeeded(of_body=True)
@@ -317,7 +301,7 @@ def _without_output(checked: Checked) -> bool:
     return checked.error is not None or leaks or checked.outcome.verdict == "rejected"
 
 
-def running_for(name: str) -> Execution | Unchecked:
+def running_for(name: str) -> Execution:
     """The execution that a call of a wrapped object belongs to. Raises `CheckError` for a call that belongs to none.
 
     Where an execution is going on all the same, the call fails it, whatever becomes of the exception.

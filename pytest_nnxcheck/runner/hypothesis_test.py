@@ -18,7 +18,7 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.runner import strategies
 from pytest_nnxcheck.runner.hypothesis_internals import HypothesisTest, hypothesis_test
 from pytest_nnxcheck.runner.run import Run
-from pytest_nnxcheck.runner.sweep import Sweep
+from pytest_nnxcheck.runner.sweep import Sweep, sweep
 
 ARGUMENT = "nnx_nesting"
 """The name under which hypothesis passes the nesting: no fixture of a user is called so."""
@@ -52,8 +52,13 @@ def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bo
 
     def inner(*args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        case = kwargs.pop(ARGUMENT)
-        run.example(case, functools.partial(parts.body, *args, **kwargs))
+        case, body = kwargs.pop(ARGUMENT), functools.partial(parts.body, *args, **kwargs)
+        if run.uncalled:
+            return
+        if isinstance(case, Sweep):
+            sweep(run, case, body)
+        else:
+            run.example(case, body)
 
     functools.update_wrapper(inner, parts.body, updated=())
     vars(inner).update(parts.attributes)

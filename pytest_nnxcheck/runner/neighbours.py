@@ -11,16 +11,20 @@ from dataclasses import dataclass, replace
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
+from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
-from pytest_nnxcheck.core.outcome import ConstantsCaptured, FindingOnTarget, Outcome
+from pytest_nnxcheck.core.outcome import BodyFinished, ConstantsCaptured, FindingOnTarget, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.engine.example import Handed
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner.execution import Body
+from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.runner.strategies import Exclusions
 
 SHOWN = 4
+"""Neighbours that hold and are named in the message: it stays one line."""
 MOST = 12
 """Neighbours that are run at most: each may compile."""
 
@@ -54,19 +58,59 @@ def way(nesting: Nesting) -> tuple[Nesting, ...]:
     return tuple(replace(nesting, layers=layers[number:]) for number in range(len(layers), -1, -1))
 
 
+def run_around(run: Run, nesting: Nesting) -> None:
+    """Add to the outcome of a nesting that did not hold what holds around it; a replay runs no other nesting."""
+    body, outcome = run.bodies.get(nesting), run.outcomes.get(nesting)
+    if body is None or outcome is None:
+        return
+    if not nesting.layers:
+        # A misuse of the plugin says nothing of the user's object.
+        if outcome.verdict == "failed" and not isinstance(run.raised(nesting), CheckError):
+            found = unlike_own(lambda handed: run.executor.unchecked(body, nesting.mode, handed))
+            run.outcomes[nesting] = replace(outcome, explained=(*outcome.explained, *found))
+        return
+    if run.settings.nesting is not None:
+        return
+    on_targets = outcome.evidence is not None and outcome.evidence.targets
+    # By default targets compile the plain jit alone: a way out must have been compiled for them too.
+    settings = replace(run.settings, effort="thorough") if on_targets else run.settings
+    exclusions = run.exclusions[nesting.mode]
+    around = look_around(outcome, settings, exclusions, lambda near, settings: _try_out(run, near, settings, body))
+    run.outcomes[nesting] = explain(outcome, around)
+
+
+def _try_out(run: Run, nesting: Nesting, settings: Settings, body: Body) -> Outcome | None:
+    """The outcome of a neighbour, run if it must be, and recorded nowhere; `None` where the body itself raised before the call."""
+    if settings == run.settings and nesting in run.outcomes:
+        return run.outcomes[nesting]
+    executor = run.executor
+    if settings != run.settings:
+        # It is the nesting that broke: its program stays as it is.
+        executor = replace(executor, programs=None, publish=nobody)
+    try:
+        execution = executor.execute(nesting, body, settings)
+    finally:
+        executor.publish(BodyFinished({}))
+    run.facts += execution.facts
+    if execution.raised is not None and not isinstance(execution.raised, Exception):
+        raise execution.raised
+    return execution.outcomes.get(nesting)
+
+
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What was found around a nesting: the neighbours that hold, how many were tried, and the way with its verdicts.
-
-    ``handed`` says whether what broke holds once a closure layer is handed the module, None where it has none. ``donated`` is the setting
-    with which it holds, and the peak then, in bytes a device.
-    """
+    """What was found around a nesting."""
 
     holds: tuple[Nesting, ...]
+    """The neighbours that hold."""
     tried: int
+    """How many neighbours were tried."""
     way: tuple[tuple[Nesting, str], ...]
+    """From the un-nested call to the first nesting that fails, each with its verdict."""
     handed: bool | None = None
+    """What broke holds once a closure layer is handed the module; `None` where no layer captures it."""
     donated: tuple[str, int] | None = None
+    """The setting ``donate`` with which the nesting holds, and its peak then, in bytes a device."""
 
 
 def look_around(outcome: Outcome, settings: Settings, exclusions: Exclusions, try_out: TryOut) -> Around:

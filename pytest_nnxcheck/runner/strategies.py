@@ -8,29 +8,28 @@ from itertools import islice
 
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, REMAT, row_of, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, MODES, REMAT, STATE_BOUND, row_of, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.reporting import tally
 from pytest_nnxcheck.runner import chains
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """What the sweep ruled out in one mode: styles that flax refused, layers that cannot take the subject, a call that adds state.
-
-    ``swept`` layers are done. ``closed`` is a mode in which the call does not run at all.
-    """
+    """What the sweep ruled out in one mode of flax."""
 
     refused: frozenset[str] = frozenset()
-    adds_state: bool = False
-    swept: int = -1
-    closed: bool = False
+    """Closure styles that flax refused."""
     unfit: frozenset[Layer] = frozenset()
-
-    @property
-    def min_layers(self) -> int:
-        """Layers of the smallest nesting that the sweep left to be drawn."""
-        return self.swept + 1
+    """Layers that alone cannot take the call, and so are in no other nesting."""
+    adds_state: bool = False
+    """The call adds state, which argument layers that carry the state cannot take."""
+    closed: bool = False
+    """The call does not run at all in this mode."""
+    swept: int = -1
+    """The sweep ran all nestings of so many layers, so that only longer ones are drawn."""
 
     def rejects(self, layer: Layer) -> bool:
         """Whether a layer that the sweep tried is not tried again."""
@@ -40,6 +39,29 @@ class Exclusions:
         """Whether the layer can work at all."""
         stuck = self.adds_state and layer.style == "argument" and layer.row.fixes_state
         return not (stuck or self.rejects(layer))
+
+    def after(self, outcome: Outcome, settings: Settings) -> Exclusions:
+        """Add what a nesting has shown of those to come.
+
+        The un-nested call or its plain jit closes a mode. The probe of a closure style stands for the whole style. A layer that alone
+        cannot take the call is in no other nesting.
+        """
+        nesting, rejected = outcome.nesting, outcome.verdict == "rejected"
+        alone = nesting.layers if len(nesting) == 1 else ()
+        is_probe = replace(nesting, mode=MODES[0]) in probes(settings)
+        return replace(
+            self,
+            closed=self.closed or (rejected and tally.ends(outcome)),
+            refused=self.refused | {layer.style for layer in alone if rejected and is_probe},
+            unfit=self.unfit | {layer for layer in alone if outcome.unfit},
+        )
+
+
+def stuck_layers(settings: Settings) -> tuple[Layer, ...]:
+    """The argument layers that are left out where the call adds state; one that is expected to fail is run all the same."""
+    expected = {*expected_to_fail(settings)}
+    layers = (Layer(name) for name in STATE_BOUND if name in settings.transforms and "argument" in settings.styles)
+    return tuple(layer for layer in layers if Nesting((layer,)) not in expected)
 
 
 def probes(settings: Settings) -> Iterator[Nesting]:
@@ -63,7 +85,7 @@ def singles(settings: Settings) -> Iterator[Nesting]:
     yield from sorted((Nesting((layer,)) for layer in every), key=lambda nesting: nesting.plainness)
 
 
-def plainest(settings: Settings, exclusions: Exclusions) -> list[Layer]:
+def plainest_layers(settings: Settings, exclusions: Exclusions) -> list[Layer]:
     """Each transform that can work, in its plainest style of those that are on and hand the state over."""
     layers: list[Layer] = []
     for transform in settings.transforms:
@@ -77,7 +99,7 @@ def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesti
 
     Random draws do not find pairs: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
     """
-    fitting = plainest(settings, exclusions)
+    fitting = plainest_layers(settings, exclusions)
     root = next((layer for layer in fitting if layer.transform == JIT), None)
     if root is None or settings.max_depth < 2:
         return
@@ -86,19 +108,15 @@ def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesti
     cover = chains.cover_layers if settings.sweep == "short" else chains.cover_pairs
     yield from (Nesting((root, *chain)) for chain in cover(inner, settings.max_depth))
     if {GRAD, REMAT} <= {*settings.transforms}:
-        yield from remat_under_gradient(root.style)
+        # Only under a gradient can a remat lower the peak: ``jit > grad`` without one inside, and with one.
+        layers = tuple(Layer(transform, root.style) for transform in (JIT, GRAD, REMAT))
+        yield from (Nesting(layers[:2]), Nesting(layers))
 
 
 def pairs(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
     """Every ordered pair of the plainest layers."""
     if settings.max_depth > 1:
-        yield from (Nesting(pair) for pair in chains.pairs(plainest(settings, exclusions)))
-
-
-def remat_under_gradient(style: str) -> Iterator[Nesting]:
-    """``jit > grad`` without a remat inside and with one: only under a gradient can a remat lower the peak."""
-    layers = tuple(Layer(transform, style) for transform in (JIT, GRAD, REMAT))
-    yield from (Nesting(layers[:2]), Nesting(layers))
+        yield from (Nesting(pair) for pair in chains.pairs(plainest_layers(settings, exclusions)))
 
 
 def expected_to_fail(settings: Settings) -> Iterator[Nesting]:
@@ -162,7 +180,7 @@ def nestings(draw: st.DrawFn, settings: Settings, exclusions_in: Callable[[str],
     layer = _layers(settings, exclusions)
     if exclusions.closed or layer is None or exclusions.refused.issuperset(settings.styles):
         return Nesting(mode=mode)
-    smallest = min(exclusions.min_layers, settings.max_depth)
+    smallest = min(exclusions.swept + 1, settings.max_depth)
     layers = draw(st.lists(layer, min_size=smallest, max_size=settings.max_depth))
     return workable(Nesting(tuple(layers), mode), settings, exclusions)
 

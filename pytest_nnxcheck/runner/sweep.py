@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pytest_nnxcheck.core.catalogue import JIT, MODES
-from pytest_nnxcheck.core.errors import InvariantViolation
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, in_mode
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.notes import Fact, StateAdded
+from pytest_nnxcheck.core.outcome import NestingRuledOut, Outcome
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.runner import chains, strategies
+from pytest_nnxcheck.runner.errors import passes_through, plainest
+from pytest_nnxcheck.runner.execution import Body
+from pytest_nnxcheck.runner.run import Run
 
-Body = Callable[[], object]
 Errors = Iterator[BaseException | None]
+"""What each nesting raised; `None` where it held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """An explicit example: in every mode the un-nested call, then the nestings of the settings, or those that are ``replayed``."""
+    """An explicit example of hypothesis: in every mode the un-nested call, then the nestings of the settings."""
 
     settings: Settings
     modes: tuple[str, ...] = MODES[:1]
     replayed: tuple[Nesting, ...] = ()
+    """Nestings to run in place of all others."""
 
     def __repr__(self) -> str:
         return f"<the {'replay' if self.replayed else self.settings.sweep} sweep>"
@@ -40,46 +46,35 @@ class Sweep:
         return tuple(in_mode(self.replayed or (*allowed, *expected), mode))
 
 
-class Executor(Protocol):
-    """What runs the nestings of a sweep, and learns from each which layers fit."""
-
-    problem: str
-    outcomes: dict[Nesting, Outcome]
-    exclusions: dict[str, strategies.Exclusions]
-
-    def nesting_of(self, error: BaseException) -> Nesting:
-        """The nesting that raised an exception."""
-
-    def try_un_nested(self, mode: str, body: Body) -> BaseException | None:
-        """Run the un-nested call in a mode of flax; what it raised."""
-
-    def try_nesting(self, nesting: Nesting, body: Body) -> BaseException | None:
-        """Run a nesting; what it raised."""
-
-    def rules_out(self, nesting: Nesting) -> bool:
-        """Whether the nesting cannot work."""
-
-    def stop(self, case: Sweep, mode: str) -> None:
-        """Leave out the rest of a sweep."""
-
-
-def errors(run: Executor, case: Sweep, body: Body) -> Errors:
-    """Run the sweep, and hand out what each nesting raised; `None` where it held."""
+def sweep(run: Run, case: Sweep, body: Body) -> None:
+    """Run the nestings of a sweep. Raises the plainest of what they raised."""
     __tracebackhide__ = True
-    for mode in case.modes:
-        yield from _replay(run, case, mode, body) if case.replayed else _sweep(run, case, mode, body)
+    run.sweeping = True
+    try:
+        errors = [error for mode in case.modes for error in _errors(run, case, mode, body) if error is not None]
+    finally:
+        run.sweeping = False
+    if run.remember:
+        # With the user's own arguments, what held was held for one value of them only.
+        for mode in case.modes:
+            run.exclusions[mode] = replace(run.exclusions[mode], swept=strategies.swept_layers(run.settings))
+    if errors:
+        error = plainest(errors, run.nesting_of)
+        raise error.with_traceback(error.__traceback__)
 
 
-def _replay(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
-    yield None
-    yield from (run.try_nesting(nesting, body) for nesting in case.nestings(mode, run.exclusions[mode]))
-
-
-def _sweep(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
-    error = run.try_un_nested(mode, body)
+def _errors(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
+    """Run the sweep in one mode of flax."""
+    __tracebackhide__ = True
+    if case.replayed:
+        yield from (_try(run, nesting, body) for nesting in case.nestings(mode, run.exclusions[mode]))
+        return
+    error = _try(run, Nesting(mode=mode), body)
+    run.uncalled = run.uncalled or (error is None and not run.outcomes)
+    _exclude_layers_that_carry(run, mode)
     yield error
     # With a cause, the violation comes of a call that raises un-nested: nothing more to learn in this mode, either way.
-    if run.problem or (error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)):
+    if run.uncalled or (error is not None and not (isinstance(error, InvariantViolation) and error.__cause__ is None)):
         return
     runs_all = case.settings.all == "on"
     broke = ends = error is not None
@@ -94,37 +89,32 @@ def _sweep(run: Executor, case: Sweep, mode: str, body: Body) -> Errors:
             ends = ends or (error is not None and not run.nesting_of(error).captures)
             yield error
     if broke and not runs_all:
-        run.stop(case, mode)
+        # The rest would not change the message, and draws never follow a sweep that broke.
+        run.not_run += sum(nesting not in run.outcomes for nesting in case.nestings(mode, run.exclusions[mode]))
         return
-    yield from (run.try_nesting(nesting, body) for nesting in expected if nesting not in run.outcomes)
+    yield from (_try(run, nesting, body) for nesting in expected if nesting not in run.outcomes)
 
 
-def _workable(
-    run: Executor, nestings: Iterator[Nesting], mode: str, expected: tuple[Nesting, ...]
-) -> Iterator[Nesting]:
-    return (nesting for nesting in in_mode(nestings, mode) if nesting in expected or not run.rules_out(nesting))
-
-
-def _singles(run: Executor, case: Sweep, mode: str, body: Body, expected: tuple[Nesting, ...]) -> Errors:
+def _singles(run: Run, case: Sweep, mode: str, body: Body, expected: tuple[Nesting, ...]) -> Errors:
     """The probes, and every layer alone; up to the plainest that breaks an invariant, or to a plain jit that raises."""
     probed: dict[Nesting, BaseException | None] = {}
     for nesting in _workable(run, strategies.probes(case.settings), mode, expected):
-        probed[nesting] = run.try_nesting(nesting, body)
+        probed[nesting] = _try(run, nesting, body)
         yield probed[nesting]
     if case.settings.sweep == "probes":
         return
     for nesting in _workable(run, strategies.singles(case.settings), mode, expected):
-        error = probed[nesting] if nesting in probed else run.try_nesting(nesting, body)
+        error = probed[nesting] if nesting in probed else _try(run, nesting, body)
         yield error
         is_named = isinstance(error, InvariantViolation) or (error is not None and nesting.layers == (Layer(JIT),))
         if is_named and case.settings.all == "off":
             return
 
 
-def _several(run: Executor, case: Sweep, mode: str, body: Body, expected: tuple[Nesting, ...]) -> Errors:
+def _several(run: Run, case: Sweep, mode: str, body: Body, expected: tuple[Nesting, ...]) -> Errors:
     """Nestings of several layers; where one breaks, the smallest that does is looked for, and the rest is left."""
     for nesting in _workable(run, strategies.second_stage(case.settings, run.exclusions[mode]), mode, expected):
-        error = run.try_nesting(nesting, body)
+        error = _try(run, nesting, body)
         yield error
         if error is not None:
             yield from _smaller(run, case, nesting, error, body)
@@ -132,7 +122,7 @@ def _several(run: Executor, case: Sweep, mode: str, body: Body, expected: tuple[
                 return
 
 
-def _smaller(run: Executor, case: Sweep, nesting: Nesting, broken: BaseException, body: Body) -> Errors:
+def _smaller(run: Run, case: Sweep, nesting: Nesting, broken: BaseException, body: Body) -> Errors:
     """The plainest nesting that breaks as well, among what is left where layers are taken away and the pairs of all layers.
 
     Nothing runs beyond one that is known to break.
@@ -141,9 +131,57 @@ def _smaller(run: Executor, case: Sweep, nesting: Nesting, broken: BaseException
     pairs = in_mode(strategies.pairs(case.settings, run.exclusions[nesting.mode]), nesting.mode)
     candidates = sorted({*chains.parts(nesting), *pairs}, key=lambda candidate: candidate.plainness)
     for candidate in candidates:
-        if candidate.plainness >= nesting.plainness or run.rules_out(candidate):
+        if candidate.plainness >= nesting.plainness or _rules_out(run, candidate):
             continue
         if candidate not in run.outcomes:
-            yield run.try_nesting(candidate, body)
+            yield _try(run, candidate, body)
         if candidate in run.outcomes and run.outcomes[candidate].verdict in as_bad:
             return
+
+
+def _try(run: Run, nesting: Nesting, body: Body) -> BaseException | None:
+    """Run a nesting, and leave out from here on what it has shown to be refused or unfit; what it raised."""
+    __tracebackhide__ = True
+    raised = None
+    try:
+        run.execute(nesting, body)
+    except CheckError:
+        raise
+    except BaseException as error:
+        if passes_through(error):
+            raise
+        raised = error
+    if (outcome := run.outcomes.get(nesting)) is not None:
+        before = run.exclusions[nesting.mode]
+        now = run.exclusions[nesting.mode] = before.after(outcome, run.settings)
+        run.refusals |= dict.fromkeys(now.refused - before.refused, outcome)
+        if now.closed and not before.closed:
+            run.notes.append(Fact("mode closed", (nesting.mode,), f"{nesting}: {outcome.reason}"))
+    return raised
+
+
+def _exclude_layers_that_carry(run: Run, mode: str) -> None:
+    """Where the call adds state, leave out the argument layers that carry the state, and say so once."""
+    if not run.facts.added or run.exclusions[mode].adds_state:
+        return
+    run.exclusions[mode] = replace(run.exclusions[mode], adds_state=True)
+    layers = strategies.stuck_layers(run.settings)
+    note = StateAdded(run.facts.added, layers)
+    if layers and note not in run.notes:
+        run.notes.append(note)
+
+
+def _workable(run: Run, nestings: Iterator[Nesting], mode: str, expected: tuple[Nesting, ...]) -> Iterator[Nesting]:
+    return (nesting for nesting in in_mode(nestings, mode) if nesting in expected or not _rules_out(run, nesting))
+
+
+def _rules_out(run: Run, nesting: Nesting) -> bool:
+    """Whether the nesting cannot work; a refused style and an unfit layer are recorded as rejected, without running."""
+    excluded = run.exclusions[nesting.mode]
+    shown = next(filter(excluded.rejects, nesting.layers), None)
+    if shown is not None and not excluded.closed and nesting not in run.outcomes:
+        unfit = any(layer in excluded.unfit for layer in nesting.layers)
+        words = report.not_run(shown, left_out=shown in excluded.unfit)
+        run.outcomes[nesting] = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
+        run.publish(NestingRuledOut(run.outcomes[nesting]))
+    return excluded.closed or not all(map(excluded.allows, nesting.layers))
