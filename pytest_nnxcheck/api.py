@@ -30,14 +30,14 @@ _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 class Wrapped(Generic[P, R]):
-    """A subject that runs under the nesting of the moment when it is called; in all else it is the subject.
+    """A subject that runs under the current nesting when it is called, and behaves like the subject in all else.
 
-    What flax and jax take apart, to split or to trace it, has to be the subject itself.
+    Flax and jax must be handed the subject itself, to split or to trace it.
     """
 
     __wrapped__: Callable[P, R]
     __owner__: str
-    """What the user's code calls the object that a bound method is of."""
+    """The name that the user's code has for the object of a bound method."""
 
     def __init__(self, subject: Callable[P, R], owner: str = "") -> None:
         object.__setattr__(self, "__wrapped__", subject)
@@ -82,7 +82,7 @@ class Wrapped(Generic[P, R]):
 
 
 def _refuse(wrapped: Wrapped[..., Any]) -> NoReturn:
-    """Raises `CheckError`: what a transform of the user's own does with the module inside, no nesting would see."""
+    """Raises `CheckError`: no nesting would see what the user's own transform does with the module inside."""
     __tracebackhide__ = True
     raise CheckError(
         f"{wrapped!r} was handed to flax, to jax or to another call in place of what it wraps: hand over the module itself, and"
@@ -222,7 +222,7 @@ def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
 
 
 def _told(run: Run, error: BaseException) -> bool:
-    """Whether the report tells of the exception: all but the subject's own, without any nesting, in every mode."""
+    """Whether the report shows the exception; it does not where the subject itself raises un-nested in every mode."""
     outcomes = run.outcomes.values()
     return isinstance(error, InvariantViolation) or any(
         outcome.verdict == "failed" if outcome.nesting.layers else outcome.verdict == "held" for outcome in outcomes

@@ -1,4 +1,4 @@
-"""Files that are read and written whole: what is no file is not read, and whoever reads what we write finds the old one or the new one."""
+"""Files that are read and written whole: a reader finds the old content or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> None:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Keep bytes for `kept`, in place of whatever is there. Raises `OSError`."""
+    """Write bytes with their digest, for `kept`, over whatever is there. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _beside(path) as new:
         new.write_bytes(_digest(content) + b"\n" + content)
@@ -44,7 +44,7 @@ def keep(path: Path, content: bytes) -> None:
 
 
 def kept(path: Path) -> bytes | None:
-    """What was kept there; None where nothing was, or where it is not as it was written: cut, changed, or something else's."""
+    """The bytes that `keep` wrote; `None` where there are none, or where the digest does not fit: cut, changed, somebody else's."""
     try:
         content = path.read_bytes() if _has_an_end(path) else b""
     except OSError:
@@ -63,7 +63,7 @@ def _has_an_end(path: Path) -> bool:
 
 
 def unwritable(path: Path, *, make_folders: bool = False) -> str:
-    """Why no file could be put there; empty if one could. Tried out: permissions do not bind everybody."""
+    """Why no file can be written there; empty if one can. It writes one to find out: permissions do not bind everybody."""
     target = Path(os.path.realpath(path))
     try:
         if make_folders:
@@ -84,7 +84,7 @@ def reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A name for a new file in the same folder, which is gone afterwards: a short one, for the target's may be as long as it can be."""
+    """A temporary name in the folder of the target: a short one, since the target's own may have the greatest length."""
     new = target.parent / f".nnx-{os.getpid()}-{time.monotonic_ns()}"
     try:
         yield new

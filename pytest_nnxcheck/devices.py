@@ -1,4 +1,4 @@
-"""Devices: the flag of XLA that simulates them on the CPU, what to do where there are too few, and what figures depend on.
+"""Devices: how XLA simulates them on the CPU, what to run where there are too few, and the stamp of a run.
 
 Nothing here imports jax before somebody asks for the devices that there are: the flag counts only until jax starts.
 """
@@ -27,7 +27,7 @@ _GIVEN = re.compile(rf"(?<!\S){FLAG}(?:=\S*)?(?!\S)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices that jax shows, and their platform."""
+    """The devices that jax shows."""
 
     count: int
     platform: str
@@ -46,7 +46,7 @@ def with_flag(flags: str, count: int) -> str:
 
 
 def simulate(environment: MutableMapping[str, str], count: int) -> Callable[[], None]:
-    """Ask for ``count`` CPU devices in the environment; what is returned puts the environment back. Raises `CheckError`."""
+    """Ask for ``count`` CPU devices in the environment. Returns a function that puts it back. Raises `CheckError`."""
     changed = {FLAGS: with_flag(environment.get(FLAGS, ""), count)}
     if _OVERRIDE in environment:
         changed[_OVERRIDE] = str(count)
@@ -54,7 +54,7 @@ def simulate(environment: MutableMapping[str, str], count: int) -> Callable[[], 
 
 
 def set_variables(environment: MutableMapping[str, str], changed: Mapping[str, str]) -> Callable[[], None]:
-    """Set variables of the environment; what is returned puts it back."""
+    """Set variables of the environment. Returns a function that puts it back."""
     before = {name: environment.get(name) for name in changed}
     environment.update(changed)
 
@@ -80,7 +80,7 @@ def available() -> Devices:
 
 
 def stamp() -> Stamp:
-    """What the figures of this process depend on. Starts jax."""
+    """The versions and the device that the figures of this process depend on. Starts jax."""
     from pytest_nnxcheck.core.evidence import Stamp
 
     jax, jaxlib, flax = (importlib.import_module(name) for name in ("jax", "jaxlib", "flax"))
@@ -93,7 +93,7 @@ def stamp() -> Stamp:
 
 
 def too_few(needed: int, there: Devices, simulated: int | None) -> str:
-    """Why a test cannot run, and what to run instead; empty where there are enough devices."""
+    """Why a test cannot run, and how to start pytest instead; empty where there are enough devices."""
     if there.count >= needed:
         return ""
     lacks = f"needs {counted(needed, 'device')}, jax has {there.count}"

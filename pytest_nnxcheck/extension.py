@@ -1,4 +1,4 @@
-"""Invariants of your own: how one is described and registered, and what the hook of pytest hands in.
+"""Invariants of your own: how one is described, registered, and handed in by a hook of pytest.
 
 Nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -27,18 +27,17 @@ HOOK = "pytest_nnx_invariants"
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """An invariant of your own: ``function(call)`` gives a `Breach` for each thing that is broken, and none where it holds.
-
-    ``default``: it is asserted where ``invariants`` names no others, of the tests below the conftest.py that hands it in; else only where it
-    is named. ``compiled``: it is asserted where the outermost layer is a jit, whose program the call then has. ``values``: it reads values, so
-    that every nesting is run, none only traced, and no abstract call is judged.
-    """
+    """An invariant of your own."""
 
     name: str
     function: Callable[[NestedCall], Iterable[Breach]]
+    """``function(call)`` gives a `Breach` for each thing that is broken, and none where the invariant holds."""
     default: bool = False
+    """It is asserted where ``invariants`` names no others, in the tests below the conftest.py that hands it in; else only where it is named."""
     compiled: bool = False
+    """It is asserted where the outermost layer is a jit: the call has its program then."""
     values: bool = False
+    """It reads values: every nesting is run, none only traced, and no abstract call is judged."""
 
 
 def register_invariant(invariant: Invariant) -> None:
@@ -50,7 +49,7 @@ def register_invariant(invariant: Invariant) -> None:
 
 
 def add(invariant: Invariant, *, default: bool) -> None:
-    """Put an invariant among those that can be named. Raises `CheckError` where its name is another one's."""
+    """Let settings name an invariant. Raises `CheckError` where another one has its name."""
     place = place_of(invariant.function)
     earlier = OWN_INVARIANTS.get(invariant.name)
     if earlier is not None and earlier.place != place:
@@ -64,7 +63,7 @@ def add(invariant: Invariant, *, default: bool) -> None:
 
 
 def handed_in(hook: Any, config: pytest.Config) -> tuple[str, ...]:
-    """Add what the implementations of the hook hand in; the names of those that are on by default. Raises `CheckError`."""
+    """Add the invariants that the implementations of the hook hand in. Returns the names of those on by default. Raises `CheckError`."""
     places = [near(place_of(implementation.function)) for implementation in hook.get_hookimpls()]
     who = f"{HOOK} ({', '.join(places)})"
     try:
@@ -85,7 +84,7 @@ def _listed(given: object, who: str) -> list[object]:
 
 
 def _checked(invariant: object, who: str = "register_invariant") -> Invariant:
-    """What was given, if it is an invariant that can be used. Raises `CheckError`."""
+    """Return the invariant if it can be used. Raises `CheckError`."""
     if not isinstance(invariant, Invariant):
         raise CheckError(f"{who} got {invariant!r:.80}, write pytest_nnxcheck.Invariant('name', function)")
     name: object = invariant.name

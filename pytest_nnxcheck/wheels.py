@@ -1,6 +1,6 @@
-"""The wheels of the compilers of TPUs and GPUs: what a target needs of the machine, of what is installed and of the environment.
+"""The wheels with the compilers of TPUs and GPUs: whether they are installed and fit, and the environment that they need.
 
-Nothing here imports jax: it reads some of these variables as it is imported, and libtpu the others as it is loaded.
+Nothing here imports jax, which reads some of these variables as it is imported; libtpu reads the others as it is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MISSING = {
     "cuda": "needs the compiler of NVIDIA GPUs: pip install 'pytest-nnxcheck[cuda]' (0.5 GB, Linux on x86-64)",
 }
 _CUDA_PAIRS = (("jax-cuda13-pjrt", "jax-cuda13-plugin"), ("jax-cuda12-pjrt", "jax-cuda12-plugin"))
-"""In the order in which jax looks for them. It goes on to the next where one is of another version."""
+"""In the order in which jax looks for them; it skips a pair of another version."""
 
 _TPUS = ("accel[0-9]*", "vfio/[0-9]*")
 _GPUS = ("nvidia[0-9]*", "dxg", "kfd")
@@ -42,11 +42,11 @@ WITHOUT_BOTH = {
     "JAX_PLATFORMS": "cpu",  # else jax tries to start a GPU: a traceback of 29 lines without NVIDIA's libraries
 }
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-"""jax sets it to 1, and 3 is silence. XLA then warns of each program that is too large for a GPU or sorts, and jax 0.6 of a driver that is not there."""
+"""jax sets it to 1, at which XLA warns of each program that sorts or is too large for a GPU, and jax 0.6 of a missing driver; 3 is silence."""
 
 
 def problem(targets: Collection[str]) -> str:
-    """Why nothing can be compiled for one of the targets here, and what to run; empty where all is well."""
+    """Why one of the targets cannot be compiled for here, and what to install; empty if all can."""
     if not targets:
         return ""
     system, processor = _machine()
@@ -101,7 +101,7 @@ def version(distribution: str) -> str:
 
 
 def versions(compiler: Compiler) -> str:
-    """The wheel of a compiler as a stamp has it: ``libtpu 0.0.50.1``. Empty where there is none."""
+    """The wheel of a compiler with its version, ``libtpu 0.0.50.1``; empty where there is none."""
     names = ("libtpu",) if compiler == "tpu" else tuple(pjrt for pjrt, _ in _CUDA_PAIRS)
     return next((f"{name} {there}" for name in names if (there := version(name))), "")
 
@@ -112,7 +112,7 @@ def slice_devices(targets: Iterable[str]) -> int:
 
 
 def prepare(environment: MutableMapping[str, str], targets: Collection[str]) -> Callable[[], None]:
-    """Set what the compilers of targets need, where the user has not; what is returned puts the environment back.
+    """Set the variables that the compilers of targets need, where the user has not. Returns a function that puts the environment back.
 
     Raises `SettingError` where nothing can be compiled for one of the targets.
     """

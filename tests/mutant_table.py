@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant("hints.buffer", Always("elements(new) > elements(old)"), "test_donation.py"),
     Mutant("frames.called", Never("'.control_flow' in str(frame.f_globals.get('__name__', ''))"), "test_hints.py"),
     Mutant("frames._CALLED", Replaces("f'{name}.__call__'", "name"), "test_hints.py"),
-    Mutant("frames._FUNCTIONS", Drops("*DERIVATIVES"), "test_hints.py"),
+    Mutant("frames._FUNCTIONS", Drops("*_DERIVATIVES"), "test_hints.py"),
     Mutant("causes.nodes_in", Replaces("list | tuple", "list"), "test_neighbours.py"),
     Mutant("causes.nodes_in", Always("isinstance(held, type | ModuleType)"), "test_neighbours.py"),
     Mutant("check_call.nested", Never("observation.shared"), "test_findings.py"),
@@ -309,7 +309,7 @@ MUTANTS = (
     Mutant("watch.WatchHooks._to_mark", Replaces("item.originalname", "item.name"), "test_to_mark.py"),
     # text
     Mutant("text.first_line", Replaces(r"re.sub(_HEADING, r'\1 ', whole)", "whole"), "test_errors.py"),
-    Mutant("text.first_line", Replaces(r"re.sub(_NODE, r'\1\2', re.sub(_LINK, '', closed_line(told)))", "re.sub(_LINK, '', closed_line(told))"), "test_errors.py"),
+    Mutant("text.first_line", Replaces(r"re.sub(_NODE, r'\1\2', re.sub(_LINK, '', closed_line(joined)))", "re.sub(_LINK, '', closed_line(joined))"), "test_errors.py"),
     Mutant("text.near_to", Replaces("min((place, *(os.path.relpath(place, folder) for folder in folders)), key=len)", "place"), "test_terminal.py"),
     Mutant("text.WIDTH", Replaces("72", "80"), "test_terminal.py"),
     Mutant("text.WHOLE", Replaces("('test', 'accept', 'program', 'replay')", "()"), "test_terminal.py"),

@@ -1,4 +1,4 @@
-"""Arrays: what is one, its type and its bytes; copies, stacks and elements without compiling a program for each shape, where the installed jax can."""
+"""Arrays: which values are some, their types and bytes; and copies, stacks and elements without a compile for each shape."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 NUMBERS = (bool, int, float, complex)
+"""The Python numbers that jax takes for arrays."""
 
 
 @functools.cache
 def _copies_by_transfer() -> bool:
     """Whether `jax.device_put` with ``may_alias=False`` gives a buffer of its own.
 
-    Public, but jax 0.4.33 has no such argument, and jax 0.5.3 pays no heed to it without a sharding; jax 0.6.2, 0.10 and 0.12 do.
+    Public, but jax 0.4.33 has no such argument, and jax 0.5.3 ignores it without a sharding; jax 0.6.2, 0.10 and 0.12 heed it.
     """
     import jax
     import numpy as np
@@ -32,7 +33,7 @@ def _copies_by_transfer() -> bool:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether NumPy holds all that there is to know of an array: it is bound to no device, and neither a key nor weakly typed."""
+    """Whether a NumPy array can stand for this array: it is bound to no device, no key and not weakly typed."""
     import jax
     import jax.numpy as jnp
 
@@ -48,7 +49,7 @@ def _is_plain(array: Any) -> bool:
 
 
 def _owned(value: Any) -> Any:
-    """A new array with a buffer of its own: jax takes over that of an aligned NumPy array, which cannot be donated."""
+    """A new array in its own buffer. A first `device_put` may adopt the buffer of an aligned NumPy array, which cannot be donated."""
     import jax
 
     return jax.device_put(jax.device_put(value), may_alias=False)
@@ -107,12 +108,12 @@ def array_type(array: Any) -> ArrayType:
 
 
 def describe(array: Any) -> str:
-    """The same as text: ``float32[8,64]``."""
+    """The type of an array as text: ``float32[8,64]``."""
     return str(array_type(array))
 
 
 def unwrapped(value: Any) -> Any:
-    """A constant of a program without the wrapper that jax 0.7.2 puts around an array of NumPy's; anything else as it is.
+    """Take off the wrapper that jax 0.7.2 puts around a constant of NumPy's in a program; anything else stays as it is.
 
     The wrapper has no public name. All versions, 0.7.2 too.
     """
@@ -121,9 +122,9 @@ def unwrapped(value: Any) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """A number, or an array of NumPy's, as one of jax, of the type that it says; anything else as it is.
+    """Turn a number, or an array of NumPy's, into a jax array of its own dtype; anything else stays as it is.
 
-    `jax.checkpoint` of jax 0.7.2, 0.11 and 0.12 hands constants out as numbers and arrays of NumPy's with a dtype of their own. All versions.
+    `jax.checkpoint` of jax 0.7.2, 0.11 and 0.12 hands constants out as numbers and as arrays of NumPy's with a dtype. All versions.
     """
     import jax
     import jax.numpy as jnp
@@ -137,7 +138,7 @@ def as_array(leaf: Any) -> Any:
 
 
 def is_ref(value: Any) -> bool:
-    """Whether a value is a mutable array of jax, which came with `jax.new_ref`. Tried on jax 0.10 and 0.12; before 0.7 there is none."""
+    """Whether a value is a mutable array of `jax.new_ref`. Tried on jax 0.10 and 0.12; before 0.7 there are none."""
     import jax
 
     kind = getattr(jax, "Ref", None)
@@ -145,7 +146,7 @@ def is_ref(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Whether jax takes the value for an array; NumPy also has arrays of text, dates and objects."""
+    """Whether jax accepts the value as an array; NumPy also has arrays of text, dates and objects."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -1,4 +1,4 @@
-"""Programs of jax: staging, compiler options, jaxprs, and what XLA tells of a compiled one."""
+"""Functions traced, lowered and compiled by jax: the parts of a jaxpr, options, and the protos of a compiled program."""
 
 from __future__ import annotations
 
@@ -63,16 +63,18 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A jitted function, called with arguments: what jax traced and lowered for them."""
+    """What jax traced and lowered for one call of a jitted function."""
 
     jitted: Any
     arguments: tuple[Any, ...]
     traced: Any
+    """A `jax.stages.Traced`."""
     lowered: Any
+    """A `jax.stages.Lowered`."""
 
     @property
     def donated(self) -> tuple[bool, ...]:
-        """Whether each of the flat arguments is donated; nothing of a program that captures a `jax.Ref`, whose arguments jax cannot tell."""
+        """Whether each of the flat arguments is donated; empty for a program that captures a `jax.Ref`, whose arguments jax cannot list."""
         import jax
 
         try:
@@ -90,9 +92,9 @@ def staged(
     abstract: bool,
     **options: Any,
 ) -> Any:
-    """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces, lowers and compiles once, shows the compiled program, and runs it.
+    """Make ``wrapper(f, **options)``, a `jax.jit` or `nnx.jit`, that traces, lowers, compiles and runs in steps of ours.
 
-    ``compiled_of`` compiles a lowered program; ``on_compiled`` gets the compiled program, and how it was staged. An abstract
+    ``compiled_of`` compiles a lowered program. ``on_compiled`` receives the compiled program, and how it was staged. An ``abstract``
     program is not run: its result is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its
     result hides the abstract outputs: the `jax.jit` inside it is staged instead. All versions.
     """
@@ -134,10 +136,10 @@ def without_dead_code(jaxpr: Any) -> Any:
 
 
 def inputs_needed(jaxpr: Any, outputs: list[bool]) -> list[bool]:
-    """For each input of an open jaxpr whether one of these outputs needs it, or an effect, inside loops and jits too.
+    """For each input of an open jaxpr, whether one of these outputs or an effect needs it, inside loops and jits too.
 
-    Before jax 0.12 a while loop needs all that it carries; a function with a rule of its own for the derivative does in all versions. No public way.
-    All versions.
+    Before jax 0.12 a while loop needs all that it carries, and in all versions a function with its own rule for the derivative needs all inputs.
+    No public way. All versions.
     """
     from jax.interpreters import partial_eval
 
@@ -145,10 +147,10 @@ def inputs_needed(jaxpr: Any, outputs: list[bool]) -> list[bool]:
 
 
 def jitted(function: Any) -> str:
-    """How one writes the jit that a function is, ``nnx.jit`` or ``jax.jit``; empty where it is none.
+    """``nnx.jit`` or ``jax.jit`` for a jitted function; empty for any other.
 
-    No public type: that of `jax.jit` is one of jaxlib, `nnx.jit` gives an object from flax 0.10.7 on, and a function that keeps its jit as ``inner`` before.
-    All versions.
+    No public type: `jax.jit` gives an object of jaxlib; `nnx.jit` gives an object from flax 0.10.7 on, and before a function that keeps
+    its jit as ``inner``. All versions.
     """
     jit = vars(function).get("inner") if inspect.isfunction(function) else function
     package = type(jit).__module__.partition(".")[0]
@@ -168,7 +170,7 @@ def jitted_jaxpr(closed: Any, donated: tuple[int, ...], *, keep_unused: bool) ->
 
 @contextlib.contextmanager
 def configured(options: dict[str, Any]) -> Iterator[None]:
-    """Options of jax for a while. They are public, but not all have an attribute to read them by. All versions."""
+    """Set options of jax for a while. They are public, but not all have an attribute to read them by. All versions."""
     import jax
 
     before = {name: jax.config.values[name] for name in options}
@@ -182,9 +184,9 @@ def configured(options: dict[str, Any]) -> Iterator[None]:
 
 
 def quick_compiles() -> contextlib.AbstractContextManager[None]:
-    """Compile without most optimizations for a while: what runs outside of our own jit compiles in two thirds of the time.
+    """Compile without most optimizations for a while, in two thirds of the time, what runs outside of our own jit.
 
-    The option is left alone where the backend is no CPU. All versions.
+    Nothing is set where the backend is no CPU. All versions.
     """
     import jax
 
@@ -192,15 +194,15 @@ def quick_compiles() -> contextlib.AbstractContextManager[None]:
 
 
 def whole_stacks() -> contextlib.AbstractContextManager[None]:
-    """Programs keep every frame of the user's for a while; jax keeps the ten innermost, which may all be a library's.
+    """Let jax keep every frame of a traceback for a while; by default it keeps the ten innermost, which may all be a library's.
 
-    Measured: no time that can be told from noise. All versions.
+    It takes no time that can be measured. All versions.
     """
     return configured({"jax_traceback_in_locations_limit": -1})
 
 
 def checks_values() -> bool:
-    """Whether jax is set to check values while programs run, or to run them without staging: a trace tells little then. Public options. All versions."""
+    """Whether jax checks values while programs run, or runs them without staging: a trace says little then. Public options. All versions."""
     import jax
 
     options = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
@@ -208,17 +210,16 @@ def checks_values() -> bool:
 
 
 def compiler_options() -> dict[str, Any] | None:
-    """Optimization level 0 gives the same buffers on the CPU, and compiles in half the time (1290 programs, all versions)."""
+    """Options for optimization level 0, which on the CPU gives the same buffers in half the time (1290 programs, all versions)."""
     import jax
 
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
 
 def unfused_options() -> dict[str, Any] | None:
-    """The options with which XLA fuses no operations and keeps none in a wider type, so that each is rounded as where it runs by itself.
+    """Options with which XLA neither fuses operations nor keeps results in a wider type: each is rounded as if it ran alone.
 
-    `None` where there are none.
-    Tried on jax 0.6.2, 0.10.2 and 0.12.0.1, on the CPU; the XLA of jax 0.4.33 and 0.5.3 takes no list of passes here.
+    `None` where there are none. Tried on jax 0.6.2, 0.10.2 and 0.12.0.1, on the CPU; the XLA of jax 0.4.33 and 0.5.3 takes no list of passes here.
     """
     import jax
 
@@ -273,16 +274,15 @@ _NO_RULE = (
     "performing a set/swap operation with vmapped value on an unbatched array reference",
     "performing an addupdate operation with vmapped value on an unbatched array reference",
 )
-"""How what jax raises begins where it maps an ordered `io_callback`, all versions, or a write to a captured `jax.Ref`, from jax 0.7 on."""
+"""The first words of jax's exceptions where it maps an ordered `io_callback`, all versions, or a write to a captured `jax.Ref`, from jax 0.7 on."""
 
 
 def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit | None:
-    """What jax itself cannot do under ``transforms`` inside a jit: what it has no rule for, or fails one of its own assertions at; `None` for any other exception.
+    """What jax itself cannot do under ``transforms`` inside a jit; `None` for any other exception.
 
-    No rule: ``ragged_dot`` under `jax.vmap`, a callback of which nobody said how it is mapped. All versions raise `NotImplementedError`; other words
-    for it are those of ``_NO_RULE``, which no type tells.
-    An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, an ``assert`` without text in jax's rule for
-    conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
+    No rule: ``ragged_dot`` under `jax.vmap`, or a callback without a way to map it. All versions raise `NotImplementedError`, or another type
+    with the words of ``_NO_RULE``. An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, fails an ``assert``
+    without text in jax's rule for conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
     """
     import jax
 

@@ -1,7 +1,7 @@
-"""jax's persistent compilation cache, for the plugin's own compiles and no others.
+"""jax's persistent compilation cache, for the plugin's own compiles alone.
 
-Its options are public; what it has open is not: jax opens the folder of the first compile once for the process, and writes to
-it whatever the options say later, so that a user's compiles after ours would go into our folder.
+Its options are public, but not the folder that it has open: jax opens the folder of the first compile once for the process, and
+writes to it whatever the options say later. A user's compiles after ours would go into our folder.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.compat.compilation import configured
 
 EQUAL_FROM = (0, 6, 2)
-"""The first jax whose cache gives back what went in: totals, buffers, lines and aliases, and donation keeps its pointers.
+"""The first jax whose cache gives back an equal program: totals, buffers, lines, aliases, and donation keeps its pointers.
 
-Tried on the CPU: jax 0.6.2, 0.10.2 and 0.12 do. On jax 0.4.33 and 0.5.3 ``memory_analysis()`` of a loaded program tells that nothing
-is aliased, so that its peak is too high; all else is equal.
+Tried on the CPU: jax 0.6.2, 0.10.2 and 0.12 do. On jax 0.4.33 and 0.5.3 ``memory_analysis()`` of a loaded program has no aliased bytes,
+so that its peak is too high; all else is equal.
 """
 OPTIONS: dict[str, Any] = {
     # Small programs are what a check compiles.
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
-    # Without, a program whose lines have moved would be served with the lines of before.
+    # Without it, a program whose lines have moved would come back with its old lines.
     "jax_compilation_cache_include_metadata_in_key": True,
     # A file that cannot be read or written costs a compile, never a test.
     "jax_raise_persistent_cache_errors": False,
@@ -38,17 +38,17 @@ _folder: ContextVar[Path | None] = ContextVar("nnxcheck_compile_folder", default
 
 
 class _Programs:
-    """The programs of a folder, in place of jax's own class: that one neither sees that a file is damaged nor ever writes it anew."""
+    """The programs of a folder. jax's own class neither notices a damaged file nor ever writes it anew."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, key: str) -> bytes | None:
-        """What was put there, byte for byte, or None."""
+        """The bytes that were put there, or `None`."""
         return atomic_file.kept(self._path(key))
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a program that was compiled, since there was none, or none that could be used; jax takes an `OSError` for a warning."""
+        """Keep a compiled program; jax turns an `OSError` into a warning."""
         atomic_file.keep(self._path(key), value)
 
     def _path(self, key: str) -> Path:
@@ -57,7 +57,7 @@ class _Programs:
 
 @contextlib.contextmanager
 def compile_folder(folder: Path | None) -> Iterator[None]:
-    """Say where `cached_compiles` keeps its programs for a while; `None` is nowhere. Nothing of jax is touched yet."""
+    """Name the folder of `cached_compiles` for a while; with `None` it keeps nothing. jax itself is not touched yet."""
     token = _folder.set(folder)
     try:
         yield
@@ -88,10 +88,10 @@ def no_compile_cache() -> str:
 
 @contextlib.contextmanager
 def cached_compiles() -> Iterator[None]:
-    """Take what is compiled for a while from the folder of `compile_folder`, and keep it there; then put all of jax back as it was.
+    """Let jax read and write programs in the folder of `compile_folder` for a while; then put all of jax back as it was.
 
     Where `no_compile_cache` gives a reason, nothing is touched. Programs with callbacks are safe: jax leaves them out, or (0.12) gives
-    them the callbacks of this process. The key has the features of the processor. All versions.
+    them the callbacks of this process. The features of the processor are part of the key. All versions.
     """
     folder = _folder.get()
     if folder is None or no_compile_cache():
@@ -106,10 +106,10 @@ def cached_compiles() -> Iterator[None]:
 
 @contextlib.contextmanager
 def judged_compiles(*, ours: bool = True) -> Iterator[None]:
-    """Compile for a while without the folder that the user himself keeps compiled programs in; without ``ours`` in none.
+    """Compile for a while without the user's own cache folder; without ``ours``, in no cache folder at all.
 
-    jax leaves lines out of its keys unless it is told otherwise, so that a program out of his folder may name lines that have moved; before
-    `EQUAL_FROM` it also tells that nothing is aliased. What jax has written for a chip that is not there it cannot read again. All versions.
+    By default jax leaves lines out of its keys, so that a program from the user's folder may name lines that have moved, and before
+    `EQUAL_FROM` it has no aliased bytes. jax cannot read a program again that it wrote for a chip that is not there. All versions.
     """
     import jax
 
@@ -123,7 +123,7 @@ def judged_compiles(*, ours: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _set(options: dict[str, Any]) -> Iterator[None]:
-    """Options of jax for a while, with the folder that it has opened closed; then all is put back as it was."""
+    """Close the folder that jax has opened and set options for a while; then put all back as it was."""
     module = _module()
     opened = {name: getattr(module, name) for name in _OPENED if hasattr(module, name)}
     with configured(options):

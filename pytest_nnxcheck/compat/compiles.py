@@ -1,4 +1,4 @@
-"""The programs that somebody else's code compiles, heard of by the events that jax records."""
+"""Events of compiles in somebody else's code: the program, the call that it is for, and its jaxpr."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _EVENT = "/jax/core/compile/backend_compile_duration"
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """What was compiled, with those methods of `jax.stages.Compiled` that are asked here for its memory."""
+    """A raw executable of XLA, with the two methods of `jax.stages.Compiled` that `xla.buffers` calls."""
 
     loaded: Any
 
     def memory_analysis(self) -> Any:
-        """The totals. All versions."""
+        """The totals of its memory. All versions."""
         return self.loaded.get_compiled_memory_stats()
 
     def runtime_executable(self) -> Any:
@@ -29,13 +29,13 @@ class Executable:
         return self.loaded
 
     def name(self) -> str:
-        """What jax calls the program: ``jit_step``. All versions."""
+        """Its name in jax, ``jit_step``. All versions."""
         return str(self.loaded.hlo_modules()[0].name)
 
 
 @contextlib.contextmanager
 def compiles(heard: Callable[[Executable, FrameType], None]) -> Iterator[None]:
-    """Hear of each program, with the frame that it comes from, while it is compiled or loaded from jax's persistent cache.
+    """Call ``heard(program, frame of jax)`` for each program that is compiled, or loaded from jax's persistent cache, for a while.
 
     The event is documented nowhere, and no public way leads to the programs of others. A listener is taken away by a public name from jax
     0.7 on, by a private one before. All versions.
@@ -63,12 +63,12 @@ def compiles(heard: Callable[[Executable, FrameType], None]) -> Iterator[None]:
 def _compiled_in(frame: FrameType) -> Executable:
     """The program that was just compiled: a local variable of jax's own, or else the newest of all that are alive.
 
-    Neither is public. To list all takes 0.4 microseconds for each, and a suite has thousands. All versions.
+    Neither is public. The list of all is the second choice: it takes 0.4 microseconds a program, and a suite has thousands. All versions.
     """
     import jax
 
     at: FrameType | None = frame
-    for _ in range(5):
+    for _ in range(5):  # the frame that holds it is two or three further out
         if at is None:
             break
         for value in at.f_locals.values():
@@ -79,7 +79,7 @@ def _compiled_in(frame: FrameType) -> Executable:
 
 
 def arguments_of(frame: FrameType | None) -> tuple[Any, ...]:
-    """The leaves that the program is called with for which a frame compiles; none where it is compiled ahead of any call.
+    """The leaves of the arguments of the call that a frame of jax compiles for; none where it compiles ahead of any call.
 
     They are locals of the function in which jax handles a call that its cache misses. All versions.
     """
@@ -93,7 +93,7 @@ def arguments_of(frame: FrameType | None) -> tuple[Any, ...]:
 
 
 def traced_program(frame: FrameType | None) -> tuple[Any, tuple[bool, ...]] | None:
-    """The closed jaxpr of the call for which a frame compiles, and which of its inputs are donated; None where it is compiled ahead of any call.
+    """The closed jaxpr of the call that a frame of jax compiles for, and which of its inputs are donated; `None` ahead of any call.
 
     They are locals of the function that compiles what the cache of a call misses. All versions.
     """
@@ -113,7 +113,7 @@ def warns_of_widened() -> bool:
 
 
 def no_totals() -> str:
-    """Why the totals of programs are not those of what was compiled; empty if they are. See `EQUAL_FROM`. All versions."""
+    """Why the totals of a program's memory may be wrong; empty if they are right. See `EQUAL_FROM`. All versions."""
     import jax
 
     if jax.__version_info__ >= EQUAL_FROM or not jax.config.values.get(DIRECTORY):

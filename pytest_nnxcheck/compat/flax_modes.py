@@ -1,7 +1,7 @@
 """The modes of flax: which there are, how to run in one, and how flax refuses a model in one.
 
-Graph mode follows references, with or without changes of the graph that a transform hands out (``graph_updates``); tree mode takes
-a module for a plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public, and work for all layers from flax 0.12.7 on.
+Graph mode follows references, and a transform hands changes of the graph out, or not (``graph_updates``); in tree mode a module is a
+plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public, and work for all layers from flax 0.12.7 on.
 Flax's two flags are read through ``current_value``, which its docstrings name and no page documents.
 """
 
@@ -20,11 +20,12 @@ from pytest_nnxcheck.core.errors import SettingError
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 _FLAGS = {"graph": (True, True), "graph_no_updates": (True, False), "tree": (False, False)}
+"""``nnx.set_graph_mode`` and ``nnx.set_graph_updates`` of each mode."""
 _WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "graph-mode", "captured variable")
 
 
 def modes() -> tuple[str, ...]:
-    """The modes that the installed flax has, as far as all layers can be written in them. Flax before has one, which is ``graph``.
+    """The modes of the installed flax in which all layers can be written. Older flax has one mode, which is ``graph``.
 
     Flax 0.12.6 has `nnx.set_graph_mode`, but no `nnx.prefix` for a vmap without `nnx.StateAxes`, and 0.12.7 has both. All versions.
     """
@@ -41,7 +42,7 @@ def flax_version() -> str:
 
 
 def mode_flags() -> tuple[bool, bool]:
-    """(graph, graph updates) as flax is set now. All versions."""
+    """The present setting of flax: (graph, graph updates). All versions."""
     from flax import nnx
 
     if not hasattr(nnx, "set_graph_mode"):
@@ -52,9 +53,9 @@ def mode_flags() -> tuple[bool, bool]:
 
 @contextlib.contextmanager
 def flax_mode(mode: str) -> Iterator[None]:
-    """Run in a mode of flax, and put the one of before back; ``current`` leaves all as it is. All versions.
+    """Run in a mode of flax for a while; ``current`` changes nothing. All versions.
 
-    A function that the user's module jitted when it was imported keeps what jax traced in another mode: the context makes jax trace anew.
+    A function that was jitted at import keeps the traces of another mode: the context `_retraced` makes jax trace it again.
     """
     if mode == MODES[0]:
         yield
@@ -71,7 +72,7 @@ def flax_mode(mode: str) -> Iterator[None]:
 
 @functools.cache
 def _retraced() -> Any:
-    """A context on whose value the caches of jax depend: public on every jax that a flax with modes runs on: tried on jax 0.9, 0.10 and 0.12."""
+    """A context whose value is part of the keys of jax's caches: public on every jax that a flax with modes runs on. Tried on jax 0.9, 0.10 and 0.12."""
     import jax
 
     return jax.make_user_context(None) if hasattr(jax, "make_user_context") else contextlib.nullcontext
@@ -106,7 +107,7 @@ def _in_graph_mode() -> dict[str, Any]:
 
 
 def mode_words(error: BaseException) -> str:
-    """What flax says of its mode: the paths it lists, and the sentence that names the mode, without its advice on what to write instead.
+    """The part of an exception of flax that is about its mode: the paths and the sentence that names the mode, without the advice.
 
     ``Duplicate Param (model.a, model.b): Tree mode (graph=False) does not support shared references``. Flax 0.12.
     """
@@ -121,8 +122,8 @@ def mode_words(error: BaseException) -> str:
 def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
     """Whether flax refused what a mode cannot do: shared Variables in tree mode, `nnx.StateAxes` without graph updates.
 
-    Flax raises a plain ValueError from its own files, whose text names the mode or its flags. In the current mode there is nothing that
-    another one would do better: the exception is the user's own. All versions.
+    Flax raises a plain ValueError from its own files, whose text names the mode or its flags. In the current mode, and in graph mode, the
+    exception is the user's own: no other mode would do better. All versions.
     """
     if mode in ("current", "graph") or not isinstance(error, ValueError):
         return False

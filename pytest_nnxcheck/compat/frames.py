@@ -1,6 +1,7 @@
-"""The functions of jax and flax that are a transform at work, as frames of Python have them.
+"""Frames of Python in jax and flax: which transform a frame is, who called it, and who asked for the devices.
 
-No public way to ask what a frame is: names of functions, many of them private, read by profiling hooks. Tried on all versions.
+They explain a failure and decide none. There is no public way to ask what a frame is: names of functions, many of them private, are
+read by profiling hooks. Tried on all versions.
 """
 
 from __future__ import annotations
@@ -18,58 +19,36 @@ import jax
 
 from pytest_nnxcheck.core.text import near
 
-LAX = ("scan", "while_loop", "fori_loop", "cond", "switch")
-"""The transforms of `jax.lax`, which `nnx` has too."""
-
-GRADIENTS = ("grad", "value_and_grad")
-
-DERIVATIVES = ("jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
-"""Those of jax that differentiate a function and have no twin in every flax."""
-
-TRACES_JITTED = "cache_miss"
-"""What jax calls where a function that `jax.jit` made, wherever that was, meets new arguments; no frame of Python is called before."""
+_TRACES_JITTED = "cache_miss"
+"""The function that jax calls where a jitted function meets new arguments; no frame of Python is called before it."""
 
 _IN = ".<locals>."
-"""What the name of a function has behind that of the one which made it: ``vmap.<locals>.vmap_f``."""
+"""Stands between the names of two functions, of which the first made the second: ``vmap.<locals>.vmap_f``."""
 
 CUSTOM_RULES = ("custom_jvp", "custom_vjp")
-"""The classes of jax whose objects are functions with a rule of their own for the derivative."""
+"""The classes of jax whose objects are functions with their own rule for the derivative."""
 
-_FUNCTIONS = (
-    "jit",
-    "remat",
-    "checkpoint",
-    "vmap",
-    "eval_shape",
-    "checkify",
-    "vectorize",
-    *LAX,
-    *GRADIENTS,
-    *DERIVATIVES,
-)
+_LOOPS = ("scan", "while_loop", "fori_loop", "cond", "switch")
+_DERIVATIVES = ("grad", "value_and_grad", "jvp", "vjp", "linearize", "jacfwd", "jacrev", "hessian")
+_FUNCTIONS = ("jit", "remat", "checkpoint", "vmap", "eval_shape", "checkify", "vectorize", *_LOOPS, *_DERIVATIVES)
 _CALLED = {
     **{name: name for name in _FUNCTIONS},
-    TRACES_JITTED: "jit",
+    _TRACES_JITTED: "jit",
     **{f"{name}.__call__": name for name in CUSTOM_RULES},
 }
 """The transforms, by the functions that a user's code calls."""
 
-MAP = "map"
-"""`jax.lax.map`, which nnx has not; `jax.tree.map` is another."""
-
 _LIBRARIES = ("jax", "jaxlib", "flax")
-_BY_ITSELF = ("make_jaxpr_f", "custom_root")
-
 
 _DEVICES = ("devices", "local_devices", "device_count", "local_device_count", "default_backend")
-"""The functions of jax that a branch on the device asks."""
+"""The functions of jax that code calls to branch on the device."""
 
 
 @contextlib.contextmanager
 def devices_asked(*, on: bool) -> Iterator[dict[str, None]]:
-    """The lines that ask jax for its devices or its backend for a while, ``jax.devices() at path:line``; those of jax and flax themselves are left out.
+    """Collect the user's lines that ask jax for its devices or its backend for a while: ``jax.devices() at path:line``.
 
-    Nothing of jax is touched unless it is ``on``.
+    jax is not touched unless it is ``on``.
     """
     lines: dict[str, None] = {}
     noted = {name: _noted(name, lines) for name in _DEVICES if on}
@@ -91,34 +70,34 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
 
 
 def transforms_by_itself(frame: FrameType) -> bool:
-    """Whether a function of jax calls another transform for what it was handed: the user did not write that one."""
-    return frame.f_code.co_name in _BY_ITSELF and _package(frame) == "jax"
+    """Whether a function of jax calls a transform that the user did not write."""
+    return frame.f_code.co_name in ("make_jaxpr_f", "custom_root") and _package(frame) == "jax"
 
 
 def called(frame: FrameType) -> str:
-    """The transform that a user's code calls by a function of jax or flax, or has called for what it calls now; else empty.
+    """The transform whose function, or whose result, a user's code calls in this frame; empty for any other frame.
 
-    Functions of flax may have ``_wrapper`` behind the name.
+    Functions of flax may end in ``_wrapper``. `jax.lax.map` is a transform, `jax.tree.map` is none.
     """
     code = frame.f_code
-    if code.co_name == MAP:
-        return MAP if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
+    if code.co_name == "map":
+        return "map" if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
     name = name or _CALLED.get(code.co_qualname.partition(_IN)[0], "")
     return name if name and _package(frame) in ("jax", "flax") else ""
 
 
 def made_before(frame: FrameType) -> bool:
-    """Whether what is called is what a transform made, ``jax.vmap(f)``, and not the transform: that was called before, wherever it was."""
-    return frame.f_code.co_name == TRACES_JITTED or _IN in frame.f_code.co_qualname
+    """Whether the frame is of a function that a transform made, ``jax.vmap(f)``, and not of the transform itself."""
+    return frame.f_code.co_name == _TRACES_JITTED or _IN in frame.f_code.co_qualname
 
 
 @contextlib.contextmanager
 def jits_traced(note: Callable[[FrameType, FrameType, bool], None]) -> Iterator[None]:
-    """Hand on each function that a jit traces for a while: the frame of the jit, which holds the function and its arguments, the user's that calls it, and whether that is by a function of jax or flax.
+    """Call ``note(jit, caller, by_library)`` for each function that a jit traces for a while.
 
-    Such a function has the jit for itself, as those of `jax.numpy` do, or was handed it by the user: ``jax.vmap(jax.jit(f))``.
-
+    ``jit`` is the frame of the jit, which holds the function and its arguments, ``caller`` the user's frame. It is called ``by_library``
+    where a function of jax or flax calls the jit: its own, as in `jax.numpy`, or the user's in ``jax.vmap(jax.jit(f))``.
     A jit that finds its trace in the caches of jax traces nothing. Tried on all versions.
     """
     before = sys.getprofile()
@@ -139,17 +118,21 @@ def jits_traced(note: Callable[[FrameType, FrameType, bool], None]) -> Iterator[
 
 
 _TRACES, _INFERS = "trace_to_jaxpr", "_infer_params"
-"""How the functions of jax begin that trace a function, and by which a jit does so: up to jax 0.6 its derivative is traced below it as well."""
+"""How the names of the functions of jax begin that trace a function, and of those by which a jit does so.
+
+Both are needed: up to jax 0.6 the derivative of a function is traced below its jit as well.
+"""
 
 _HANDS_ON = ("reraise_with_filtered_traceback", "update_context_manager_wrapper")
+"""Functions between a jit and its caller: the user calls the jit by them all the same."""
 
 
 def _jit_of(frame: FrameType) -> FrameType | None:
-    """The frame of the jit that traces here; `None` for a loop or a derivative inside the function, or a trace of its own."""
+    """The frame of the jit that traces here; `None` for a loop or a derivative inside the function, or a trace without a jit."""
     above, infers = frame.f_back, False
     while above is not None and _package(above) in _LIBRARIES:
         infers = infers or above.f_code.co_name.startswith(_INFERS)
-        if above.f_code.co_name == TRACES_JITTED:
+        if above.f_code.co_name == _TRACES_JITTED:
             return above if infers else None
         above = above.f_back
     return None
@@ -168,7 +151,7 @@ def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
 def raised_by_library(error: BaseException) -> bool:
     """Whether code of jax or flax raised an exception. Tried on all versions.
 
-    jax takes the frames of both out of a traceback: the innermost that is left is the user's, and calls where it would raise.
+    jax takes their frames out of a traceback. The innermost that is left is the user's then, and its instruction is a call, not a raise.
     """
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:

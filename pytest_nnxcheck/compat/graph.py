@@ -1,4 +1,4 @@
-"""Graph nodes and their state: what differs between versions of flax, and how flax refuses a nesting."""
+"""Graph nodes and their state in every version of flax, and the exceptions by which flax and jax refuse a nesting."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
 def flattened_paths(node: Any) -> list[tuple[Any, ...]]:
     """The paths of a graph node's leaves in the order in which `nnx.jit` takes them, in the present mode of flax.
 
-    That of its `nnx.State`, which sorts names; in tree mode that of the pytree, where a namedtuple (of optax, say) keeps its own order. All versions.
+    In graph mode it is the order of its `nnx.State`, which sorts names; in tree mode that of the pytree, where a namedtuple (of optax, say)
+    keeps its own order. All versions.
     """
     import jax
 
@@ -75,10 +76,10 @@ def raw_leaves(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """(path, value) of every attribute of a graph's modules that is neither a Variable nor a graph node: Python values, bare arrays.
+    """(path, value) of the attributes of a graph's modules that hold no Variable and no graph node: Python values, bare arrays.
 
-    `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10; what flax
-    itself keeps in a module (``_object__state``, ``_pytree__nodes``) is left out. All versions.
+    `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10. The attributes
+    that flax itself keeps (``_object__state``, ``_pytree__nodes``) are left out. All versions.
     """
     from flax import nnx
 
@@ -110,9 +111,9 @@ def is_key(array: Any) -> bool:
 
 
 def zeros(shape: Any) -> Any:
-    """An array of zeros for an abstract one; `jnp.zeros` has none for key arrays, which are broadcast from one key. All versions.
+    """An array of zeros of the type of an abstract array, its sharding included where that is part of the type. All versions.
 
-    Where a sharding is part of its type, it is part of theirs.
+    `jnp.zeros` makes no key arrays: their data are zeros.
     """
     import jax
     import jax.numpy as jnp
@@ -167,10 +168,9 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def take_marks(node: Any, other: Any) -> None:
-    """Give a node what flax has noted of another one: which of the attributes are data.
+    """Copy flax's marks from another node to a node: which attributes are data.
 
-    `nnx.data` is public, and only for what is assigned: flax tells of no attribute what it takes it for. From flax 0.11 on; before, it keeps
-    no marks. All versions.
+    `nnx.data` is public, but only marks a value that is assigned; nothing public reads a mark. Flax before 0.11 keeps none. All versions.
     """
     marks = getattr(other, "__dict__", {}).get("_pytree__nodes")
     if marks is not None:
@@ -178,10 +178,10 @@ def take_marks(node: Any, other: Any) -> None:
 
 
 def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """The function and the arguments that `nnx.cached_partial` or `nnx.jit_partial` keeps, where no transform would be handed them.
+    """The function and the arguments that an `nnx.cached_partial` or `nnx.jit_partial` holds; `None` for any other function.
 
-    The latter, with ``graph=False``, keeps Variables, of which its modules are made again, and a jit with options that nobody can read: the
-    function is the one that it was handed. Flax has no public way to them. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
+    `nnx.jit_partial` with ``graph=False`` holds Variables, of which the modules are made again, and a jit whose options cannot be read: the
+    function here is the one inside that jit. No public way. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
     """
     import jax
 
@@ -207,7 +207,7 @@ def loops_that_compare() -> frozenset[str]:
 
 
 def layers_that_keep_variables() -> frozenset[str]:
-    """The argument layers that refuse a call which puts another Variable in place of one: the ``fori_loop`` of flax 0.12 does not.
+    """The argument layers that refuse a call which replaces a Variable by another; the ``fori_loop`` of flax 0.12 takes it.
 
     Tried on all versions, and on flax 0.11.2.
     """
@@ -220,7 +220,7 @@ def _flax() -> tuple[int, ...]:
 
 
 def remat_updates_can_be_off() -> bool:
-    """Whether `nnx.remat` takes ``graph_updates``, from flax 0.12 on: what it hands out, `nnx.scan` copies back.
+    """Whether `nnx.remat` takes ``graph_updates``, from flax 0.12 on; without, `nnx.scan` copies the state that it hands out.
 
     From flax 0.10.7 on `nnx.scan` itself copies nothing; that of 0.10.2 copies whatever it scans over. Tried on all versions.
     """
@@ -233,10 +233,10 @@ def remat_updates_can_be_off() -> bool:
 
 @contextlib.contextmanager
 def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
-    """Let flax take the tracers of these traces for what they are in a plain call, arrays, where it looks at the attributes of a module.
+    """Let flax treat the tracers of these traces as arrays for a while where it looks at the attributes of a module, as in a plain call.
 
-    Flax 0.12 asks ``pytreelib.is_data``, which says False of every tracer, since `isinstance` of a `typing.Union` asks the type alone; from
-    Python 3.14 on it says True. Flax 0.10.7 sees tracers, that before looks at no attribute. There is no public way. Tried on all versions.
+    Flax 0.12 asks ``pytreelib.is_data``, which is False for every tracer, since `isinstance` with a `typing.Union` looks at the type alone;
+    from Python 3.14 on it is True. Flax 0.10.7 takes tracers for arrays, and flax before looks at no attribute. No public way. Tried on all versions.
     """
     module: Any = sys.modules.get("flax.nnx.pytreelib")
     if not hasattr(module, "is_data"):
@@ -255,7 +255,7 @@ def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
 
 
 def has_data() -> bool:
-    """Whether flax takes a plain value for data where `nnx.data` wraps it, from 0.12 on. Tried on all versions."""
+    """Whether flax has `nnx.data`, which marks a plain value as data, from 0.12 on. Tried on all versions."""
     from flax import nnx
 
     return hasattr(nnx, "data")
@@ -263,7 +263,7 @@ def has_data() -> bool:
 
 @functools.cache
 def takes_variables() -> bool:
-    """Whether a transform of flax takes a Variable that no module holds as one; that of 0.10.2 takes it for a leaf. Tried on all versions."""
+    """Whether a transform of flax takes a Variable that no module holds; flax 0.10.2 treats it as a leaf. Tried on all versions."""
     from flax import nnx
 
     try:
@@ -274,7 +274,7 @@ def takes_variables() -> bool:
 
 
 def variable_name(kind: str) -> str:
-    """How one writes a type of Variable: ``nnx.BatchStat``; one of the user's own as it is called. All versions."""
+    """A type of Variable as code names it, ``nnx.BatchStat``; one of the user's own by its name. All versions."""
     from flax import nnx
 
     return f"nnx.{kind}" if hasattr(nnx, kind) else kind

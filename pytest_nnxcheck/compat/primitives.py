@@ -20,22 +20,22 @@ CALLS = REMATS | {
     "custom_vjp_call",
     "custom_vjp_call_jaxpr",
 }
-"""What calls a jaxpr of its own with the operands as they are."""
+"""Call a jaxpr of their own with the operands as they are."""
 
 BARRIER, CONSTRAINT = "optimization_barrier", "sharding_constraint"
 
 COPIES = frozenset({"copy", "copy_p", BARRIER, CONSTRAINT, "name", "stop_gradient"})
-"""What hands its operand on."""
+"""Hand their operand on."""
 
 UPDATES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
-"""What writes a part of its first operand."""
+"""Write a part of their first operand."""
 
 JOINS = frozenset({"concatenate", "stack"})
-"""What makes one array of all of its operands; jax 0.12 has a `stack`."""
+"""Make one array of all operands; jax 0.12 has a `stack`."""
 
 PARTS = frozenset(
     {"slice", "dynamic_slice", "split", "unstack", "squeeze", "reshape", "expand_dims", "broadcast_in_dim"}
 )
-"""What gives elements of its first operand, all or some, in their order; a broadcast where it has as many."""
+"""Give some or all elements of their first operand, in order; a broadcast does where it has as many."""
 
 GATHER, SLICES = "gather", frozenset({"slice", "dynamic_slice"})

@@ -1,4 +1,4 @@
-"""The mesh of the moment, and the shardings that an abstract module was annotated with."""
+"""The active mesh, shardings in the types of arrays, and those that an abstract module is annotated with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
 def active_mesh() -> Any:
-    """The mesh of ``with jax.set_mesh(mesh)``, or of ``with mesh``; None where there is none, or one of a single device.
+    """The mesh of ``with jax.set_mesh(mesh)``, or of ``with mesh``; `None` without one, or for a single device.
 
     `jax.sharding.get_mesh` came with jax 0.6, for the first form; the second is in ``thread_resources``, deprecated from jax 0.8.2
     on. All versions.
@@ -26,7 +26,7 @@ def active_mesh() -> Any:
 
 
 def on_devices(sharding: Any, mesh: Any) -> Any:
-    """The sharding on real devices: what `nnx.eval_shape` gives on flax 0.12 has the shape of a mesh only.
+    """The same sharding on real devices; on flax 0.12 `nnx.eval_shape` gives the shape of a mesh without devices.
 
     Raises `ValueError` where no mesh of that shape can be made of the devices at hand. All versions.
     """
@@ -41,9 +41,9 @@ def on_devices(sharding: Any, mesh: Any) -> Any:
 
 
 def in_type(array: Any, axes: int = 0) -> Any:
-    """The sharding that is part of the type of an array, or of its abstract twin, after so many leading ``axes``; None where it is not.
+    """The sharding in the type of an array, or of its abstract twin, behind so many leading ``axes``; `None` without one.
 
-    It is where a mesh has explicit axes, as `jax.make_mesh` makes them from jax 0.9 on. Tried on all versions; before jax 0.5 there are none.
+    A type has one where the mesh has explicit axes, as `jax.make_mesh` makes them from jax 0.9 on. Tried on all versions; jax before 0.5 has none.
     """
     import jax
 
@@ -58,7 +58,7 @@ def in_type(array: Any, axes: int = 0) -> Any:
 
 
 def annotated(state: Any, mesh: Any) -> Any:
-    """The shardings that the Variables of a state are annotated with, in a tree like the state; replicated without a word.
+    """The shardings that the Variables of a state are annotated with, in a tree like the state; replicated without annotation.
 
     `nnx.get_named_sharding` of flax 0.12 asks for a concrete mesh; it leaves a Variable without annotation out of its tree or
     replicates it, by version. All versions.

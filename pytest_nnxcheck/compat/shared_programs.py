@@ -24,11 +24,11 @@ def canonical(text: str) -> str:
 
 
 def beside_text(lowered: Any) -> Hashable | None:
-    """What tells programs of the same text apart: devices, weak types, kinds of keys, constants that are handed in. `None` for one that calls Python code.
+    """What differs between programs of the same text: devices, weak types, kinds of keys, constants that are handed in.
 
-    The text names a callback by its primitive, from jax 0.6 on without an address; with ``jax_use_simplified_jaxpr_constants`` a captured
-    array is an argument of the program, which keeps it, so that its number stays its own. No public way: ``in_avals`` and ``out_info`` lack the
-    devices, ``out_info`` the weak types as well. Tried on all versions.
+    `None` for a program that calls Python code: the text names a callback by its primitive, from jax 0.6 on without an address. With
+    ``jax_use_simplified_jaxpr_constants`` a captured array is an argument of the program, which keeps it alive, so that its id stays its own.
+    No public way: ``in_avals`` and ``out_info`` lack the devices, and ``out_info`` the weak types. Tried on all versions.
     """
     try:
         arguments = lowered._lowering.compile_args
@@ -47,15 +47,14 @@ def beside_text(lowered: Any) -> Hashable | None:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled program, and whether it was compiled for another one of the same text: its lines are then that one's.
-
-    ``read`` keeps what was read of the program, for all that share it.
-    """
+    """The compiled program of a lowered one."""
 
     program: Any
     shared: bool
+    """It was compiled for another lowered program of the same text, and has the lines of that one."""
     lowered: Any
     read: dict[Any, Any] = field(default_factory=dict)
+    """What was read of the program, for all that share it."""
 
     def __call__(self, *args: Any) -> Any:
         """Run it on the arguments of the program that was lowered. Raises what jax raises."""

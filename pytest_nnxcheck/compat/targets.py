@@ -1,7 +1,7 @@
-"""Programs for chips that are not there, compiled by the compilers that come as wheels: libtpu, and the CUDA plugin of jax.
+"""Compile programs for absent chips, with the compilers that come as wheels: libtpu, and the CUDA plugin of jax.
 
-`jax.export` lowers a trace that is already there for another platform, and names no device: the user's Python does not run again, and
-constraints on a mesh of CPU devices follow. All of it is public API of jax. Tried on jax 0.5.3, 0.6.2, 0.10.2 and 0.12.0.1.
+`jax.export` lowers an existing trace for another platform, and names no device: the user's Python does not run again, and constraints
+on a mesh of CPU devices follow. All of it is public API of jax. Tried on jax 0.5.3, 0.6.2, 0.10.2 and 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from pytest_nnxcheck.core.errors import CheckError
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 _FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""What the part of a GPU's memory that jax takes is read from."""
+"""Variables that say which share of a GPU's memory jax takes."""
 
 _CHIPS_OF_A_HOST = 4
+"""TPUs of a host in a topology that says nothing else."""
 _LONGEST = 150
+"""Characters of an exception that a row of a message shows."""
 
 
 class LeftOut(Exception):
-    """A program that cannot be compiled for a target: its text says why, in one line."""
+    """A program cannot be compiled for a target; the text says why, in one line."""
 
 
 class DoesNotFit(Exception):
-    """A compiler refused a program for its size: its text is the compiler's."""
+    """A compiler refused a program for its size; the text is the compiler's."""
 
 
 def target_of(named: Target, mesh: Any) -> Target:
-    """The chip, or the slice of it, for a program over a mesh, or on one device where that is `None`.
+    """The slice of a chip for a program over a mesh; one device where the mesh is `None`.
 
     Raises `CheckError` where another slice was named, `LeftOut` where the chip has none of that size.
     """
@@ -57,9 +59,9 @@ def target_of(named: Target, mesh: Any) -> Target:
 
 
 def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
-    """The mesh of several devices that leaves are sharded over, `None` where there is none. Raises `LeftOut` for meshes of two sizes.
+    """The mesh of several devices that leaves are sharded over; `None` without one. Raises `LeftOut` for meshes of two sizes.
 
-    Where only the code names a mesh, it is a flat one of the devices that the program was ``compiled`` for.
+    Where only the code names a mesh, a flat one of the devices that the program was ``compiled`` for takes its place.
     """
     import jax
     import numpy as np
@@ -76,7 +78,7 @@ def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
 
 
 def limit_of(chip: Chip) -> tuple[int, float]:
-    """Bytes that a program may use, and which share of the memory that is."""
+    """The bytes of a chip that a program may use, and their share of its memory."""
     if not chip.gpu:
         return chip.memory, 1.0
     given, share = next((os.environ[name] for name in _FRACTIONS if os.environ.get(name)), ""), SHARE
@@ -100,7 +102,7 @@ def lowered_for(target: Target, mesh: Any, jitted: Any, arguments: Any, donated:
 def lowered_on(
     platform: str, devices: Sequence[Any], mesh: Any, jitted: Any, arguments: Any, donated: tuple[int, ...]
 ) -> Any:
-    """The same for devices of a topology. A program to paste has a copy of it."""
+    """Lower what ``jitted`` has traced for devices of a topology. A program to paste has a copy of this function."""
     import jax
     import jax.export
 
@@ -132,9 +134,9 @@ def lowered_on(
 
 
 def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> Any:
-    """Compile what `lowered_for` lowered; at ``O0`` a TPU's compiler takes a ninth of the time that it takes by ``default``. A GPU's knows no other.
+    """Compile what `lowered_for` lowered. Raises `DoesNotFit`, or `LeftOut` where the compiler refuses it for another reason.
 
-    Raises `DoesNotFit`, or `LeftOut` for what else the compiler refuses.
+    At ``O0`` the compiler of a TPU takes a ninth of the time of ``default``; that of a GPU ignores the effort.
     """
     try:
         with judged_compiles(ours=False), configured(effort_options(effort)):
@@ -167,7 +169,7 @@ def _devices(target: Target) -> tuple[Any, ...]:
 
 
 def topology(target: Target) -> dict[str, Any]:
-    """What `jax.experimental.topologies.get_topology_desc` takes to give the devices of a target."""
+    """The arguments of `jax.experimental.topologies.get_topology_desc` that give the devices of a target."""
     import jax
 
     chip = target.chip
@@ -209,7 +211,7 @@ def _mesh(like: Any, devices: Sequence[Any]) -> Any:
 
 
 def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
-    """The mesh of the target in the place of the user's, which would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes."""
+    """Set the mesh of the target in place of the user's, whose devices would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes."""
     import jax
 
     return contextlib.nullcontext() if mesh is None or not hasattr(jax, "set_mesh") else jax.set_mesh(mesh)
@@ -219,13 +221,13 @@ def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def effort_options(effort: str) -> dict[str, Any]:
-    """The options of jax to compile with: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler."""
+    """Options of jax for a target: the optimizations that a check leaves out on the CPU, and the effort of a TPU's compiler."""
     level = {} if effort == "default" else {"jax_optimization_level": effort}
     return {"jax_disable_most_optimizations": False, **level}
 
 
 def options_for(chip: Chip) -> dict[str, Any] | None:
-    """Before jax 0.10 the compiler of a GPU wants the device for what it tries out."""
+    """Options of the compiler: before jax 0.10 that of a GPU needs the device to try variants, unless autotuning is off."""
     import jax
 
     old = chip.gpu and jax.__version_info__ < (0, 10)
@@ -233,7 +235,7 @@ def options_for(chip: Chip) -> dict[str, Any] | None:
 
 
 def _line(error: BaseException) -> str:
-    """What jax or a compiler said, in one line."""
+    """The text of an exception of jax or a compiler, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"^.*RESOURCE_EXHAUSTED: (E\d+: )?(\w+: )?", "", text)
     if len(text) > _LONGEST:  # whole sentences, as far as they go

@@ -25,7 +25,7 @@ def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type | No
 
 
 def kind_of(cls: type) -> str:
-    """What the walk takes instances of a class for: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node`` or nothing.
+    """The kind of a class in the walk: ``tracer``, ``array``, ``variable``, ``nnx list``, ``nnx dict``, ``node``, or empty.
 
     Looks at the class only: `isinstance` would ask the object for its ``__class__``, which may be the user's code.
     `jax.Array` is an abstract class of which concrete arrays are virtual subclasses on jax 0.4. All versions.
@@ -54,7 +54,7 @@ def is_tracer(value: object) -> bool:
 
 
 def _read(value: object, name: str, default: Any = None) -> Any:
-    """An attribute without the object's own ``__getattr__`` (hooks, trace checks, warnings); s3 tracers raise there."""
+    """Read an attribute past the object's own ``__getattr__``, which has hooks, trace checks and warnings."""
     try:
         return object.__getattribute__(value, name)
     except AttributeError:
@@ -86,9 +86,9 @@ def variable_kind(variable: Any) -> str:
 
 
 def is_pinned(variable: Any) -> bool:
-    """Whether flax refuses every write to a Variable here: it was made in another trace, which has ended where there is none now.
+    """Whether flax refuses every write to a Variable here, since it was made in another trace.
 
-    No public way on flax before 0.12, whose Variables tell it by a write that raises. All versions.
+    No public way on flax before 0.12, where only a write that raises shows it. All versions.
     """
     trace = _read(variable, "_trace_state")
     return trace is not None and not trace.is_valid()
@@ -108,8 +108,10 @@ def is_hijax(variable: Any) -> bool:
 
 
 def variable_metadata(variable: Any) -> dict[str, Any]:
-    """The metadata of a Variable as it stands: a dict of its own from flax 0.10.7 (returned itself), before that the rest of
-    the instance's ``__dict__`` (returned as a new dict). ``get_metadata`` is public, but a copy on some versions. All versions.
+    """The metadata of a Variable.
+
+    From flax 0.10.7 on it is a dict of its own, which is returned itself; before, the rest of the instance's ``__dict__``, returned as a new
+    dict. ``get_metadata`` is public, but a copy on some versions. All versions.
     """
     metadata: dict[str, Any] | None = _read(variable, "_var_metadata")
     if metadata is not None:
@@ -118,7 +120,7 @@ def variable_metadata(variable: Any) -> dict[str, Any]:
 
 
 def trace_identity(tracer: Any) -> tuple[Any, Any]:
-    """What tells the trace that a tracer belongs to from every other; keep the object, and compare with `trace_key`.
+    """The identity of the trace that a tracer belongs to; keep the objects alive, and compare by `trace_key`.
 
     No public way. ``_trace.main`` where it is set (the MainTrace of jax 0.4, the tag from 0.5), else ``_trace``. On jax 0.4 the body
     of a custom_vjp or a shard_map shares the MainTrace around it, one ``sublevel`` deeper. All versions.
@@ -128,7 +130,7 @@ def trace_identity(tracer: Any) -> tuple[Any, Any]:
 
 
 def is_tracing() -> bool:
-    """Whether a trace is under way, in which a tracer may be alive; where none is, every tracer has outlived its own.
+    """Whether a trace is under way, in which a tracer may be alive; outside of any, every tracer has outlived its trace.
 
     No public way since `jax.core.trace_state_clean` is deprecated. All versions.
     """
@@ -138,7 +140,7 @@ def is_tracing() -> bool:
 
 
 def trace_key(identity: tuple[Any, Any]) -> tuple[int, int]:
-    """`trace_identity` as a key: good as long as the identity itself is kept."""
+    """`trace_identity` as a key, valid while the identity itself is kept."""
     main, sublevel = identity
     return id(main), 0 if sublevel is None else int(sublevel.level)
 
@@ -164,12 +166,12 @@ def tracer_line(tracer: Any) -> str:
 
 
 _RUNNERS = ("pytest_nnxcheck", "hypothesis", "_pytest", "pluggy", "xdist")
-"""What runs a test: the call that made a tracer is none of theirs."""
+"""Packages that run a test: none of their lines is the line that made a tracer."""
 
 
 @functools.cache
 def _library_directories() -> tuple[tuple[str, ...], str]:
-    """The directories of jax, jaxlib, flax and of what runs a test, and that of the standard library."""
+    """The directories of jax, jaxlib, flax and the packages that run a test, and that of the standard library."""
     import contextlib
 
     import flax
@@ -184,13 +186,13 @@ def _library_directories() -> tuple[tuple[str, ...], str]:
 
 
 def is_library_file(file: str) -> bool:
-    """Whether a frame's file is nobody's line: a library's, or generated. Installed packages may be the user's."""
+    """Whether a file is a library's or generated, and so no line of the user's. Installed packages may be the user's."""
     packages, standard = _library_directories()
     return file.startswith(("<", *packages)) or (file.startswith(standard) and "site-packages" not in file)
 
 
 def equation_line(eqn: Any) -> str:
-    """The user's innermost line of a jaxpr's equation, ``path:line``; empty where jax kept none, or where it lies outside of the call.
+    """The user's innermost line of a jaxpr's equation, ``path:line``; empty where jax kept none, or where it is outside of the call.
 
     No public way: `jax.extend.source_info_util.summarize` leaves out the frames of jax, but not those of flax, nor of a plugin. All versions.
     """

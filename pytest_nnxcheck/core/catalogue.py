@@ -22,34 +22,34 @@ Meaning = Literal["", "carry", "map", "repeat", "call first"]
 
 
 class Transform(NamedTuple):
-    """One transform; a row with its name alone wraps the call, and does nothing else.
-
-    ``default``: it is in nestings where ``transforms`` does not name it. ``means``: the eager calls that it stands for.
-    ``axis``: what the leading axis counts that it takes off its inputs and gives its outputs.
-    ``loop``: it carries the state from step to step; jax differentiates a loop whose steps are counted beforehand.
-    ``branches``: it does the call or skips it, and hands the state on as it is then.
-    ``pair``: what it returns beside the output of the call.
-    ``adds_state``: as an argument layer it takes a call that adds state; no loop and no branch does.
-    ``excludes_itself``: why it is not put inside itself.
-    ``compiles``: outermost, its program is judged for memory and donation. ``runs_nothing``: it only traces.
-    ``idle``: where nothing is differentiated, what is compiled with it is what is compiled without.
-    ``on_mesh``: state and inputs lie on all devices.
-    """
+    """One transform. A row with a name and nothing else wraps the call, and does no more."""
 
     name: str
     styles: tuple[str, ...] = STYLES
     default: bool = False
+    """Nestings have it where ``transforms`` names no others."""
     means: Meaning = ""
+    """The eager calls that it stands for."""
     axis: Axis = ""
+    """What the leading axis counts that its inputs and outputs have."""
     loop: Loop = ""
+    """It carries the state from step to step. jax differentiates only a loop whose steps are counted beforehand."""
     branches: bool = False
+    """It makes the call or skips it, and hands the unchanged state on then."""
     pair: Pair = ""
+    """What it returns beside the output of the call."""
     adds_state: bool = True
+    """As an argument layer it takes a call that adds state; no loop and no branch does."""
     excludes_itself: str = ""
+    """Why it is not put inside itself."""
     compiles: bool = False
+    """As the outermost layer it makes a program, which is judged for memory and donation."""
     runs_nothing: bool = False
+    """It only traces."""
     idle: bool = False
+    """Where nothing is differentiated, XLA compiles the same program with it and without."""
     on_mesh: bool = False
+    """State and inputs lie on all devices."""
 
     @property
     def fixes_state(self) -> bool:
@@ -58,12 +58,12 @@ class Transform(NamedTuple):
 
     @property
     def keeps_types(self) -> bool:
-        """Whether the call must leave the state in the types that it found: in a carry, beside a branch that skips it, for a second call."""
+        """Whether the call must leave the types of the state as they are: in a carry, beside a branch that skips it, for a second call."""
         return bool(self.loop) or self.branches or self.pair == "first call"
 
     @property
     def grows(self) -> bool:
-        """Whether it can be made longer: it has steps, or elements."""
+        """Whether it can be made longer, by steps or elements."""
         return bool(self.loop) or self.axis == "elements"
 
 
@@ -109,21 +109,21 @@ STATE_BOUND = tuple(row.name for row in ROWS if row.fixes_state)
 
 
 class InvariantRow(NamedTuple):
-    """One invariant.
-
-    ``default``: it is asserted where ``invariants`` names no others. ``compiled``: it is about compiled programs, and asserted where the
-    outermost layer is a jit. ``values``: it is about values, so that no trace tells whether it holds, and asserted where all else does.
-    ``runs``: nothing of it can be told of an abstract call, which is not run. One of the user's own has a ``function``, and a ``place`` where
-    that stands.
-    """
+    """One invariant."""
 
     name: str
     default: bool = False
+    """It is asserted where ``invariants`` names no others."""
     compiled: bool = False
+    """It is about compiled programs: asserted where the outermost layer is a jit."""
     values: bool = False
+    """It is about values, which a trace does not have; asserted where all other invariants hold."""
     runs: bool = False
+    """It needs a run: not asserted of an abstract call."""
     function: Callable[[Any], Iterable[Any]] | None = None
+    """The function of an invariant of the user's own."""
     place: str = ""
+    """``file:line`` of that function."""
 
 
 INVARIANT_ROWS = (
@@ -137,23 +137,23 @@ INVARIANT_ROWS = (
 """All invariants, in the order in which they are judged."""
 
 MOST_SERIOUS = ("tracers", "donation", "memory", "parity")
-"""Of several that broke, a failure is named after the first of these; then come the others, in their order."""
+"""A failure is named after the first of these that broke; the others follow in the order of their rows."""
 
 INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if row.default)
-"""What is asserted by default."""
+"""The invariants that are asserted by default."""
 
 OPTIONAL_INVARIANTS = tuple(row.name for row in INVARIANT_ROWS if not row.default)
-"""What is asserted where it is named."""
+"""The invariants that are asserted only where they are named."""
 
 TARGETED = frozenset({"memory", "donation"})
-"""What the compilers of targets judge as well."""
+"""The invariants that the compilers of targets judge as well."""
 
 OWN_INVARIANTS: dict[str, InvariantRow] = {}
-"""What `register_invariant` was given, by name."""
+"""The user's own invariants, by name."""
 
 
 def forget_own_later() -> Callable[[], None]:
-    """What forgets, when it is called, the invariants that are put there from now on."""
+    """Remember the user's own invariants of now; the function that is returned drops all later ones."""
     before = dict(OWN_INVARIANTS)
 
     def forget() -> None:
@@ -164,7 +164,7 @@ def forget_own_later() -> Callable[[], None]:
 
 
 def invariant_rows() -> tuple[InvariantRow, ...]:
-    """All invariants, those of the user's own last."""
+    """All invariants, the user's own last."""
     return (*INVARIANT_ROWS, *OWN_INVARIANTS.values())
 
 
@@ -174,7 +174,7 @@ def invariant_names() -> tuple[str, ...]:
 
 
 def default_invariants(handed: Iterable[str] = ()) -> tuple[str, ...]:
-    """What is asserted where nothing else is named, with those that were ``handed`` in for the test."""
+    """The invariants that are asserted where none is named, with those that were ``handed`` in for the test."""
     also = {*handed}
     return tuple(row.name for row in invariant_rows() if row.default or row.name in also)
 
@@ -186,20 +186,22 @@ def rows_of(names: Iterable[str]) -> tuple[InvariantRow, ...]:
 
 
 def severity(invariant: str) -> int:
-    """The place of an invariant among those that broke: the most serious has the smallest."""
+    """Rank of an invariant among those that broke: the most serious has the smallest number."""
     names = dict.fromkeys((*MOST_SERIOUS, *invariant_names(), invariant))
     return [*names].index(invariant)
 
 
 class Registered(NamedTuple):
-    """A transform of the user's own in one style: ``function(f)`` gives a layer; ``place`` is where it was defined."""
+    """A transform of the user's own in one style."""
 
     function: Callable[[Callable[..., Any]], Callable[..., Any]]
+    """``function(f)`` gives a layer."""
     place: str
+    """``file:line`` of its definition."""
 
 
 REGISTERED: dict[tuple[str, str], Registered] = {}
-"""What `register_transform` was given, by transform and style."""
+"""The user's own transforms, by name and style."""
 
 
 def layer_names() -> tuple[str, ...]:
@@ -215,5 +217,5 @@ def styles_of(transform: str) -> tuple[str, ...]:
 
 
 def row_of(transform: str) -> Transform:
-    """The row of a transform; of one of the user's own, which wraps the call, one that says no more."""
+    """The row of a transform; one of the user's own has a row with its name and nothing else."""
     return CATALOGUE.get(transform) or Transform(transform)

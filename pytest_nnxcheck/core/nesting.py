@@ -121,18 +121,19 @@ MisfitKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why a nesting cannot take a call, or none at all, and the ``layer`` of it that cannot; none where that is the nesting as a whole.
-
-    ``of`` is what it is about: a leaf, an object, what the row of a transform says, a version; ``other`` is what is raised, in one line; ``types`` are
-    those before and after; of metadata its name, and its values before and after. ``branches``: the layer need not call, others carry the state.
-    """
+    """Why a nesting cannot take this call, or any call."""
 
     kind: MisfitKind
     of: str = ""
+    """The leaf, object or version that the reason is about, or the words of a transform's row."""
     other: str = ""
+    """The exception that is raised, in one line."""
     types: tuple[str, ...] = ()
+    """The types before and after the call; of metadata its name, and its values before and after."""
     branches: bool = False
+    """The layer may skip the call; other layers carry the state."""
     layer: Layer | None = field(default=None, compare=False)
+    """The layer that cannot take it; `None` for the nesting as a whole."""
 
 
 def impossible(nesting: Nesting) -> Misfit | None:

@@ -33,7 +33,7 @@ UNITS = {
 _BUDGET = r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>x|[KMGT]?i?B)?"
 _PERCENT = r"(\d+(?:\.\d+)?)\s*%"
 _SEPARATORS = r"[,\s]+"
-"""Texts, which `re` compiles where they are first used: every suite pays for what the plugin does as it loads."""
+"""Plain texts: `re` compiles them at their first use, since every suite pays for what the plugin does while it loads."""
 MOST_DEVICES = 4096
 """XLA takes seconds to simulate a few hundred, and no test needs more: a larger number is a slip, and would hang."""
 _TOO_LARGE = 2**80
@@ -42,37 +42,37 @@ _BUDGET_ADVICE = "write bytes such as '512MiB', '1.5GB' or 1048576, or a multipl
 
 
 class Kind(NamedTuple):
-    """A kind of value: ``parse(name, value)``, its name in the help, and what an ini file may hold natively.
-
-    One without a ``metavar`` is a flag: on the command line it has no value, and means ``on``. One with ``words`` is a flag that means the
-    first of them, or one of the others after ``=``: a word that stands by itself is a path to pytest. One that ``is_repeated`` adds up, and its
-    value is a tuple. Of one that ``is_file``, command line and ini file give the path.
-    """
+    """A kind of value."""
 
     parse: Parser
+    """``parse(name, value)`` gives the value. Raises `Unreadable`."""
     metavar: str = ""
+    """Its name in the help. Without one it is a flag, which has no value on the command line and means ``on``."""
     ini_type: Literal["list", "number", "text"] = "text"
+    """What an ini file may hold natively."""
     is_file: bool = False
+    """Command line and ini file give the path of a file that holds the value."""
     is_repeated: bool = False
+    """It may be given several times; the value is a tuple."""
     words: tuple[str, ...] = ()
+    """``--flag`` means the first of them, ``--flag=word`` another one. A separate word would be a path to pytest."""
 
     def read(self, name: str, value: Any) -> Any:
-        """What command line and ini file say, parsed. Raises `Unreadable`."""
+        """Parse the text of the command line or the ini file. Raises `Unreadable`."""
         parse = file_path if self.is_file else self.parse
         return tuple(parse(name, part) for part in value) if self.is_repeated else parse(name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The memory bound on the peak: ``bytes`` a device, or ``factor``, a multiple of the expected peak.
-
-    Exactly one of the two is set, and ``Budget.parse(str(budget)) == budget``. One in powers of 1000 is kept as it was ``written``: what is
-    measured is shown in those of 1024.
-    """
+    """The memory bound on the peak. Either ``bytes`` or ``factor`` is set; ``Budget.parse(str(budget)) == budget``."""
 
     bytes: int | None = None
+    """Bytes a device."""
     factor: float | None = None
+    """A multiple of the expected peak."""
     written: str = field(default="", compare=False, repr=False)
+    """How the user wrote bytes in powers of 1000; measured bytes are shown in powers of 1024."""
 
     @classmethod
     def parse(cls, value: object) -> Budget:
@@ -108,7 +108,7 @@ class Budget:
 
 
 def words(valid: Callable[[], tuple[str, ...]]) -> Kind:
-    """Written as ``'a,b'``, ``['a', 'b']`` or a single word, into the order of ``valid()``, the words at that time."""
+    """Words out of ``valid()``, in its order, written as ``'a,b'``, ``['a', 'b']`` or a single word."""
 
     def parse(name: str, value: object) -> tuple[str, ...]:
         there = valid()
@@ -122,7 +122,7 @@ def words(valid: Callable[[], tuple[str, ...]]) -> Kind:
 
 
 def _listed(name: str, value: object, known: str) -> list[str]:
-    """The words of a text, or of a list of texts. Raises `SettingError` with those that are ``known``."""
+    """Split a text, or a list of texts, into words. Raises `SettingError` that names the ``known`` words."""
     parts = [value] if isinstance(value, str) else value
     parts = list(parts) if isinstance(parts, Iterable) else [None]
     if not all(isinstance(part, str) for part in parts):
@@ -135,7 +135,7 @@ def _split(text: str) -> list[str]:
 
 
 def targets(name: str, value: object) -> tuple[str, ...]:
-    """Read ``'v5e,h100:8'``, or a list of such words, each once and as it is written best."""
+    """Read ``'v5e,h100:8'``, or a list of such words, each once and in its shortest form."""
     from pytest_nnxcheck.core.chips import CHIPS, parse_target  # late: most runs name no target
 
     known = f"{', '.join(chip.name for chip in CHIPS)}, or a slice such as 'v5e:4x4'"
@@ -239,7 +239,7 @@ def report_path(name: str, value: object) -> str:
 
 
 def _base(path: str) -> str:
-    """What a suffix makes the name of a file: a folder, and a suffix alone, lack a name before it."""
+    """The path to put a suffix behind; a folder, and a suffix alone, get the name ``report``."""
     folder, file = os.path.split(path)
     if file in {".", ".."}:
         folder, file = path, ""

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 MARKER = "nnx_invariants"
 
 SWEEPS = ("pairs", "chains", "short", "singles", "probes")
-"""What always runs first, the most first: each has what those behind it have."""
+"""What always runs first, the longest first: each contains those behind it."""
 
 EFFORTS: dict[str, dict[str, Any]] = {
     "quick": {"sweep": "short", "max_examples": 0},
     "default": {"sweep": "chains", "max_examples": 3},
     "thorough": {"sweep": "pairs", "max_examples": 20},
 }
-"""What an effort stands for."""
+"""The settings that an effort stands for."""
 
 Scope = Literal["check", "run"]
 Place = Literal["marker", "command line", "ini file"]
@@ -49,21 +49,23 @@ EVERYWHERE: tuple[Place, ...] = ("marker", "command line", "ini file")
 
 
 class Row(NamedTuple):
-    """One setting. Its default is anything that its kind parses; ``section`` is a page of the documents, or a heading of one.
-
-    What ``selects_nestings`` says nothing of one that is replayed; with what ``narrows`` a run may lack some that it has without. A
-    flag ``of`` another setting says nothing without that.
-    """
+    """One setting."""
 
     default: Any
+    """Any value that the kind parses."""
     kind: Kind
     help: str
     section: str
+    """The page of the documents that explains it, or a heading of one."""
     scope: Scope = "check"
     places: tuple[Place, ...] = EVERYWHERE
+    """Where it may be given."""
     selects_nestings: bool = False
+    """It chooses nestings, and so has no effect where one nesting is replayed."""
     narrows: bool = False
+    """With it a run may have fewer nestings than without."""
     of: str = ""
+    """The setting without which this flag has no effect."""
 
 
 def _check(default: Any, kind: Kind, text: str, section: str, **more: Any) -> Any:

@@ -15,7 +15,7 @@ Row = tuple[str, str]
 
 
 class Unreadable(ValueError):
-    """What a user wrote is no nesting, no expected failure or no value of a setting; the text says what to write instead."""
+    """The user's text is no nesting, no expected failure or no value of a setting; the message says what to write instead."""
 
 
 def format_bytes(size: int, decimals: int = 1) -> str:
@@ -31,7 +31,7 @@ def format_bytes(size: int, decimals: int = 1) -> str:
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
-    """``a, b, c, ...``: the first of the names, each once."""
+    """``a, b, c, ...``: the first names, each once."""
     unique = list(dict.fromkeys(names))
     return ", ".join([*unique[:most], *(["..."] if len(unique) > most else [])])
 
@@ -54,20 +54,20 @@ def one_of(kind: str, word: str, valid: Iterable[str]) -> str:
 
 
 _LINK = r"\s*\(https?://[^\s()]+\)"
-"""What flax puts at the end of its messages, longer than they are."""
-
+"""Flax ends its messages with a link, which is longer than they are."""
 
 _NODE = r"(from different trace level, got )\W*([\w.]+).*"
-"""The words by which flax refuses a graph node: they end in its repr, values of arrays included, where its type says enough."""
+"""Flax refuses a graph node in these words and ends with its repr, values of arrays included; its type says enough."""
 
 _HEADING = r"\A(.*:)\n\s*\n\s*"
-"""A first line that tells nothing alone: jax says below it, after an empty line, which types differ."""
+"""A first line that says nothing alone: jax writes below it, after an empty line, which types differ."""
 
 _LONGEST_LINE = 160
+"""Characters of an exception that still fit beside others in a table."""
 
 
 def closed_line(text: str) -> str:
-    """The first line; with those that follow, as far as they close the brackets that it opens: the repr of a module has many lines."""
+    """The first line, and those after it until its brackets are closed: the repr of a module has many lines."""
     first, *others = text.splitlines() or [""]
     for other in others:
         if len(first) > _LONGEST_LINE or sum(map(first.count, "([{")) <= sum(map(first.count, ")]}")):
@@ -79,10 +79,10 @@ def closed_line(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """``ValueError: the first line of its text``, short enough for a table; with the one below it where it is a heading."""
     whole = str(error).strip()
-    told = re.sub(_HEADING, r"\1 ", whole)
-    text = re.sub(_NODE, r"\1\2", re.sub(_LINK, "", closed_line(told)))
+    joined = re.sub(_HEADING, r"\1 ", whole)
+    text = re.sub(_NODE, r"\1\2", re.sub(_LINK, "", closed_line(joined)))
     name = type(error).__name__
-    if len(text) > (longest := _LONGEST_LINE * (1 + (told != whole))):
+    if len(text) > (longest := _LONGEST_LINE * (1 + (joined != whole))):
         start = text[:longest]
         text = f"{start.rpartition(' ')[0] or start} ..."
     return f"{name}: {text}" if text else name
@@ -99,11 +99,11 @@ def place_of(function: Any) -> str:
 
 
 _ROOTS: list[str] = []
-"""The folder that places are told from, and what its links lead to; none outside of pytest, where it is the working directory."""
+"""The project's root, as it is and with its links resolved: paths are shown from it. Empty outside of pytest: the working directory."""
 
 
 def tell_from(folder: Path) -> Callable[[], None]:
-    """From now on tell places from this folder. Returns what ends that."""
+    """Show paths from this folder from now on, until the function that is returned is called."""
     before = [*_ROOTS]
     _ROOTS[:] = dict.fromkeys([str(folder), os.path.realpath(folder)])
 
@@ -120,7 +120,7 @@ def near(place: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def near_to(folders: tuple[str, ...], place: str) -> str:
-    """The same from any of some folders."""
+    """`near`, from the folder that gives the shortest path."""
     if not os.path.isabs(place):  # noqa: PTH117 - it may be followed by a line and a function
         return place
     try:
@@ -129,25 +129,25 @@ def near_to(folders: tuple[str, ...], place: str) -> str:
         return place
 
 
-# --- how a message lies on the page: its rows, in two columns of lines that a terminal of 80 columns shows unbroken
+# --- the rows of a message, in two columns, which a terminal of 80 columns shows unbroken
 
 WIDTH = 72
 """Columns of a message: pytest writes ``E`` and seven blanks before each line."""
 
 LABEL = 14
-"""Columns of the label, and of what is in its place in the lines that go on."""
+"""Columns of the label, and of the blanks below it."""
 
 WHOLE = ("test", "accept", "program", "replay")
-"""Rows that are copied as they are, into a shell say: one line each, however long, and blanks in a path stay."""
+"""Rows that people copy into a shell: one line each, however long, and blanks in a path stay."""
 
 _TOGETHER = re.compile(r"(?<=\[)[^][]*(?=\])|\d (?=[KMGT]?i?B\b|%)|<- | > ")
-"""What has blanks that no line breaks at: a key in a path, a number with its unit, what a tracer is, a nesting."""
+"""Where no line breaks at a blank: in a key of a path, a number with its unit, the kind of a tracer, a nesting."""
 
 _BLANK = "\N{NO-BREAK SPACE}"
 
 
 class _Lines(textwrap.TextWrapper):
-    """Lines that break at blanks between words: not in ``model.log['a key']``, nor in ``1.5 MiB``."""
+    """A wrapper that breaks lines at blanks between words, not in ``model.log['a key']`` or ``1.5 MiB``."""
 
     def _split(self, text: str) -> list[str]:
         whole = _TOGETHER.sub(lambda match: match[0].replace(" ", _BLANK), text)
@@ -155,7 +155,7 @@ class _Lines(textwrap.TextWrapper):
 
 
 def fill(text: str, width: int, first: str, further: str) -> str:
-    """A text in lines of this width, each word and each path whole, after what stands before the ``first`` line and ``further`` ones."""
+    """Wrap a text to this width, with each word and path whole, behind the prefixes of the ``first`` and the ``further`` lines."""
     lines = _Lines(
         width=width,
         initial_indent=first,
@@ -167,7 +167,7 @@ def fill(text: str, width: int, first: str, further: str) -> str:
 
 
 def row(label: str, text: str) -> str:
-    """One row of a message: the label, and the text beside it, in as many lines as it takes."""
+    """One row of a message: the label, and beside it the text, in as many lines as it needs."""
     before, further = f"  {label:<{LABEL - 3}} ", " " * LABEL
     if label in WHOLE:
         return before + text
@@ -183,7 +183,7 @@ def lay_out(head: str, test_id: str, rows: Iterable[Row]) -> str:
 
 
 def labelled(lines: Iterable[str]) -> Iterator[str]:
-    """The label of the row that each line of a message belongs to, from its second line on."""
+    """For each line of a message, from its second on, the label of its row."""
     label = ""
     for line in lines:
         if line[:LABEL].strip():

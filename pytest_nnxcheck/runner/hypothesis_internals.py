@@ -9,18 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class HypothesisTest:
-    """A test as hypothesis sees it: the innermost body, its strategies, explicit examples, and settings.
-
-    ``drawn`` is ``None`` where the test has no ``@given``, ``seeded`` says that it has a ``@seed``. ``attributes`` is what a copy of the test must carry for
-    ``@seed`` and ``@reproduce_failure`` to keep working.
-    """
+    """A test as hypothesis sees it."""
 
     body: Callable[..., Any]
+    """The innermost function."""
     drawn: dict[str, Any] | None
+    """The strategies of ``@given`` by argument; `None` without one."""
     examples: tuple[Any, ...]
+    """The values of ``@example``, in the order in which they run."""
     settings: Any
+    """Those of ``@settings``; `None` without it."""
     seeded: bool
+    """The test has a ``@seed``."""
     attributes: dict[str, Any]
+    """What a copy of the test must carry for ``@seed`` and ``@reproduce_failure`` to work."""
 
 
 def hypothesis_test(test: Callable[..., Any]) -> HypothesisTest:

@@ -1,4 +1,4 @@
-"""Transforms of the user's own: how one is registered, and how its layer is held to the signature that every layer keeps."""
+"""Transforms of the user's own: how one is registered, and the check that its layer keeps the signature of every layer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _refuse_name(name: object) -> None:
 
 
 def made_by(name: str, registered: Registered) -> Callable[[Program, Plan], Program]:
-    """The layers of a registered transform, each held to the signature. They raise `CheckError` where it is broken."""
+    """The layers of a registered transform. They raise `CheckError` where one does not keep the signature."""
     who = f"the registered transform {name!r} ({near(registered.place)})"
 
     def make(f: Program, plan: Plan) -> Program:

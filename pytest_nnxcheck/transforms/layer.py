@@ -1,4 +1,4 @@
-"""What a layer is: a program in, a program of the same signature out, and what all layers are made of.
+"""What a layer is: it takes a program and gives one of the same signature; and the pieces that all layers are made of.
 
 A layer is one small function for each transform and style, as a user would write it. It takes the program inside it,
 ``f(state, *inputs) -> out``, and gives a program of the same signature with the same effect on the state, so layers compose in any
@@ -32,7 +32,7 @@ LENGTH = 2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a layer must know of the subject and of its place in the nesting."""
+    """What a layer needs to know of the subject and of its place in the nesting."""
 
     changed: Callable[[Any, Any], bool]
     """Filter for `nnx.split`: the leaves that the un-nested call changes."""
