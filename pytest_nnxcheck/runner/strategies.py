@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, MODES, REMAT, STATE_BOUND, row_of, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, MODES, REMAT, STATE_BOUND, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
@@ -64,38 +63,37 @@ def stuck_layers(settings: Settings) -> tuple[Layer, ...]:
     return tuple(layer for layer in layers if Nesting((layer,)) not in expected)
 
 
+def layers_of(transform: str, settings: Settings) -> list[Layer]:
+    """A transform in each of its styles that the settings name, the plainest first."""
+    return [Layer(transform, style) for style in styles_of(transform) if style in settings.styles]
+
+
 def probes(settings: Settings) -> Iterator[Nesting]:
-    """One nesting a closure style: where flax refuses it, the style is drawn no more."""
-    plain = [transform for transform in settings.transforms if transform != CALL_FIRST]
+    """One nesting a closure style, the cheapest: where flax refuses it, the style is drawn no more."""
+    layers = [layer for transform in settings.transforms for layer in layers_of(transform, settings) if layer.captures]
     for style in settings.styles:
-        with_style = [transform for transform in plain if style in styles_of(transform)]
-        if with_style and style.endswith("closure"):
-            cheapest = next((transform for transform in with_style if row_of(transform).runs_nothing), with_style[0])
-            yield Nesting((Layer(cheapest, style),))
+        in_style = sorted(
+            (layer for layer in layers if layer.style == style), key=lambda layer: not layer.row.runs_nothing
+        )
+        yield from (Nesting((layer,)) for layer in in_style[:1])
 
 
 def singles(settings: Settings) -> Iterator[Nesting]:
     """Every layer alone, the plainest first."""
-    every = (
-        Layer(transform, style)
-        for transform in settings.transforms
-        for style in styles_of(transform)
-        if style in settings.styles or transform == CALL_FIRST
-    )
-    yield from sorted((Nesting((layer,)) for layer in every), key=lambda nesting: nesting.plainness)
+    every = [layer for transform in settings.transforms for layer in layers_of(transform, settings)]
+    if CALL_FIRST in settings.transforms:
+        every.append(Layer(CALL_FIRST))  # in any style: how it gets the module is no question
+    yield from sorted({Nesting((layer,)) for layer in every}, key=lambda nesting: nesting.plainness)
 
 
 def plainest_layers(settings: Settings, exclusions: Exclusions) -> list[Layer]:
     """Each transform that can work, in its plainest style of those that are on and hand the state over."""
-    layers: list[Layer] = []
-    for transform in settings.transforms:
-        in_styles = (Layer(transform, style) for style in styles_of(transform) if style in settings.styles)
-        layers += islice((layer for layer in in_styles if not layer.captures), 1)
-    return [layer for layer in layers if exclusions.allows(layer)]
+    handed = ([layer for layer in layers_of(name, settings) if not layer.captures] for name in settings.transforms)
+    return [layers[0] for layers in handed if layers and exclusions.allows(layers[0])]
 
 
 def several_in_jit(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting]:
-    """Jits over several layers, whose programs are judged for memory and donation: ``jit > call_first``, and the chains of the sweep.
+    """Jits over several layers, which are judged for memory and donation: ``jit > call_first``, and the chains of the sweep.
 
     Random draws do not find pairs: 20 draws found a broken ``jit > scan`` in 1 of 40 seeds.
     """
@@ -171,13 +169,13 @@ def draws_any(settings: Settings) -> bool:
 def nestings(draw: st.DrawFn, settings: Settings, exclusions_in: Callable[[str], Exclusions]) -> Nesting:
     """Nestings of up to ``max_depth`` layers, shrinking to fewer layers, earlier modes and transforms, and plainer styles.
 
-    Two draws a layer: a flat list of layers, or an index, does not shrink to the smallest. ``exclusions_in`` a mode
-    is asked when a nesting is drawn, since the sweep runs first.
+    A layer is two draws: a flat list of layers, or an index, does not shrink to the smallest. ``exclusions_in(mode)``
+    is called when a nesting is drawn, since the sweep runs first.
     """
     open_modes = [mode for mode in settings.modes if not exclusions_in(mode).closed] or [settings.modes[0]]
     mode = draw(st.sampled_from(open_modes)) if open_modes[1:] else open_modes[0]
     exclusions = exclusions_in(mode)
-    layer = _layers(settings, exclusions)
+    layer = _layer(settings, exclusions)
     if exclusions.closed or layer is None or exclusions.refused.issuperset(settings.styles):
         return Nesting(mode=mode)
     smallest = min(exclusions.swept + 1, settings.max_depth)
@@ -185,9 +183,14 @@ def nestings(draw: st.DrawFn, settings: Settings, exclusions_in: Callable[[str],
     return workable(Nesting(tuple(layers), mode), settings, exclusions)
 
 
-def _layers(settings: Settings, exclusions: Exclusions) -> st.SearchStrategy[Layer] | None:
-    styles = {transform: _styles(transform, settings, exclusions) for transform in settings.transforms}
-    transforms = [transform for transform in settings.transforms if transform != CALL_FIRST and styles[transform]]
+def _layer(settings: Settings, exclusions: Exclusions) -> st.SearchStrategy[Layer] | None:
+    """A layer in two draws, transform and style; `None` where there is none to draw."""
+    styles = {
+        name: [layer.style for layer in layers_of(name, settings) if not exclusions.rejects(layer)]
+        for name in settings.transforms
+        if name != CALL_FIRST
+    }
+    transforms = [name for name in styles if styles[name]]
 
     @st.composite
     def plain(draw: st.DrawFn) -> Layer:
@@ -198,18 +201,12 @@ def _layers(settings: Settings, exclusions: Exclusions) -> st.SearchStrategy[Lay
     return st.one_of(kinds) if kinds else None
 
 
-def _styles(transform: str, settings: Settings, exclusions: Exclusions) -> list[str]:
-    """The styles in which a transform can be drawn."""
-    styles = [style for style in settings.styles if style in styles_of(transform)]
-    return [style for style in styles if not exclusions.rejects(Layer(transform, style))]
-
-
 def workable(nesting: Nesting, settings: Settings, exclusions: Exclusions) -> Nesting:
     """The nesting in which layers that cannot work have another style, or are left out.
 
-    An argument layer inside a closure layer would be handed a module that the closure captured; a call that adds state
-    cannot be carried by argument scan, vmap and while_loop. Both become functional, where that style is on. What jax cannot
-    run whatever the style, a while_loop inside a grad, is left out.
+    An argument layer inside a closure layer would be handed a module that the closure captured; argument scan, vmap and while_loop
+    cannot carry a call that adds state. Both become functional, where that style is on. A layer that jax cannot run in any style, a
+    while_loop inside a grad, is left out.
     """
     layers: list[Layer] = []
     for layer in nesting.layers:
