@@ -20,9 +20,9 @@ def pairs(layers: Sequence[Layer]) -> Iterator[Pair]:
 def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     """Chains of at most ``longest`` layers, two or more, in which every pair of `pairs` stands side by side once.
 
-    What is compiled with an idle layer (`Transform.idle`) is what is compiled without, once for all chains that have the same other layers.
-    So the idle layers stand between the two layers of a pair, and that with a few pairs alone: those of a ring, in which each layer that
-    is not idle comes after one and before one. The same layers give the same chains.
+    An idle layer (`Transform.idle`) does not change the compiled program, which is shared by all chains with the same other layers. So
+    idle layers are put between the two layers of a few pairs alone: those of a ring through the other layers, in which each has one
+    neighbour before it and one after it. The same layers give the same chains.
     """
     idle = [layer for layer in layers if layer.row.idle]
     busy = [layer for layer in layers if not layer.row.idle]
@@ -37,7 +37,7 @@ def cover_pairs(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
 
 
 def _around(pair: Pair, idle: Sequence[Layer]) -> Iterator[Chain]:
-    """A pair, and the chains that have an idle layer in between: all of them compile to the program of the pair."""
+    """A pair, and the chains with an idle layer in between, which compile to the program of the pair."""
     outer, inner = pair
     yield pair
     yield from (chain for layer in idle if not impossible(Nesting(chain := (outer, layer, inner))))
@@ -46,7 +46,7 @@ def _around(pair: Pair, idle: Sequence[Layer]) -> Iterator[Chain]:
 def _walk(unwalked: Sequence[Pair], layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
     """An Eulerian walk over the pairs, cut where a chain is full, and where jax cannot run it.
 
-    Each chain goes on where the one before ended, and always to the layer that has most pairs left, so that none is left over.
+    Each chain starts where the last one ended, and goes on to the layer that has most pairs left, so that few short chains remain.
     """
     unused = dict.fromkeys(unwalked)
     rank = {layer: number for number, layer in enumerate(layers)}
@@ -82,7 +82,7 @@ def cover_layers(layers: Sequence[Layer], longest: int) -> Iterator[Chain]:
 
 
 def parts(nesting: Nesting) -> Iterator[Nesting]:
-    """The nestings that taking layers away from a nesting gives, the plainest first; the nesting itself comes last."""
+    """The nestings without some of the layers of a nesting, the plainest first; the nesting itself comes last."""
     layers = nesting.layers
     subsets = {
         tuple(layer for number, layer in enumerate(layers) if mask >> number & 1) for mask in range(1, 2 ** len(layers))

@@ -1,4 +1,4 @@
-"""What a run comes to: the exception that people see, out of all that hypothesis raised, or why a run in which nothing failed proves nothing."""
+"""The end of a run: the one exception that people see, or the reason why a run in which nothing failed proves nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pytest_nnxcheck.runner import neighbours
 from pytest_nnxcheck.runner.errors import add_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
 
+# How the notes of hypothesis begin, by version.
 _NOTES = ("Failing test case", "Failing explicit example", "Falsifying example", "Falsifying explicit example")
 _FLAKY = (
     "nnxcheck: the test did not do the same thing twice, with the same arguments and the same nesting. Its body depends on"
@@ -24,7 +25,7 @@ _FLAKY = (
 
 
 def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseException:
-    """Turn what came out of hypothesis into the exception to raise: the plainest one, its message complete."""
+    """Turn the exception of hypothesis into the one to raise: the plainest one of a group, with its complete message."""
     if isinstance(error, hypothesis.errors.Flaky):
         add_notes(error, [_FLAKY])
         return error
@@ -36,7 +37,7 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
         return error
     chosen = plainest(errors, run.nesting_of)
     nesting = chosen.outcome.nesting if isinstance(chosen, InvariantViolation) else run.nesting_of(chosen)
-    # pytest captures no more of this test, and what its body prints once more tells nothing new.
+    # pytest no longer captures this test, and its body prints nothing new.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         neighbours.run_around(run, nesting)
     if isinstance(chosen, InvariantViolation):
@@ -50,7 +51,7 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
 
 
 def _drop_notes(error: BaseException) -> None:
-    """Drop the example that hypothesis notes: without a ``@given`` of the user it is the nesting, which the message names better."""
+    """Drop hypothesis' note of the example: without a user's ``@given`` it is the nesting, which our message names better."""
     notes = getattr(error, "__notes__", None)
     if notes is not None:
         notes[:] = [note for note in notes if not note.startswith(_NOTES)]

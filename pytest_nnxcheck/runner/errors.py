@@ -1,4 +1,4 @@
-"""What the nestings of a test raised: which exceptions steer the test, and which one is shown."""
+"""Exceptions of the nestings of a test: which of them steer the test, which one is shown, and our notes on them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def flatten(error: BaseException) -> Iterator[BaseException]:
 
 
 class OwnNote(str):
-    """A note of ours: the type tells it from those of the user and of hypothesis."""
+    """A note of ours; the type distinguishes it from notes of the user and of hypothesis."""
 
     __slots__ = ()
 
 
 def add_notes(error: BaseException, texts: Iterable[str]) -> None:
-    """Add notes to an exception, none that is empty."""
+    """Add the notes that are not empty to an exception."""
     for text in filter(None, texts):
         error.add_note(OwnNote(text))
 
 
 def drop_own_notes(error: BaseException) -> None:
-    """Take our notes off an exception: jax raises some of its own again, object for object, in other tests too."""
+    """Take our notes off an exception: jax raises the same object again, in other tests too."""
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
         notes[:] = [note for note in notes if type(note) is not OwnNote]
 
 
 def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], Nesting]) -> BaseException:
-    """The error to show: a violation before any other, of the most serious invariant, then the one of the smallest nesting."""
+    """The error to show: a violation first, of the most serious invariant, then the error of the smallest nesting."""
 
     def key(error: BaseException) -> tuple[bool, object]:
         if isinstance(error, InvariantViolation):
@@ -52,7 +52,7 @@ def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], 
 
 
 def passes_through(error: BaseException) -> bool:
-    """Whether the exception steers the test, instead of failing it: Ctrl-C, skip, xfail, hypothesis' own."""
+    """Whether the exception steers the test instead of failing it: Ctrl-C, skip, xfail, hypothesis' own."""
     if isinstance(error, unittest.SkipTest | hypothesis.errors.UnsatisfiedAssumption):
         return True
     pytest = sys.modules.get("pytest")

@@ -1,4 +1,4 @@
-"""One execution of a test body under one nesting: wrapped objects report their calls to it, and it raises what they come to."""
+"""One execution of a test body under one nesting: wrapped objects hand it their calls, and it keeps what came of them."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ class Execution:
         return checked.output
 
     def settle(self, checked: Checked) -> None:
-        """Record what a call came to, and raise what it has to."""
+        """Record the outcome of a call. Raises a violation, a rejection, or the user's own exception."""
         __tracebackhide__ = True
         outcome = checked.outcome
         strict = self.settings.on_rejection == "fail" and not outcome.unfit
         entries = self.settings.expected_failures
-        # A rejection fails nothing, but what names this very nesting has come true.
+        # A rejection fails nothing, but an expected failure that names this very nesting has come true.
         named = strict or any(entry.nesting() == self.nesting for entry in entries)
         if outcome.verdict == "violated" or (outcome.verdict == "rejected" and named):
             outcome = expected_failures.excuse(outcome, entries)
@@ -122,8 +122,11 @@ class Execution:
             )
         outcome = self.executor.with_program(outcome)
         tally.record(self.outcomes, outcome)
-        if outcome.verdict == "expected" and _without_output(checked):
-            raise NestingExcused
+        leaks = any(violation.invariant == "tracers" for violation in checked.outcome.violations)
+        if outcome.verdict == "expected" and (
+            checked.error is not None or leaks or checked.outcome.verdict == "rejected"
+        ):
+            raise NestingExcused  # the call left no output that the body can go on with
         if outcome.verdict == "failed" and checked.error is not None:
             self.error = checked.error
             raise checked.error.with_traceback(checked.error.__traceback__)
@@ -134,7 +137,7 @@ class Execution:
             raise self._rejection(outcome)
 
     def _rejection(self, outcome: Outcome) -> BaseException:
-        """The exception for a nesting that was rejected: a violation where the settings ask for it."""
+        """The exception for a nesting that was rejected; a violation where the settings ask for it."""
         if outcome.unfit or self.settings.on_rejection == "report":
             return NestingRejected(outcome)
         self.violation = InvariantViolation(report.headline(outcome), outcome)
@@ -288,23 +291,17 @@ class Executor:
             execution.end()
 
     def _require_values(self, values: uncomputed.Values, error: BaseException | None) -> None:
-        """Raises `ValuesNeeded` where the body was handed stand-ins for values and read one, or raised anything of its own."""
+        """Raises `ValuesNeeded` where the body read a stand-in for a value, or was handed one and raised an exception of its own."""
         if values.needed or not values.stand_ins or isinstance(error, InvariantViolation):
             return
         if self.watch.saw or (error is not None and isinstance(error, Exception)):
             raise uncomputed.ValuesNeeded(of_body=True)
 
 
-def _without_output(checked: Checked) -> bool:
-    """Whether a call that did not hold gave nothing to go on with."""
-    leaks = any(violation.invariant == "tracers" for violation in checked.outcome.violations)
-    return checked.error is not None or leaks or checked.outcome.verdict == "rejected"
-
-
 def running_for(name: str) -> Execution:
     """The execution that a call of a wrapped object belongs to. Raises `CheckError` for a call that belongs to none.
 
-    Where an execution is going on all the same, the call fails it, whatever becomes of the exception.
+    Where an execution is going on elsewhere, the call fails it, even if the exception is swallowed.
     """
     __tracebackhide__ = True
     own = [execution for execution in _RUNNING if execution.home == here()]
@@ -324,7 +321,7 @@ def running_for(name: str) -> Execution:
 
 
 def _outside_of_a_body() -> str:
-    """Where a call is made that no execution sees; pytest says which part of a test it runs."""
+    """The place of a call outside of any execution; pytest says in the environment which part of a test it runs."""
     phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[2]
     if phase == "(setup)":
         return "in a fixture or a setup method, which runs once and under no nesting: call it in the body of the test"
@@ -334,5 +331,5 @@ def _outside_of_a_body() -> str:
 
 
 def engine() -> Any:
-    """The module that runs one call, asked for late: tests have another in its place."""
+    """The module that runs one call. Imported at each call: tests put another in its place."""
     return importlib.import_module("pytest_nnxcheck.engine.check_call")

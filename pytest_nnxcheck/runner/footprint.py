@@ -1,9 +1,7 @@
-"""The process while tests run: its resident size stays flat, and Python's garbage collector is held back inside a nesting.
+"""The memory of the process while tests run: it stays flat, and Python's garbage collector waits inside a nesting.
 
-Where tests have left it grown, programs of jax that nobody needs any more are dropped.
-
-jax keeps every program that it has compiled, and every jaxpr. glibc keeps the pages even of what was freed.
-At load this imports the standard library only.
+jax keeps every program that it has compiled, and every jaxpr; glibc keeps even freed pages. Where the process has grown over tests, both
+are dropped. At load this imports the standard library only.
 """
 
 from __future__ import annotations
@@ -17,25 +15,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 GROWTH = 1.25
-"""How much larger than after the last time the process may be at the end of a test."""
+"""How much the process may grow from one time to the next: to drop programs costs compiles later."""
 LEAST = 64 * 2**20
-"""Growth that is not worth the time: what comes next compiles its small programs once more."""
+"""Bytes of growth that are not worth the time: small programs would be compiled again."""
 
 
 class Footprint:
-    """The size of this process when it was last looked after; 0 before the first test, and where it is unknown."""
+    """The size of this process when programs were last dropped; 0 before the first test, and where it is unknown."""
 
     def __init__(self) -> None:
         self.size = 0
 
     def begin(self) -> None:
-        """A test starts. What it imports is not of its making, so that the first one is measured from here."""
+        """A test starts. Growth is measured from the first one: imports do not count."""
         self.size = self.size or resident()
 
     def end(self) -> bool:
-        """A test has ended: drop what jax keeps, if the process has grown. Whether it was dropped.
+        """A test has ended: drop what jax keeps if the process has grown. Returns whether it did.
 
-        Caches of the user's code are not touched; his jitted functions trace once more.
+        Caches of the user's code stay; the user's jitted functions trace once more.
         """
         grown = resident() - self.size
         jax = sys.modules.get("jax")
@@ -61,18 +59,18 @@ def resident() -> int:
 
 
 def trim() -> None:
-    """Give freed pages back to the system: glibc's own call; other C libraries do so by themselves, or have no call for it."""
+    """Give freed pages back to the system by a call of glibc; other C libraries do it by themselves, or have no such call."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 YOUNG = 1
-"""The generations that are collected after each nesting; Python's own rule says when all are, which takes as long as a small nesting."""
+"""Generations that are collected after each nesting. A collection of all takes as long as a small nesting: Python decides when."""
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Collect nothing inside, and what is young afterwards; a collector that the user has switched off is left alone."""
+    """Collect nothing inside, and young objects afterwards; a collector that the user has switched off stays off."""
     if not gc.isenabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""A test with hypothesis' decorators, taken apart: every touch of a name of hypothesis that is not public."""
+"""Every name of hypothesis that is not public: what its decorators left on a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test becomes a hypothesis test over nestings: the sweep as explicit examples, then the drawn nestings. No pytest in it."""
+"""Turn a test into a hypothesis test over nestings: the sweep as explicit examples, then the drawn nestings. No pytest in it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.runner.sweep import Sweep, sweep
 
 ARGUMENT = "nnx_nesting"
-"""The name under which hypothesis passes the nesting: no fixture of a user is called so."""
+"""The argument by which hypothesis passes the nesting; no fixture of a user has this name."""
 
 
 def build(
     test: Callable[..., Any], run_of: Callable[[bool], Run], passed: Collection[str], *, seeded: bool = False
 ) -> tuple[Callable[..., Any], Run]:
-    """A hypothesis test that runs ``test`` under generated nestings, and the run that collects what they do.
+    """Make a hypothesis test that runs ``test`` under generated nestings, and the run that collects what they do.
 
-    ``passed`` names the arguments that pytest passes; ``run_of`` is told whether a nesting is the whole example; ``seeded``
-    says that the command line has a seed of hypothesis, without which a test draws the same nestings every time.
+    ``passed`` names the arguments that pytest passes. ``run_of(remember)`` makes the run; ``remember`` is false where the user draws
+    arguments as well. ``seeded``: the command line has a seed of hypothesis; without one a test draws the same nestings every time.
     """
     function = getattr(test, "__func__", test)
     parts = hypothesis_test(function)
     run = run_of(parts.drawn is None)
     run.repeats = parts.drawn is None and not (seeded or parts.seeded)
-    # What a body draws by itself it draws anew where it runs a second time, for values: they are computed from the beginning.
+    # A body that draws for itself would draw other values in a second run, so that all values are computed in the first.
     run.executor.values_needed = any(strategy == st.data() for strategy in (parts.drawn or {}).values())
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
     explicit = _explicit(parts, run.settings)
@@ -48,7 +48,7 @@ def build(
 
 
 def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bool) -> Callable[..., None]:
-    """The body with one more argument, the nesting; what pytest does not pass is left to the body's own defaults."""
+    """The body with one more argument, the nesting; arguments that pytest does not pass keep the body's own defaults."""
 
     def inner(*args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
@@ -76,18 +76,17 @@ def _strategy(run: Run) -> st.SearchStrategy[Nesting]:
 
 
 def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.settings:
-    """The user's hypothesis settings, for examples that compile.
+    """The user's hypothesis settings, changed for examples that compile.
 
-    The same commit gives the same verdicts: without a seed, and without a ``@given`` of the user, the draws repeat.
-
-    No deadline: the first call compiles. No explain phase: it runs a failing example about 40 times more.
+    No deadline: the first call compiles. No explain phase: it runs a failing example about 40 times more. Without a seed and without
+    a user's ``@given`` the draws repeat, so that the same commit gives the same verdicts.
     """
     settings = run.settings
     base: Any = parts.settings or hypothesis.settings.default
     phases = [phase for phase in base.phases if phase is not Phase.explain]
     changed: dict[str, Any] = {"deadline": None}
     if parts.drawn is None:
-        # Nothing of the user's is drawn: the health checks and the blob would be about our strategy.
+        # Nothing of the user's is drawn: health checks and the blob of `reproduce_failure` would be about our strategy.
         changed |= {"print_blob": False, "suppress_health_check": list(HealthCheck)}
         if run.repeats:
             changed |= {"derandomize": True, "database": None}
@@ -101,7 +100,7 @@ def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.set
 
 
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
-    """The explicit examples, in the order in which they run: the first sweeps, the user's further ones probe."""
+    """The explicit examples in the order in which they run: the first is a sweep, the user's further ones only probe."""
     in_modes = settings.chosen_modes
     full = Sweep(settings, in_modes)
     probes = Sweep(replace(settings, sweep="probes", expected_failures=()), in_modes)

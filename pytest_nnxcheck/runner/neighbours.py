@@ -1,4 +1,4 @@
-"""What lies around a nesting that did not hold: the nearest that hold, and the first that fails on the way from the un-nested call.
+"""The nestings around one that did not hold: the nearest that hold, and the first that fails on the way from the un-nested call.
 
 Neighbours are run after hypothesis is done, with the same test body, and count as tried nowhere else.
 """
@@ -29,14 +29,14 @@ MOST = 12
 """Neighbours that are run at most: each may compile."""
 
 HANDED = ("argument", "functional")
-"""The styles that are tried whatever the settings name: they are what a closure is changed into."""
+"""Styles that are tried whatever the settings name: a module that a closure captures can be handed over in these ways."""
 
 TryOut = Callable[[Nesting, Settings], Outcome | None]
 """Runs a nesting, or looks its outcome up; None where the test body raised before the call, or ran no call."""
 
 
 def neighbours(nesting: Nesting, settings: Settings, exclusions: Exclusions) -> tuple[Nesting, ...]:
-    """Each layer in another style, each layer taken away; the plainest first, without those that cannot run."""
+    """The nestings with one layer in another style, or without one layer, that can run; the plainest first."""
     possible = [near for near in _every(nesting, settings) if near.layers and not impossible(near)]
     allowed = [near for near in possible if all(exclusions.allows(layer) for layer in near.layers)]
     workable = [near for near in allowed if strategies.workable(near, settings, exclusions) == near]
@@ -53,7 +53,7 @@ def _every(nesting: Nesting, settings: Settings) -> Iterator[Nesting]:
 
 
 def way(nesting: Nesting) -> tuple[Nesting, ...]:
-    """From the un-nested call to the nesting, one layer more at a time, the innermost first."""
+    """The nestings from the un-nested call to this one, each with one more layer, the innermost first."""
     layers = nesting.layers
     return tuple(replace(nesting, layers=layers[number:]) for number in range(len(layers), -1, -1))
 
@@ -138,7 +138,7 @@ def _walk(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tup
 
 
 def hands_on(nesting: Nesting, near: Nesting) -> bool:
-    """Whether a neighbour differs in a closure layer that is handed the module."""
+    """Whether a neighbour differs in a closure layer, to which it hands the module over."""
     if len(near) != len(nesting):
         return False
     pairs = zip(nesting.layers, near.layers, strict=True)
@@ -146,7 +146,7 @@ def hands_on(nesting: Nesting, near: Nesting) -> bool:
 
 
 def mends(broken: Outcome, near: Outcome | None) -> bool:
-    """Whether what broke holds in a neighbour, whatever else breaks there."""
+    """Whether the invariants that broke hold in a neighbour, whatever else breaks there."""
     if near is None or near.verdict not in ("held", "violated"):
         return False
     invariants = {violation.invariant for violation in broken.violations}
@@ -154,7 +154,7 @@ def mends(broken: Outcome, near: Outcome | None) -> bool:
 
 
 def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, int]]:
-    """The nesting once more, with more of what it is handed donated, where its peak broke the bound."""
+    """Run a nesting whose peak broke the bound with more of its arguments donated: the setting with which it holds, and its peak."""
     if not any(violation.invariant == "memory" for violation in outcome.violations):
         return
     names = outcome.evidence.reusable if outcome.evidence else ()
@@ -167,7 +167,7 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
 
 
 def measures_the_same(broken: Outcome, near: Outcome) -> bool:
-    """Whether a neighbour that held is a way out: what broke was measured in it as well. One that did not hold is none anyway.
+    """Whether a neighbour that held is a way out: the figures that broke were measured in it too. One that did not hold is none anyway.
 
     A closure captures the state by construction, so that no constants are judged in it.
     """
@@ -187,7 +187,7 @@ def measures_the_same(broken: Outcome, near: Outcome) -> bool:
 
 
 def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[str, str]]:
-    """A row where a body that raised un-nested passes with the user's own objects, unchecked: what makes it raise, as a run of each tells."""
+    """A row for a body that raised un-nested, but passes with the user's own objects, unchecked: runs find what makes it raise."""
     error = run("own")
     if error is None:
         causes = (cause for handed, cause in UNLIKE_OWN.items() if run(handed) is not None)
@@ -208,7 +208,7 @@ UNLIKE_OWN: dict[Handed, str] = {
 
 
 def explain(outcome: Outcome, around: Around) -> Outcome:
-    """Copy of the outcome with the rows of ``around``; drops a hint that was tried and failed."""
+    """The outcome with the rows of ``around``, without a hint that was tried and failed."""
     violations = tuple(
         replace(violation, hint="") if around.handed is False and hints.asks_to_hand_on(violation) else violation
         for violation in outcome.violations

@@ -109,7 +109,7 @@ class Run:
         )
 
     def _without_target(self) -> tuple[Note, ...]:
-        """A note where nothing failed, and no program was compiled for a target: why."""
+        """A note that says why no program was compiled for a target, where nothing failed."""
         words, outcomes = self.settings.target, self.outcomes.values()
         failed = any(outcome.verdict in ("violated", "failed") for outcome in outcomes)
         compiled = any(outcome.evidence and outcome.evidence.targets for outcome in outcomes)
@@ -120,7 +120,7 @@ class Run:
         return (Fact("nothing on target", words, why),)
 
     def forget(self) -> None:
-        """Drop the memo, whose exceptions hold frames and those tracers, and what jax keeps of the run if that is much."""
+        """Drop the memo, whose exceptions hold frames and these hold tracers; and the programs that jax keeps, if they are many."""
         self._memo.clear()
         self._raised.clear()
         self.bodies.clear()
@@ -128,7 +128,7 @@ class Run:
         OF_PROCESS.end()
 
     def publish(self, event: object) -> None:
-        """Tell the listeners of what is under way; what the memo answers is not."""
+        """Hand an event to the listeners; an answer out of the memo is none."""
         for listener in self.listeners:
             listener(event)
 
