@@ -98,6 +98,15 @@ def nbytes(array: Any, sharding: Any = None) -> int:
     return int(math.prod(shape) * array.dtype.itemsize)
 
 
+def byte_bounds(array: Any) -> tuple[int, int]:
+    """First and one-past-last address of a NumPy array: `numpy.byte_bounds` moved in NumPy 2. Tried on NumPy 1.26, 2.4, 2.5."""
+    import numpy as np
+
+    module = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
+    start, end = module.byte_bounds(array)
+    return start, end
+
+
 def array_type(array: Any) -> ArrayType:
     """The type of an array."""
     return (

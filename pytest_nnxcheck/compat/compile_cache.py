@@ -1,20 +1,22 @@
-"""jax's persistent compilation cache, for the plugin's own compiles alone.
+"""Programs that are compiled once: between runs by jax's persistent cache, and within a test where two lower to the same text.
 
-Its options are public, but not the folder that it has open: jax opens the folder of the first compile once for the process, and
+The persistent cache is for the plugin's own compiles alone. Its options are public, but not the folder that it has open: jax opens the folder of the first compile once for the process, and
 writes to it whatever the options say later. A user's compiles after ours would go into our folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck import atomic_file
-from pytest_nnxcheck.compat.compilation import configured
+from pytest_nnxcheck.compat.staging import compiler_options, configured
 
 EQUAL_FROM = (0, 6, 2)
 """The first jax whose cache gives back an equal program: totals, buffers, lines, aliases, and donation keeps its pointers.
@@ -139,3 +141,85 @@ def _module() -> Any:
     from jax._src import compilation_cache
 
     return compilation_cache
+
+
+# --- programs of the same text: a jit, and the same jit over an ``eval_shape`` or an idle ``remat``, say
+
+_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.$-]+)")
+_NAMES = re.compile(r'module @\S+ |jax\.result_info = "[^"]*"(?:, )?')
+
+
+def canonical(text: str) -> str:
+    """The text of a StableHLO module without the names that jax gives: of the module, its results and its functions."""
+    text = _NAMES.sub("", text)
+    numbers = {name: str(number) for number, name in enumerate(dict.fromkeys(_FUNCTION.findall(text)))}
+    return re.sub(r"@([\w.$-]+)", lambda match: f"@{numbers.get(match[1], match[1])}", text)
+
+
+def beside_text(lowered: Any) -> Hashable | None:
+    """What differs between programs of the same text: devices, weak types, kinds of keys, constants that are handed in.
+
+    `None` for a program that calls Python code: the text names a callback by its primitive, from jax 0.6 on without an address. With
+    ``jax_use_simplified_jaxpr_constants`` a captured array is an argument of the program, which keeps it alive, so that its id stays its own.
+    No public way: ``in_avals`` and ``out_info`` lack the devices, and ``out_info`` the weak types. Tried on all versions.
+    """
+    try:
+        arguments = lowered._lowering.compile_args
+        if arguments["keepalive"] or arguments["host_callbacks"]:
+            return None
+        types = (
+            tuple(arguments[name]) for name in ("global_in_avals", "global_out_avals", "in_shardings", "out_shardings")
+        )
+        constants = tuple(map(id, getattr(lowered._lowering, "const_args", None) or ()))
+        beside = (*types, arguments.get("device_assignment"), constants)
+        hash(beside)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return beside
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The compiled program of a lowered one."""
+
+    program: Any
+    shared: bool
+    """It was compiled for another lowered program of the same text, and has the lines of that one."""
+    lowered: Any
+    read: dict[Any, Any] = field(default_factory=dict)
+    """What was read of the program, for all that share it."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it on the arguments of the program that was lowered. Raises what jax raises."""
+        if not self.shared:
+            return self.program(*args)
+        import jax
+
+        positional, keywords = jax.tree.unflatten(self.program.in_tree, jax.tree.leaves((args, {})))
+        return jax.tree.unflatten(self.lowered.out_tree, jax.tree.leaves(self.program(*positional, **keywords)))
+
+
+@dataclass(slots=True)
+class SharedPrograms:
+    """The compiled programs of one test, by their text and what it leaves out. All versions: what ``as_text`` prints has no locations."""
+
+    known: dict[tuple[str, Hashable], Compiled] = field(default_factory=dict)
+    on: bool = True
+
+    def compiled(self, lowered: Any, *, alone: bool = False) -> Compiled:
+        """The compiled program of a lowered one; ``alone`` compiles it anew. Raises what XLA raises."""
+        beside = None if alone or not self.on else beside_text(lowered)
+        if beside is None:
+            with judged_compiles():
+                program = lowered.compile(compiler_options=compiler_options())
+            return Compiled(program, shared=False, lowered=lowered)
+        key = (canonical(lowered.as_text()), beside)
+        if key in self.known:
+            known = self.known[key]
+            return Compiled(known.program, shared=True, lowered=lowered, read=known.read)
+        self.known[key] = self.compiled(lowered, alone=True)
+        return self.known[key]
+
+    def program(self, lowered: Any) -> Any:
+        """The program alone, to read it."""
+        return self.compiled(lowered).program

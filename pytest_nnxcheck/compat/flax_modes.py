@@ -1,4 +1,4 @@
-"""The modes of flax: which there are, how to run in one, and how flax refuses a model in one.
+"""The modes of flax: which there are, and how to run in one.
 
 Graph mode follows references, and a transform hands changes of the graph out, or not (``graph_updates``); in tree mode a module is a
 plain pytree. `nnx.set_graph_mode` and `nnx.set_graph_updates` are public, and work for all layers from flax 0.12.7 on.
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pathlib
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +19,6 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 _FLAGS = {"graph": (True, True), "graph_no_updates": (True, False), "tree": (False, False)}
 """``nnx.set_graph_mode`` and ``nnx.set_graph_updates`` of each mode."""
-_WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "graph-mode", "captured variable")
 
 
 def modes() -> tuple[str, ...]:
@@ -104,34 +101,6 @@ def _in_graph_mode() -> dict[str, Any]:
     from flax import nnx
 
     return {"graph": True} if hasattr(nnx, "set_graph_mode") else {}
-
-
-def mode_words(error: BaseException) -> str:
-    """The part of an exception of flax that is about its mode: the paths and the sentence that names the mode, without the advice.
-
-    ``Duplicate Param (model.a, model.b): Tree mode (graph=False) does not support shared references``. Flax 0.12.
-    """
-    text = str(error).partition("Consider the following")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    paths = ", ".join(line.removeprefix("- ").lstrip(".") for line in lines if line.startswith("- "))
-    sentences = [line for line in lines if any(word in line.lower() for word in _WORDS)] or lines[:1] or [""]
-    subject = f"{lines[0].partition('(')[0].strip()} ({paths}): " if paths else ""
-    return f"{type(error).__name__}: {subject}{sentences[0].rstrip('. ')}"
-
-
-def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
-    """Whether flax refused what a mode cannot do: shared Variables in tree mode, `nnx.StateAxes` without graph updates.
-
-    Flax raises a plain ValueError from its own files, whose text names the mode or its flags. In the current mode, and in graph mode, the
-    exception is the user's own: no other mode would do better. All versions.
-    """
-    if mode in ("current", "graph") or not isinstance(error, ValueError):
-        return False
-    from flax import nnx
-
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    text = str(error).lower()
-    return str(pathlib.Path(nnx.__file__).parent) in last and any(word in text for word in _WORDS)
 
 
 def require_modes(wanted: tuple[str, ...]) -> None:

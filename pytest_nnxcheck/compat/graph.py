@@ -1,11 +1,10 @@
-"""Graph nodes and their state in every version of flax, and the exceptions by which flax and jax refuse a nesting."""
+"""Graph nodes and their state in every version of flax."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
-import pathlib
 import sys
 from collections.abc import Container, Iterator
 from typing import Any
@@ -122,49 +121,6 @@ def zeros(shape: Any) -> Any:
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
         return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=shape.dtype._impl)
     return jnp.zeros(shape.shape, shape.dtype, device=in_type(shape))
-
-
-def is_tracer_error(error: BaseException | None) -> bool:
-    """Whether the exception is what jax raises when a tracer of an ended trace is used. All versions."""
-    import jax
-
-    return isinstance(error, jax.errors.UnexpectedTracerError)
-
-
-def asks_for_value(error: BaseException | None) -> bool:
-    """Whether the exception is what jax raises when Python asks for the value of a tracer. All versions.
-
-    Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax': one of these.
-    """
-    import jax
-
-    errors = jax.errors
-    classes = (
-        errors.ConcretizationTypeError,
-        errors.TracerArrayConversionError,
-        errors.TracerIntegerConversionError,
-        errors.NonConcreteBooleanIndexError,
-    )
-    sentences = ("static start/stop/step", "Slice entries must be static")
-    is_slice = isinstance(error, IndexError) and any(sentence in str(error) for sentence in sentences)
-    return isinstance(error, classes) or is_slice
-
-
-def is_refusal(error: BaseException | None) -> bool:
-    """Whether flax refused to touch a graph node from another trace level.
-
-    `TraceContextError` is public; for a Variable flax raises a plain ValueError from its own files. All versions.
-    """
-    import traceback
-
-    from flax import errors, nnx
-
-    if isinstance(error, errors.TraceContextError):
-        return True
-    if not isinstance(error, ValueError) or "from different trace level" not in str(error):
-        return False
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return str(pathlib.Path(nnx.__file__).parent) in last
 
 
 def take_marks(node: Any, other: Any) -> None:

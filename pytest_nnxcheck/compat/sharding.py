@@ -1,10 +1,15 @@
-"""The active mesh, shardings in the types of arrays, and those that an abstract module is annotated with."""
+"""Meshes, ``shard_map``, and shardings: those in the types of arrays, and those that a module is annotated with."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
+
+from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.nesting import Misfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -71,3 +76,31 @@ def annotated(state: Any, mesh: Any) -> Any:
     leaves, treedef = jax.tree.flatten(state)
     whole = len(shardings) == len(leaves) and all(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings)
     return jax.tree.unflatten(treedef, shardings if whole else [replicated] * len(leaves))
+
+
+def shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
+    """``f`` over a mesh, with one spec for all that goes in and comes out.
+
+    `jax.shard_map` from jax 0.6 on, before that in `jax.experimental`; the check that outputs are replicated is ``check_vma`` and
+    ``check_rep``. It is off, as it refuses loops whose carry starts from constants. All versions.
+    """
+    import jax
+
+    if hasattr(jax, "shard_map"):
+        return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    from jax.experimental.shard_map import shard_map as experimental
+
+    mapped: Callable[..., Any] = experimental(f, mesh=mesh, in_specs=spec, out_specs=spec, check_rep=False)
+    return mapped
+
+
+def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
+    """The same with modules among the arguments; flax has `nnx.shard_map` from 0.10.7 on. Raises `Unfit` before. All versions."""
+    import flax
+    from flax import nnx
+
+    if not hasattr(nnx, "shard_map"):
+        raise Unfit(Misfit("no nnx.shard_map", flax.__version__))
+    check = "check_vma" if "check_vma" in inspect.signature(nnx.shard_map).parameters else "check_rep"
+    options: dict[str, Any] = {check: False}
+    return nnx.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)

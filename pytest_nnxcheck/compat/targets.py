@@ -15,9 +15,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.sharding import active_mesh
+from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.core.chips import HOST, SHARE, Chip, Target, sizes_of
 from pytest_nnxcheck.core.errors import CheckError
 

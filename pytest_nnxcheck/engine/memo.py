@@ -15,8 +15,8 @@ import numpy as np
 
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms
 from pytest_nnxcheck.compat.graph import attributes, flat_state, is_key
-from pytest_nnxcheck.compat.shared_programs import SharedPrograms
 from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import Finding, MadeInEndedTrace, StateTouched, TracerLeft, Violation
 from pytest_nnxcheck.invariants.case import Case, Judgement
@@ -23,6 +23,6 @@ def tracers(observation: Observation) -> tuple[Finding, ...]:
 
 def remaining(observation: Observation) -> tuple[Leak, ...]:
     """Leaks that survive the program, or that killed it; those that died with an inner module are no violation."""
-    if observation.leaks or not graph.is_tracer_error(observation.error):
+    if observation.leaks or not refusals.is_tracer_error(observation.error):
         return observation.leaks
     return observation.dropped

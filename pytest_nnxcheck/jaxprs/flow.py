@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 
 Sources = tuple[int | None, ...]
@@ -50,21 +50,21 @@ def of_call(eqn: Any, copies: AbstractSet[str]) -> Sources:
 
 def of_scan(eqn: Any, copies: AbstractSet[str]) -> Sources:
     """A carry that its body hands on is the operand; a stacked output that is the slice of a scanned input is that input."""
-    body = sources(compilation.open_jaxpr(eqn.params["jaxpr"]), copies)
-    consts, carry = compilation.scan_layout(eqn)
+    body = sources(staging.open_jaxpr(eqn.params["jaxpr"]), copies)
+    consts, carry = staging.scan_layout(eqn)
     kept = tuple(consts + k if body[k] == consts + k else None for k in range(carry))
     stacked = tuple(source if source is not None and source >= consts + carry else None for source in body[carry:])
     return kept + stacked
 
 
 def of_while(eqn: Any, copies: AbstractSet[str]) -> Sources:
-    body = sources(compilation.open_jaxpr(eqn.params["body_jaxpr"]), copies)
+    body = sources(staging.open_jaxpr(eqn.params["body_jaxpr"]), copies)
     consts, before = eqn.params["body_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
     return tuple(before + k if source == consts + k else None for k, source in enumerate(body))
 
 
 def of_cond(eqn: Any, copies: AbstractSet[str]) -> Sources:
-    branches = [sources(compilation.open_jaxpr(branch), copies) for branch in eqn.params["branches"]]
+    branches = [sources(staging.open_jaxpr(branch), copies) for branch in eqn.params["branches"]]
     return tuple(
         origins[0] + 1 if origins[0] is not None and len(set(origins)) == 1 else None
         for origins in zip(*branches, strict=True)
@@ -211,7 +211,7 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     """The jaxprs among an equation's parameters."""
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            opened = compilation.open_jaxpr(item)
+            opened = staging.open_jaxpr(item)
             if hasattr(opened, "eqns") and hasattr(opened, "invars"):
                 yield opened
 
@@ -219,10 +219,10 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
 def all_jaxprs(closed: Any) -> Iterator[Any]:
     """A closed jaxpr and every jaxpr inside it, with their constants where they have any."""
     yield closed
-    for eqn in compilation.open_jaxpr(closed).eqns:
+    for eqn in staging.open_jaxpr(closed).eqns:
         for value in eqn.params.values():
             for item in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(compilation.open_jaxpr(item), "eqns"):
+                if hasattr(staging.open_jaxpr(item), "eqns"):
                     yield from all_jaxprs(item)
 
 
@@ -245,7 +245,7 @@ def inner_donations(closed: Any) -> int:
     return sum(
         sum(eqn.params.get("donated_invars", ()))
         for jaxpr in all_jaxprs(closed)
-        for eqn in compilation.open_jaxpr(jaxpr).eqns
+        for eqn in staging.open_jaxpr(jaxpr).eqns
         if eqn.primitive.name in CALLS
     )
 
@@ -255,21 +255,21 @@ def calls_back(closed: Any) -> bool:
     return any(
         "callback" in eqn.primitive.name or eqn.primitive.name == "check"
         for jaxpr in all_jaxprs(closed)
-        for eqn in compilation.open_jaxpr(jaxpr).eqns
+        for eqn in staging.open_jaxpr(jaxpr).eqns
     )
 
 
 def branches(closed: Any) -> bool:
     """Whether the program chooses between branches: `jax.lax.cond`, `nnx.switch`."""
-    return any(eqn.primitive.name == COND for jaxpr in all_jaxprs(closed) for eqn in compilation.open_jaxpr(jaxpr).eqns)
+    return any(eqn.primitive.name == COND for jaxpr in all_jaxprs(closed) for eqn in staging.open_jaxpr(jaxpr).eqns)
 
 
 def writes_back(closed: Any) -> bool:
     """Whether a scan stacks its stacked inputs anew, as they are: `nnx.scan` does that with what its body hands out."""
     return any(
-        any(number is not None for number in of_scan(eqn, COPIES)[compilation.scan_layout(eqn)[1] :])
+        any(number is not None for number in of_scan(eqn, COPIES)[staging.scan_layout(eqn)[1] :])
         for jaxpr in all_jaxprs(closed)
-        for eqn in compilation.open_jaxpr(jaxpr).eqns
+        for eqn in staging.open_jaxpr(jaxpr).eqns
         if eqn.primitive.name == SCAN
     )
 
@@ -279,10 +279,10 @@ def remat_in_scan(closed: Any) -> bool:
     return any(
         inner.primitive.name in REMATS
         for jaxpr in all_jaxprs(closed)
-        for eqn in compilation.open_jaxpr(jaxpr).eqns
+        for eqn in staging.open_jaxpr(jaxpr).eqns
         if eqn.primitive.name == SCAN
         for body in all_jaxprs(eqn.params["jaxpr"])
-        for inner in compilation.open_jaxpr(body).eqns
+        for inner in staging.open_jaxpr(body).eqns
     )
 
 
@@ -293,7 +293,7 @@ def lowest_precision(closed: Any) -> float:
     kinds = {
         var.aval.dtype
         for jaxpr in all_jaxprs(closed)
-        for eqn in compilation.open_jaxpr(jaxpr).eqns
+        for eqn in staging.open_jaxpr(jaxpr).eqns
         for var in eqn.outvars
         if hasattr(var.aval, "dtype") and jnp.issubdtype(var.aval.dtype, jnp.floating)
     }
@@ -304,17 +304,17 @@ def equations(closed: Any) -> int:
     """How many equations a program makes; each step of a scan is counted, and one of a while loop."""
     return sum(
         1 + (eqn.params["length"] if eqn.primitive.name == SCAN else 1) * sum(map(equations, inner_jaxprs(eqn)))
-        for eqn in compilation.open_jaxpr(closed).eqns
+        for eqn in staging.open_jaxpr(closed).eqns
     )
 
 
 def operations(closed: Any) -> int:
     """How many different operations a program makes: a call without a jit compiles each of them once, however often it makes it."""
-    every = (eqn for jaxpr in all_jaxprs(closed) for eqn in compilation.open_jaxpr(jaxpr).eqns)
+    every = (eqn for jaxpr in all_jaxprs(closed) for eqn in staging.open_jaxpr(jaxpr).eqns)
     return len({(eqn.primitive.name, *(str(var.aval) for var in eqn.invars)) for eqn in every})
 
 
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
-    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in compilation.captured_values(jaxpr)}
+    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in staging.captured_values(jaxpr)}
     return [const for const in constants.values() if hasattr(const, "nbytes")]

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation, variables
-from pytest_nnxcheck.compat.compilation import configured
+from pytest_nnxcheck.compat import staging, variables
 from pytest_nnxcheck.compat.primitives import COPIES
+from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.compat.targets import effort_options, lowered_on, mesh_of
 from pytest_nnxcheck.core.text import format_bytes
 from pytest_nnxcheck.jaxprs.flow import constants, inner_jaxprs
@@ -304,7 +304,7 @@ def is_written(program: Any, state: Any, inputs: Any, paths: dict[str, Any]) -> 
         program(module, *inputs)
         return [value_at(module, *keys) for keys in paths.values()]
 
-    jaxpr = compilation.open_jaxpr(jax.make_jaxpr(pure)(leaves, *inputs))
+    jaxpr = staging.open_jaxpr(jax.make_jaxpr(pure)(leaves, *inputs))
     same = all(handed_on(jaxpr, [True for _ in jaxpr.invars]))
     report("donation", [f"{name}   not written back" for name in paths if same])
 

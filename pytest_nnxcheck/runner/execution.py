@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck.compat import compile_cache, flax_modes
+from pytest_nnxcheck.compat import compile_cache, flax_modes, refusals
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
@@ -158,7 +158,7 @@ class Execution:
         """The body raised an exception."""
         if passes_through(error):
             self.raised = error
-        elif flax_modes.is_mode_refusal(error, self.nesting.mode):
+        elif refusals.is_mode_refusal(error, self.nesting.mode):
             self._refuse(error)
         elif isinstance(error, InvariantViolation | CheckError):
             self.raised, self.own = error, error is not self.error
@@ -167,7 +167,7 @@ class Execution:
 
     def _refuse(self, error: BaseException) -> None:
         """The body itself, not a call, did what the mode of flax cannot do: build a module with `nnx.StateAxes`, say."""
-        outcome = Outcome(self.nesting, "rejected", reason=flax_modes.mode_words(error), by_mode=True)
+        outcome = Outcome(self.nesting, "rejected", reason=refusals.mode_words(error), by_mode=True)
         if self.settings.on_rejection == "fail":
             outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
         tally.record(self.outcomes, outcome)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, rows_of, styles_of
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
@@ -192,7 +192,7 @@ def unlike_own(run: Callable[[Handed], BaseException | None]) -> Iterator[tuple[
     if error is None:
         causes = (cause for handed, cause in UNLIKE_OWN.items() if run(handed) is not None)
         yield "note", f"passes with your object, {next(causes, 'unwrapped, and unchecked')}"
-    elif graph.is_tracer_error(error):
+    elif refusals.is_tracer_error(error):
         yield "note", MET_A_TRACE
 
 

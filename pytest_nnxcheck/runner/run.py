@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 
-from pytest_nnxcheck.compat import shared_programs
+from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.catalogue import MODES, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
@@ -83,7 +83,7 @@ class Run:
     """The nesting to name for an exception, by its identity."""
 
     def __post_init__(self, compiles: Path | None) -> None:
-        shared = shared_programs.SharedPrograms(on=self.settings.shortcuts == "on")
+        shared = compile_cache.SharedPrograms(on=self.settings.shortcuts == "on")
         self.memo = Memo(shared_programs=shared, same_arguments=self.remember)
         self.executor = Executor(self.memo, self.programs, self.publish, compiles)
         if self.programs is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import sharding
 from pytest_nnxcheck.transforms.layer import Plan, Program, first, functional, split, stack
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -78,7 +78,7 @@ def on_mesh(tree: Any) -> Any:
 
 def shard_map_argument(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        return compilation.nnx_shard_map(f, mesh(), REPLICATED)(state, *inputs)
+        return sharding.nnx_shard_map(f, mesh(), REPLICATED)(state, *inputs)
 
     return layer
 
@@ -87,7 +87,7 @@ def shard_map_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
         graphdef, changed, rest = split(state, plan)
         pure = functional(f, graphdef, plan)
-        changed, out = compilation.shard_map(pure, mesh(), REPLICATED)(changed, rest, *inputs)
+        changed, out = sharding.shard_map(pure, mesh(), REPLICATED)(changed, rest, *inputs)
         nnx.update(state, changed)
         return out
 
@@ -96,13 +96,13 @@ def shard_map_functional(f: Program, plan: Plan) -> Program:
 
 def shard_map_closure(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        return compilation.nnx_shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
+        return sharding.nnx_shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
 
     return layer
 
 
 def shard_map_jax_closure(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        return compilation.shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
+        return sharding.shard_map(lambda *inputs: f(state, *inputs), mesh(), REPLICATED)(*inputs)
 
     return layer

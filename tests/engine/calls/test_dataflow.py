@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.jaxprs import flow
 
 W = jnp.ones((3, 3))
 
 
 def sources(f, *args):
-    return flow.sources(compilation.open_jaxpr(jax.make_jaxpr(f)(*args)))
+    return flow.sources(staging.open_jaxpr(jax.make_jaxpr(f)(*args)))
 
 
 def in_scan(body):
@@ -84,13 +84,11 @@ def test_a_remat_in_a_scan_is_seen():
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_which_inputs_go_into_an_output(wrapper):
-    found = flow.origins(compilation.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W)))
+    found = flow.origins(staging.open_jaxpr(jax.make_jaxpr(WRAPPERS[wrapper](lambda w, x: (w + 1, x @ w)))(W, W)))
     # A loop or a branch mixes all it is given, which is the safe side.
     assert found == ((0b01, 0b11) if wrapper in ("plain", "jit", "remat") else (0b11, 0b11))
 
 
 def test_an_output_that_no_input_goes_into_or_that_is_one():
-    jaxpr = compilation.open_jaxpr(
-        jax.make_jaxpr(lambda w, x: (jnp.zeros(3), 1.0, x, jax.jit(lambda a, b: a)(x, w)))(W, W)
-    )
+    jaxpr = staging.open_jaxpr(jax.make_jaxpr(lambda w, x: (jnp.zeros(3), 1.0, x, jax.jit(lambda a, b: a)(x, w)))(W, W))
     assert flow.origins(jaxpr) == (0, 0, 0b10, 0b10)

@@ -14,7 +14,7 @@ from compile_folders import WORKS, entries, works
 from flax import nnx
 from reports import Pair, step_other_dtype
 
-from pytest_nnxcheck.compat import compilation, compile_cache
+from pytest_nnxcheck.compat import compile_cache, staging
 from pytest_nnxcheck.xla import buffers, hlo
 
 pytestmark = pytest.mark.usefixtures("no_folder_of_the_user")
@@ -49,9 +49,9 @@ def compiled(folder, f, *args):
     jax.clear_caches()
     EVENTS.clear()
     program = jax.jit(f, donate_argnums=0, keep_unused=True)
-    with compilation.whole_stacks(), compile_cache.compile_folder(folder), compile_cache.cached_compiles():
-        found = program.lower(*args).compile(compiler_options=compilation.compiler_options())
-    read = buffers.read(found), hlo.aliases(compilation.serialized_hlo_module(found))
+    with staging.whole_stacks(), compile_cache.compile_folder(folder), compile_cache.cached_compiles():
+        found = program.lower(*args).compile(compiler_options=staging.compiler_options())
+    read = buffers.read(found), hlo.aliases(staging.serialized_hlo_module(found))
     donated = jax.tree.map(jnp.copy, args[0])
     before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(donated)]
     after = found(donated, *args[1:])[0]

@@ -12,7 +12,7 @@ from checking import call
 from flax import nnx
 from healthy import assign
 
-from pytest_nnxcheck.compat.compilation import configured
+from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.compat.targets import effort_options, lowered_on, mesh_of
 from pytest_nnxcheck.reproducer import checks, runtime
 from pytest_nnxcheck.reproducer.checks import (

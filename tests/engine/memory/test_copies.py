@@ -10,7 +10,7 @@ from flax import nnx
 from healthy import FLAX, assign, numbers
 from rewritten_leaves import REWRITTEN
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.reporting import hints
 
 
@@ -136,9 +136,9 @@ def test_state_that_is_not_donated_has_to_be_an_output_of_its_own():
 def compiled_again(monkeypatch, subject, *args, nesting="jit"):
     """How many programs are compiled to look for copies under one nesting."""
     jitted = []
-    real = compilation.jitted_jaxpr
+    real = staging.jitted_jaxpr
     monkeypatch.setattr(
-        compilation, "jitted_jaxpr", lambda *given, **options: jitted.append(given) or real(*given, **options)
+        staging, "jitted_jaxpr", lambda *given, **options: jitted.append(given) or real(*given, **options)
     )
     call(subject, *args, nesting=nesting)
     return len(jitted)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.jaxprs import forwarding
 
 LEAVES = 3
@@ -95,18 +95,18 @@ def test_a_leaf_that_is_handed_through_comes_from_where_it_came_from(wrapper):
     leaves = [jnp.ones((4, 2), jnp.int32)] * LEAVES
     # jax itself leaves out what a body hands on as it is, and not what a remat in it does.
     closed = jax.make_jaxpr(wrapper(jax.checkpoint(applied([("change", 1, 0)]))))(*leaves)
-    jaxpr = compilation.open_jaxpr(forwarding.forwarded(closed))
+    jaxpr = staging.open_jaxpr(forwarding.forwarded(closed))
     assert [var is jaxpr.invars[number] for number, var in enumerate(jaxpr.outvars)] == [True, False, True]
-    assert forwarding.handed_inputs(compilation.open_jaxpr(closed)) == {0, 2}
+    assert forwarding.handed_inputs(staging.open_jaxpr(closed)) == {0, 2}
     # A call is inlined: what it hands through costs nothing.
     assert forwarding.handed_bytes(closed) == (0 if wrapper in (jax.jit, jax.checkpoint) else 2 * 4 * 2 * 4)
 
 
 def test_the_order_of_a_barrier_stays():
     leaves = [jnp.ones((4, 2), jnp.int32)] * LEAVES
-    jaxpr = compilation.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(behind_barrier(applied([])))(*leaves)))
+    jaxpr = staging.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(behind_barrier(applied([])))(*leaves)))
     assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["optimization_barrier"]
-    inside = compilation.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(jax.jit(behind_barrier(applied([]))))(*leaves)))
+    inside = staging.open_jaxpr(forwarding.forwarded(jax.make_jaxpr(jax.jit(behind_barrier(applied([]))))(*leaves)))
     assert [var in inside.invars for var in inside.outvars] == [False] * LEAVES
 
 

@@ -11,7 +11,7 @@ from healthy import numbers
 from jax import lax
 from memory_evidence import rows, told
 
-from pytest_nnxcheck.compat import compilation, compile_cache
+from pytest_nnxcheck.compat import compile_cache, staging
 from pytest_nnxcheck.xla import buffers
 
 
@@ -32,7 +32,7 @@ def plain(how, length):
     }
     programs["while_loop"] = programs["fori_loop"]
     with compile_cache.judged_compiles():
-        compiled = jax.jit(programs[how]).lower(X if "loop" in how else xs).compile(compilation.compiler_options())
+        compiled = jax.jit(programs[how]).lower(X if "loop" in how else xs).compile(staging.compiler_options())
     return buffers.read(compiled).peak
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytest_nnxcheck.compat import compilation, primitives
+from pytest_nnxcheck.compat import primitives, staging
 from pytest_nnxcheck.jaxprs.waste import waste
 
 W = jnp.ones((8, 64, 64))
@@ -14,7 +14,7 @@ W = jnp.ones((8, 64, 64))
 
 def facts_of(call, *args):
     """All facts; the first output takes the place of the first input."""
-    return waste(compilation.open_jaxpr(jax.make_jaxpr(call)(*args)), {0: 0})
+    return waste(staging.open_jaxpr(jax.make_jaxpr(call)(*args)), {0: 0})
 
 
 def held_twice(call, *args):

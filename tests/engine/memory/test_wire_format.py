@@ -9,7 +9,7 @@ from compiling import P, X, compile_, memory_of, stacked_again
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.xla import buffers, hlo, origins, protobuf
 from pytest_nnxcheck.xla.buffers import read
@@ -100,10 +100,10 @@ def compiled(assignment=None, module=None):
 @pytest.fixture(scope="module")
 def protos():
     real = compile_(stacked_again, P, X)
-    assignment, wrapped = compilation.serialized_buffer_assignment(real.memory_analysis())
+    assignment, wrapped = staging.serialized_buffer_assignment(real.memory_analysis())
     if wrapped:
         assignment = bytes(protobuf.raw(protobuf.fields(assignment), 3))
-    return assignment, compilation.serialized_hlo_module(real)
+    return assignment, staging.serialized_hlo_module(real)
 
 
 def test_the_protos_alone_give_the_names(protos):

@@ -14,7 +14,7 @@ from healthy import FLAX, assign, numbers
 from parity_calls import TREE
 from wild_training import apply_gradients, optimizer_of
 
-from pytest_nnxcheck.compat import compilation, graph, variables
+from pytest_nnxcheck.compat import graph, staging, variables
 from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.engine.parity import may_be_fusion
 from pytest_nnxcheck.reporting import hints
@@ -288,15 +288,14 @@ def compiled(f, model):
     """What the program computes that a nesting compiles."""
     graphdef, state = nnx.split(model)
     lowered = jax.jit(lambda state, x: f(nnx.merge(graphdef, state), x)).lower(state, numbers((8,)))
-    return lowered.compile(compiler_options=compilation.compiler_options())(state, numbers((8,)))
+    return lowered.compile(compiler_options=staging.compiler_options())(state, numbers((8,)))
 
 
 UNFUSED = "where XLA fuses no operations, the same program gives the values of the un-nested call"
 
 
 @pytest.mark.skipif(
-    compilation.unfused_options() is None
-    or np.array_equal(compiled(gradient, Hinge()), gradient(Hinge(), numbers((8,)))),
+    staging.unfused_options() is None or np.array_equal(compiled(gradient, Hinge()), gradient(Hinge(), numbers((8,)))),
     reason="the XLA of jax 0.6.2 fuses them and can leave it; the published GCN shows the same on the newest",
 )
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]", "jit > remat"])

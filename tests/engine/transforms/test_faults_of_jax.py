@@ -12,7 +12,7 @@ from flax import nnx
 from healthy import numbers
 from jax.experimental import io_callback
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import refusals
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from pytest_nnxcheck.compat import compilation
     ],
 )
 def test_a_fault_of_jax_is_told_from_one_of_the_user(error, names, told):
-    assert bool(compilation.fault_of_jax(error, names)) == told
+    assert bool(refusals.fault_of_jax(error, names)) == told
 
 
 class Experts(nnx.Module):

@@ -16,7 +16,7 @@ from flax import nnx
 from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.watch import donation
 from pytest_nnxcheck.watch.leftovers import Reported, look
 
@@ -177,6 +177,6 @@ def cast(*dtypes: str) -> Any:
 )
 def test_a_donated_buffer_is_wasted_on_what_is_wider(dtypes, wider):
     arrays = [jnp.ones(4, jnp.bfloat16)] * 2
-    jaxpr = compilation.open_jaxpr(jax.make_jaxpr(cast(*dtypes))(*arrays))
+    jaxpr = staging.open_jaxpr(jax.make_jaxpr(cast(*dtypes))(*arrays))
     assert donation.widened(jaxpr, (True, True)) == wider
     assert donation.widened(jaxpr, (False, False)) == {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_nnxcheck.compat import compiles
+from pytest_nnxcheck.compat import compile_events
 from pytest_nnxcheck.watch import donation, roots
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
@@ -66,7 +66,7 @@ def test_a_donated_leaf_is_named_where_its_type_tells_it(unused, shown, row):
 
 @pytest.mark.parametrize("warns", [True, False])
 def test_of_one_type_what_says_more_is_told_and_of_others_what_jax_warned_of(monkeypatch, warns):
-    monkeypatch.setattr(compiles, "warns_of_widened", lambda: warns)
+    monkeypatch.setattr(compile_events, "warns_of_widened", lambda: warns)
     plain, other = Unused("bfloat16[4]", 1, ("m.a",), "a.py:1"), Unused("float32[4]", 1, (), "a.py:1")
     wider, unwarned = replace(plain, new="float32"), replace(plain, type="bfloat16[8]", new="float32")
     assert donation.merged([plain, other], [wider, unwarned]) == (other, wider, *([] if warns else [unwarned]))

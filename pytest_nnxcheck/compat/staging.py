@@ -10,10 +10,6 @@ from typing import Any
 from unittest import mock
 
 from pytest_nnxcheck.compat.arrays import unwrapped
-from pytest_nnxcheck.compat.frames import raised_by_library
-from pytest_nnxcheck.core.errors import Unfit
-from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.text import first_line
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -230,69 +226,3 @@ def unfused_options() -> dict[str, Any] | None:
         "xla_disable_hlo_passes": "fusion",
         "xla_allow_excess_precision": False,
     }
-
-
-def byte_bounds(array: Any) -> tuple[int, int]:
-    """First and one-past-last address of a NumPy array: `numpy.byte_bounds` moved in NumPy 2. Tried on NumPy 1.26, 2.4, 2.5."""
-    import numpy as np
-
-    module = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
-    start, end = module.byte_bounds(array)
-    return start, end
-
-
-def shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
-    """``f`` over a mesh, with one spec for all that goes in and comes out.
-
-    `jax.shard_map` from jax 0.6 on, before that in `jax.experimental`; the check that outputs are replicated is ``check_vma`` and
-    ``check_rep``. It is off, as it refuses loops whose carry starts from constants. All versions.
-    """
-    import jax
-
-    if hasattr(jax, "shard_map"):
-        return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    from jax.experimental.shard_map import shard_map as experimental
-
-    mapped: Callable[..., Any] = experimental(f, mesh=mesh, in_specs=spec, out_specs=spec, check_rep=False)
-    return mapped
-
-
-def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
-    """The same with modules among the arguments; flax has `nnx.shard_map` from 0.10.7 on. Raises `Unfit` before. All versions."""
-    import flax
-    from flax import nnx
-
-    if not hasattr(nnx, "shard_map"):
-        raise Unfit(Misfit("no nnx.shard_map", flax.__version__))
-    check = "check_vma" if "check_vma" in inspect.signature(nnx.shard_map).parameters else "check_rep"
-    options: dict[str, Any] = {check: False}
-    return nnx.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)
-
-
-_NO_RULE = (
-    "Cannot `vmap` ordered IO callback.",
-    "performing a set/swap operation with vmapped value on an unbatched array reference",
-    "performing an addupdate operation with vmapped value on an unbatched array reference",
-)
-"""The first words of jax's exceptions where it maps an ordered `io_callback`, all versions, or a write to a captured `jax.Ref`, from jax 0.7 on."""
-
-
-def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit | None:
-    """What jax itself cannot do under ``transforms`` inside a jit; `None` for any other exception.
-
-    No rule: ``ragged_dot`` under `jax.vmap`, or a callback without a way to map it. All versions raise `NotImplementedError`, or another type
-    with the words of ``_NO_RULE``. An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, fails an ``assert``
-    without text in jax's rule for conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
-    """
-    import jax
-
-    if error is None or not transforms:
-        return None
-    without_rule = type(error) is NotImplementedError or any(map(str(error).startswith, _NO_RULE))
-    if without_rule and raised_by_library(error):
-        return Misfit("no rule", jax.__version__, first_line(error))
-    if type(error) is not AssertionError or str(error):
-        return None
-    names = iter(transforms)
-    nested = all(any(name in kind for name in names) for kind in (("grad",), ("scan", "fori_loop"), ("cond", "switch")))
-    return Misfit("branch in a loop", jax.__version__) if nested else None

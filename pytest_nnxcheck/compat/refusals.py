@@ -1,0 +1,114 @@
+"""Exceptions by which jax and flax refuse a call or a nesting, told apart by type, place and, where there is no other way, by words.
+
+Most of them decide a verdict: a change of their words in a new version must fail a test.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import traceback
+
+from pytest_nnxcheck.compat.frames import raised_by_library
+from pytest_nnxcheck.core.nesting import Misfit
+from pytest_nnxcheck.core.text import first_line
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+_WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "graph-mode", "captured variable")
+"""Words of flax about its modes; no type names one."""
+
+
+def is_tracer_error(error: BaseException | None) -> bool:
+    """Whether the exception is what jax raises when a tracer of an ended trace is used. All versions."""
+    import jax
+
+    return isinstance(error, jax.errors.UnexpectedTracerError)
+
+
+def asks_for_value(error: BaseException | None) -> bool:
+    """Whether the exception is what jax raises when Python asks for the value of a tracer. All versions.
+
+    Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax': one of these.
+    """
+    import jax
+
+    errors = jax.errors
+    classes = (
+        errors.ConcretizationTypeError,
+        errors.TracerArrayConversionError,
+        errors.TracerIntegerConversionError,
+        errors.NonConcreteBooleanIndexError,
+    )
+    sentences = ("static start/stop/step", "Slice entries must be static")
+    is_slice = isinstance(error, IndexError) and any(sentence in str(error) for sentence in sentences)
+    return isinstance(error, classes) or is_slice
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether flax refused to touch a graph node from another trace level.
+
+    `TraceContextError` is public; for a Variable flax raises a plain ValueError from its own files. All versions.
+    """
+    from flax import errors
+
+    return isinstance(error, errors.TraceContextError) or _nnx_says(error, ("from different trace level",))
+
+
+def _nnx_says(error: BaseException | None, words: tuple[str, ...]) -> bool:
+    """Whether a plain ValueError out of the files of `flax.nnx` has one of these words."""
+    from flax import nnx
+
+    if not isinstance(error, ValueError) or not any(word in str(error).lower() for word in words):
+        return False
+    return str(pathlib.Path(nnx.__file__).parent) in traceback.extract_tb(error.__traceback__)[-1].filename
+
+
+def is_mode_refusal(error: BaseException | None, mode: str) -> bool:
+    """Whether flax refused what a mode cannot do: shared Variables in tree mode, `nnx.StateAxes` without graph updates.
+
+    Flax raises a plain ValueError from its own files, whose text names the mode or its flags. In the current mode, and in graph mode, the
+    exception is the user's own: no other mode would do better. All versions.
+    """
+    return mode not in ("current", "graph") and _nnx_says(error, _WORDS)
+
+
+def mode_words(error: BaseException) -> str:
+    """The part of an exception of flax that is about its mode: the paths and the sentence that names the mode, without the advice.
+
+    ``Duplicate Param (model.a, model.b): Tree mode (graph=False) does not support shared references``. Flax 0.12.
+    """
+    text = str(error).partition("Consider the following")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    paths = ", ".join(line.removeprefix("- ").lstrip(".") for line in lines if line.startswith("- "))
+    sentences = [line for line in lines if any(word in line.lower() for word in _WORDS)] or lines[:1] or [""]
+    subject = f"{lines[0].partition('(')[0].strip()} ({paths}): " if paths else ""
+    return f"{type(error).__name__}: {subject}{sentences[0].rstrip('. ')}"
+
+
+_NO_RULE = (
+    "Cannot `vmap` ordered IO callback.",
+    "performing a set/swap operation with vmapped value on an unbatched array reference",
+    "performing an addupdate operation with vmapped value on an unbatched array reference",
+)
+"""The first words of jax's exceptions where it maps an ordered `io_callback`, all versions, or a write to a captured `jax.Ref`, from jax 0.7 on."""
+
+
+def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit | None:
+    """What jax itself cannot do under ``transforms`` inside a jit; `None` for any other exception.
+
+    No rule: ``ragged_dot`` under `jax.vmap`, or a callback without a way to map it. All versions raise `NotImplementedError`, or another type
+    with the words of ``_NO_RULE``. An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, fails an ``assert``
+    without text in jax's rule for conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
+    """
+    import jax
+
+    if error is None or not transforms:
+        return None
+    without_rule = type(error) is NotImplementedError or any(map(str(error).startswith, _NO_RULE))
+    if without_rule and raised_by_library(error):
+        return Misfit("no rule", jax.__version__, first_line(error))
+    if type(error) is not AssertionError or str(error):
+        return None
+    names = iter(transforms)
+    nested = all(any(name in kind for name in names) for kind in (("grad",), ("scan", "fori_loop"), ("cond", "switch")))
+    return Misfit("branch in a loop", jax.__version__) if nested else None
