@@ -67,8 +67,6 @@ class Run:
     """Wrapped objects that the body calls un-nested."""
     uncalled: bool = False
     """The body called no wrapped object un-nested: no other nesting is run."""
-    sweeping: bool = False
-    """The explicit examples run, not the drawn ones."""
     repeats: bool = False
     """The drawn nestings are the same ones in every run."""
     listeners: list[Listener] = field(default_factory=list)
@@ -135,16 +133,16 @@ class Run:
     def example(self, nesting: Nesting, body: Body) -> None:
         """Run a nesting that hypothesis drew; a rejected one shows in hypothesis' statistics."""
         __tracebackhide__ = True
-        self.execute(nesting, body)
+        self.execute(nesting, body, drawn=True)
         outcome = self.outcomes.get(nesting)
         if outcome is not None and outcome.verdict == "rejected":
             hypothesis.event(tally.word(outcome))
 
-    def execute(self, nesting: Nesting, body: Body) -> None:
+    def execute(self, nesting: Nesting, body: Body, *, drawn: bool = False) -> None:
         """Run the body under the nesting, or answer from the memo. Raises what the body raised, a rejection aside."""
         __tracebackhide__ = True
         if not self.remember or nesting not in self._memo:
-            error = self._timed(nesting, body)
+            error = self._timed(nesting, body, drawn=drawn)
             self._memo[nesting] = None if error is None else (error, error.__traceback__)
             if error is not None:
                 self.bodies[nesting] = body
@@ -162,9 +160,8 @@ class Run:
         """The nesting under which an exception was raised; un-nested if it is none of ours."""
         return self._raised.get(id(error), Nesting())
 
-    def _timed(self, nesting: Nesting, body: Body) -> BaseException | None:
+    def _timed(self, nesting: Nesting, body: Body, *, drawn: bool) -> BaseException | None:
         """Run the body under the nesting, and record what came of it. Raises what steers the test."""
-        drawn = not self.sweeping
         self.publish(NestingStarted(nesting, drawn))
         started = time.perf_counter()
         try:

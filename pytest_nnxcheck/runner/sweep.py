@@ -49,11 +49,7 @@ class Sweep:
 def sweep(run: Run, case: Sweep, body: Body) -> None:
     """Run the nestings of a sweep. Raises the plainest of what they raised."""
     __tracebackhide__ = True
-    run.sweeping = True
-    try:
-        errors = [error for mode in case.modes for error in _errors(run, case, mode, body) if error is not None]
-    finally:
-        run.sweeping = False
+    errors = [error for mode in case.modes for error in _errors(run, case, mode, body) if error is not None]
     if run.remember:
         # With the user's own arguments, what held was held for one value of them only.
         for mode in case.modes:
