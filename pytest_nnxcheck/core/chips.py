@@ -1,4 +1,4 @@
-"""The chips whose compilers judge memory and donation beside that of the CPU: one row each, and how a target is written.
+"""The chips whose compilers judge memory and donation as well: one row each, and how a target is written.
 
 A target is a chip (``v5e``) or a slice of several (``v5e:4x4``, ``h100:8``). Nothing here imports jax.
 """
@@ -20,24 +20,26 @@ _CUBE = tuple("1x1x1 1x1x2 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x1
 HOST = 8
 """GPUs of one host."""
 MOST_GPUS = 4096
+"""The largest slice of GPUs that can be written."""
 SHARE = 0.75
-"""Of a GPU's memory: what jax takes, unless the environment says another part."""
+"""The share of a GPU's memory that jax takes, unless the environment says another one."""
 
 
 class Chip(NamedTuple):
-    """One chip. ``memory`` are the bytes that a program may use, of a GPU all of the device's.
-
-    A TPU is ``spelled`` so in the name of a topology; some have several ``devices`` a chip, or need a ``config``. Of a ``gpu`` it is the text of
-    what its compiler reads. The memory of a TPU is what its compiler says when it refuses a program (libtpu 0.0.50).
-    """
+    """One chip."""
 
     name: str
     memory: int
+    """Bytes that a program may use on a TPU, as its compiler says when it refuses one (libtpu 0.0.50); all of the device's on a GPU."""
     slices: tuple[str, ...]
     spelled: str = ""
+    """The name of a TPU in that of a topology."""
     devices: int = 1
+    """Devices of one chip."""
     config: str = ""
+    """The ``chip_config_name`` of a topology; most chips need none."""
     gpu: str = ""
+    """The description that the compiler of a GPU reads; empty for a TPU."""
 
     @property
     def compiler(self) -> Compiler:
@@ -62,7 +64,7 @@ h100    84942979072  9     0     132   128  233472      232448       33523200000
 h200    151397597184 9     0     132   128  233472      232448       4800000000000 52428800  1.98  H200
 b200    191514411008 10    0     148   128  233472      232448       7672320000000 132644864 1.965 B200
 """
-"""What differs from GPU to GPU: the numbers of ``xla/backends/gpu/target_config/specs`` in openxla/xla."""
+"""The numbers by which GPUs differ, from ``xla/backends/gpu/target_config/specs`` in openxla/xla."""
 
 
 def _gpus() -> Iterator[Chip]:
@@ -123,7 +125,7 @@ def parse_target(word: str) -> Target:
 
 
 def sizes_of(chip: Chip) -> str:
-    """``1, 2, 4, 8``: the numbers of devices that slices of a chip have, as a sentence says them."""
+    """``1, 2, 4, 8``: how many devices the slices of a chip have, for a sentence."""
     if chip.gpu:
         return f"1 to {MOST_GPUS}"
     return ", ".join(str(Target(chip, name).devices) for name in chip.slices)

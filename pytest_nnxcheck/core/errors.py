@@ -1,6 +1,6 @@
-"""The exceptions of a check: what broke, what cannot be checked, and what steers a run.
+"""The exceptions of a check: an invariant broke, something cannot be checked, or a run is steered.
 
-At load this imports next to nothing: its outcomes are those of `outcome`.
+At load this imports next to nothing: `outcome` is for types alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.core.outcome import Outcome
 
 PUBLIC = __name__.partition(".")[0]
-"""The module that public exceptions show: where people import them from."""
+"""The module that tracebacks show for public exceptions: people import them from there."""
 
 
 class InvariantViolation(AssertionError):
@@ -96,7 +96,7 @@ ERRORS: dict[str, type[InvariantViolation]] = {
     "donation": DonationLost,
     "parity": ParityLost,
 }
-"""The exceptions that have a name of their own, by the invariant that is broken."""
+"""The exceptions of the invariants that have their own."""
 
 
 def error_for(outcome: Outcome, message: str) -> InvariantViolation:

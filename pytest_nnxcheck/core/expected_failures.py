@@ -22,16 +22,18 @@ EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A failure that is known: of an invariant, or of every nesting that holds these layers one right after the other.
+    """A known failure: of an invariant, or of every nesting with these layers directly after one another.
 
-    What is idle (`Transform.idle`) may stand in between: it keeps no layer from failing inside another. A layer without a style stands for the transform in any style, a key without a mode for every mode of flax. ``origin`` words the
-    place where the entry stands, ``table`` is the table of a file.
+    Idle layers (`Transform.idle`) may be in between: they keep no layer from failing inside another.
     """
 
     key: str
+    """An invariant, or layers. A layer without a style is the transform in any style; a key without a mode is for every mode of flax."""
     reason: str
     origin: str = "expected_failures"
+    """Where the entry was given, for messages."""
     table: str = ""
+    """The table of a file that the entry is in."""
 
     @classmethod
     def parse(cls, key: object, reason: object) -> Entry:
@@ -61,7 +63,7 @@ class Entry:
         return self.key.rpartition(": ")[2]
 
     def nesting(self, style: str = "argument") -> Nesting | None:
-        """The nesting that the entry names, in this style where it names none; none for an invariant."""
+        """The nesting that the entry names, with this style where it names none; `None` for an invariant."""
         if self.invariant:
             return None
         return Nesting(tuple(_layer(word, style) for word in self._layers()), self.mode or MODES[0])
@@ -71,7 +73,7 @@ class Entry:
         return self.mode in ("", nesting.mode)
 
     def covers(self, nesting: Nesting) -> bool:
-        """Whether the entry is about this nesting; an invariant is, under each in which it is asserted."""
+        """Whether the entry is about this nesting; an entry of an invariant is where the invariant is asserted."""
         if not self.in_mode(nesting):
             return False
         if self.invariant:
@@ -105,7 +107,7 @@ def _fits(word: str, layer: Layer) -> bool:
 
 
 def _begin(layers: tuple[Layer, ...], words: list[str]) -> bool:
-    """Whether the layers begin with those that the words name; idle ones in between are passed over."""
+    """Whether the layers begin with those that the words name, without idle layers in between."""
     named = 0
     for layer in layers:
         if named < len(words) and _fits(words[named], layer):
@@ -146,9 +148,9 @@ def add_up(*sources: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
-    """The outcome of a nesting that failed, less what was expected of it; the same where nothing was.
+    """The outcome of a nesting that failed, without the failures that were expected; unchanged if none was.
 
-    What an invariant excuses is not counted for a nesting: an entry of it that nothing else breaks is one too many.
+    An entry for a nesting counts only if no entry for an invariant excuses the nesting already.
     """
     entries = tuple(entries)
     broken = {violation.invariant for violation in outcome.violations}
@@ -168,12 +170,14 @@ def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
 
 
 class Tally(NamedTuple):
-    """What the nestings that an entry covers did: those in which it came true, that held, and all others that ran or were refused."""
+    """How many of the nestings that an entry covers failed as expected, or held."""
 
     entry: Entry
     failed: int
+    """Nestings in which the failure came true."""
     held: int
     others: int
+    """Nestings that failed otherwise, or were refused."""
 
     @property
     def matched(self) -> bool:
@@ -187,7 +191,7 @@ class Tally(NamedTuple):
 
 
 def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> Tally:
-    """Count what the covered nestings did; none is covered by an invariant that is not asked for."""
+    """Count the outcomes of the covered nestings; an invariant that is not asserted covers none."""
     is_asserted = not entry.invariant or entry.invariant in invariants
     covered = [outcome for outcome in outcomes if is_asserted and entry.covers(outcome.nesting)]
     failed = sum(entry.key in outcome.expected for outcome in covered)
