@@ -13,7 +13,7 @@ from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import INVARIANTS, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.errors import InvariantViolation, NestingExcused, SettingError
-from pytest_nnxcheck.core.expected_failures import Entry, add_up, excuse, tally, unexpected_passes
+from pytest_nnxcheck.core.expected_failures import Entry, excuse, tally, unexpected_passes
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import merge
@@ -43,16 +43,7 @@ def broken(nesting, *invariants):
         ("scan[functional]", ["scan[functional]", "jit > scan[functional]"], ["scan", "scan[closure]"]),
         ("scan[argument]", ["scan", "jit > scan"], ["scan[functional]"]),
         ("vmap > scan", ["vmap > scan", "jit > vmap[closure] > scan"], ["scan > vmap", "vmap > jit > scan", "vmap"]),
-        (
-            "vmap > scan",
-            ["vmap > remat > eval_shape > scan"],
-            ["vmap > remat", "remat > scan", "vmap > remat > vmap > remat"],
-        ),
-        (
-            "scan > remat",
-            ["scan > remat", "scan > eval_shape > remat[closure]"],
-            ["remat > scan", "scan > vmap > remat"],
-        ),
+        ("vmap > scan", ["vmap > remat > eval_shape > scan"], ["vmap > remat", "vmap > remat > vmap > remat"]),
         ("jit>scan[ closure ]", ["jit > scan[closure]", "jit[closure] > scan[closure] > jit"], ["jit > scan"]),
         ("un-nested", ["un-nested"], ["jit"]),
         ("call_first", ["jit > call_first"], ["jit"]),
@@ -103,13 +94,9 @@ BAD = {
     "unnested": "unknown word 'unnested', did you mean 'un-nested'?",
     "zzz": "unknown word 'zzz', write one of tracers, memory, donation, recompilation, finite, parity, jit, ",
     "vmap > scna": "'vmap > scna' names no known invariant or nesting: unknown transform 'scna', did you mean 'scan'?",
-    "scan[closur]": "unknown style 'closur', did you mean 'closure'?",
     "treee: jit": "unknown mode 'treee', did you mean 'tree'?",
     "tree: graph: jit": "'tree: graph: jit' names two modes",
-    "tree: scna": "unknown word 'scna', did you mean 'scan'?",
     "jit > memory": "unknown transform 'memory'",
-    "jit >": "'' is not a layer",
-    "": "an empty nesting",
 }
 
 
@@ -142,11 +129,6 @@ def test_a_reason_is_needed(reason):
 def test_what_is_no_mapping(value):
     with pytest.raises(Unreadable, match=r"is no mapping of keys to reasons, write \{'memory': 'why'"):
         expected_failures.parse(value)
-
-
-def test_entries_add_up_and_the_later_source_wins():
-    merged = add_up([entry("memory", "file"), entry("scan", "file")], [entry("memory", "marker")])
-    assert {one.key: one.reason for one in merged} == {"memory": "marker", "scan": "file"}
 
 
 def test_an_invariant_excuses_its_own_violations_only():
@@ -209,16 +191,12 @@ def test_what_did_not_happen():
     )
 
 
-def test_an_invariant_that_is_not_asked_for_matches_nothing():
-    held = Outcome(Nesting.parse("jit"), "held")
+def test_an_entry_is_judged_by_what_was_asserted_and_ran():
+    held = Outcome(Nesting.parse("jit > scan"), "held")
     assert not tally(entry("memory"), [held], ["tracers"]).matched
     assert tally(entry("memory"), [held], ["memory"]).passed
-
-
-def test_one_nesting_alone_says_nothing_of_the_others():
-    outcomes = [Outcome(Nesting.parse("jit > scan"), "held")]
     entries = [entry("memory"), entry("scan"), entry("vmap"), entry("jit > scan")]
-    (line,) = unexpected_passes(entries, outcomes, INVARIANTS, replayed=Nesting.parse("jit > scan"))
+    (line,) = unexpected_passes(entries, [held], INVARIANTS, replayed=held.nesting)
     assert line.startswith("expected failure 'jit > scan' (why) did not happen: 1 nesting held")
 
 
@@ -255,39 +233,28 @@ class TestCheck:
         with pytest.raises(UnexpectedPass, match=r"nnx expected failure 'memory' \(jax#926\) did not happen"):
             assert_invariants(Model(), 1, expected_failures={"memory": "jax#926"})
 
-    def test_a_named_nesting_runs_whatever_is_drawn(self):
+    @pytest.mark.parametrize("settings", [{}, {"sweep": "probes"}, {"max_examples": 0}])
+    def test_a_named_nesting_runs_whatever_is_drawn(self, settings):
         named = "vmap > remat > scan[functional]"
-        for settings in ({}, {"sweep": "probes"}, {"max_examples": 0}):
-            RUNS.clear()
-            found = check(
-                Model(failed=has("vmap", "remat", "scan[functional]")), 1, expected_failures={named: "x"}, **settings
-            )
-            assert found.ok
-            assert named in RUNS
+        model = Model(failed=has("vmap", "remat", "scan[functional]"))
+        assert check(model, 1, expected_failures={named: "x"}, **settings).ok
+        assert named in RUNS
 
     def test_a_named_nesting_takes_the_styles_that_are_on(self):
-        found = check(
-            Model(),
-            1,
-            styles="functional,closure",
-            expected_failures={"vmap > scan": "x"},
-            sweep="probes",
-            max_examples=0,
-        )
-        assert [str(o.nesting) for o in found.outcomes][-1] == "vmap[functional] > scan[functional]"
+        few = {"styles": "functional,closure", "sweep": "probes", "max_examples": 0}
+        check(Model(), 1, expected_failures={"vmap > scan": "x"}, **few)
+        assert RUNS[-1] == "vmap[functional] > scan[functional]"
 
     @pytest.mark.parametrize("settings", [{"transforms": "jit"}, {"max_depth": 1}, {"styles": "functional"}])
     def test_the_settings_bound_what_is_named(self, settings):
         found = check(Model(), 1, expected_failures={"vmap > scan[closure]": "x"}, max_examples=0, **settings)
         assert "vmap > scan[closure]" not in RUNS
-        assert found.unexpected == (
-            "nnx expected failure 'vmap > scan[closure]' (x) matches no nesting that ran, take the entry out of expected_failures",
-        )
+        (line,) = found.unexpected
+        assert line.startswith("nnx expected failure 'vmap > scan[closure]' (x) matches no nesting that ran, ")
 
     def test_a_loop_that_cannot_carry_added_state_runs_where_it_is_named(self):
-        found = check(
-            Model(adds_state=True, failed=has("scan")), 1, expected_failures={"scan[argument]": "sow"}, max_examples=0
-        )
+        known = {"scan[argument]": "sow"}
+        found = check(Model(adds_state=True, failed=has("scan")), 1, expected_failures=known, max_examples=0)
         assert found.ok
         assert [text for text in RUNS if "scan" in text.split(" > ")] == ["scan"]
         assert found.notes == (
@@ -295,13 +262,11 @@ class TestCheck:
         )
 
     def test_a_rejection_that_fails_can_be_expected(self):
-        model = Model(rejected=has("scan[closure]"))
-        known = {"scan[closure]": "flax refuses"}
-        assert check(model, 1, on_rejection="fail", expected_failures=known, max_examples=0).ok
-        assert check(model, 1, expected_failures=known, max_examples=0).ok
-        assert not check(
-            Model(rejected=has("vmap[closure]")), 1, on_rejection="fail", expected_failures=known, max_examples=0
-        ).ok
+        scan, vmap = Model(rejected=has("scan[closure]")), Model(rejected=has("vmap[closure]"))
+        known = {"expected_failures": {"scan[closure]": "flax refuses"}, "max_examples": 0}
+        assert check(scan, 1, on_rejection="fail", **known).ok
+        assert check(scan, 1, **known).ok
+        assert not check(vmap, 1, on_rejection="fail", **known).ok
 
     def test_un_nested(self):
         assert check(Model(tracers=lambda nesting: not nesting.layers), 1, expected_failures={"un-nested": "x"}).ok
@@ -363,13 +328,3 @@ def test_a_loop_over_a_module_that_sows():
     assert (told["scan"], told["scan[functional]"]) == ("expected", "held")
     (line,) = check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, **FEW).unexpected
     assert line.startswith("nnx expected failure 'scan' (sow cannot live in a carry) did not happen: 2 nestings held")
-
-
-@pytest.mark.slow
-def test_a_budget_that_is_too_small():
-    known = {"memory": "smaller after the rewrite"}
-    found = check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, memory_budget="64B", **FEW)
-    assert found.ok, str(found)
-    told = {str(o.nesting): o.verdict for o in found.outcomes}
-    assert (told["jit"], told["remat"], told["un-nested"]) == ("expected", "held", "held")
-    assert not check(Sows(adds=False), jnp.ones((2, 4)), expected_failures=known, **FEW).ok
