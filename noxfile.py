@@ -57,12 +57,9 @@ PASTED = "tests/system/reproducer/test_reproducer.py"
 """Run by `pasted` in one process: what its tests share takes half a minute to make."""
 PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
 """Those of docs/published.md: `system` runs them as far as jax and flax alone go, `published` with the packages."""
-ON_TARGETS = (
-    "tests/system/reproducer/test_programs_on_targets.py",
-    "tests/system/processes/test_sharded_on_targets.py",
-    "tests/plugin/settings/test_target_setting.py",
-)
-"""What `targets` runs besides its own folder: without the wheels most of it is skipped."""
+TARGETS = "tests/targets"
+PASTED_ON_TARGETS = "tests/system/reproducer/test_programs_on_targets.py"
+"""`targets` runs it besides its own folder: without the wheels it is skipped."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
@@ -185,7 +182,7 @@ def steady(session: nox.Session) -> None:
 def targets(session: nox.Session) -> None:
     """The compilers of a TPU and of a GPU, which are wheels of 1.1 GB: healthy models and examples, each way to break there, programs to paste, meshes."""
     session.install(".[test,tpu,cuda]")
-    session.run("pytest", *WORKERS, "-m", "not full", "tests/targets", *ON_TARGETS, *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "not full", TARGETS, PASTED_ON_TARGETS, *session.posargs)
     session.run("pytest", *WORKERS, "--nnx-target", "v5e,h100", "examples/test_model.py")
     # 62 GiB for a training step of seven billion parameters: no v5e, and three quarters of an H100, hold it.
     session.run("pytest", "--nnx-target", "v5p,h200", "examples/test_language_model.py")
@@ -196,7 +193,7 @@ def targets(session: nox.Session) -> None:
 def older_targets(session: nox.Session, versions: tuple[str, ...]) -> None:
     """The compilers that belong to older versions of jax, and what they do not tell."""
     session.install(".[test,tpu,cuda]", *versions)
-    session.run("pytest", *WORKERS, "-m", "not full", "tests/targets", *ON_TARGETS, *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "not full", TARGETS, PASTED_ON_TARGETS, *session.posargs)
 
 
 @nox.session(python=NEWEST)
