@@ -44,27 +44,10 @@ def test_the_table_of_a_large_model_says_what_fits_and_what_the_compiler_said():
     assert {line.count("|") for line in lines[:4]} == {10}
 
 
-def test_each_table_has_a_place_of_its_own_in_the_document():
-    places = ["\n".join(commands.markers(name)) for name in commands.BENCHMARKS]
-    tables = dict.fromkeys(commands.BENCHMARKS, TABLE)
-    once = commands.document("\n".join(["above", *places, "below"]), tables)
-    assert once.startswith("above\n<!-- targets -->\n\n| program")
-    assert once.endswith("<!-- end of mistral_targets -->\nbelow")
-    assert commands.document(once, tables) == once
-
-
 @pytest.mark.skipif(not commands.DOCUMENT.exists(), reason="the document is not there")
 def test_the_tables_of_the_document_are_those_of_its_data():
     text = commands.DOCUMENT.read_text()
     assert commands.document(text, rows.load(commands.DATA)) == text
-
-
-def test_the_data_has_fifteen_programs_and_a_step_that_fits_two_slices():
-    tables = rows.load(commands.DATA)
-    assert [*tables] == [*commands.BENCHMARKS]
-    assert len(tables["targets"].rows) == 15
-    sharded = [there for row in tables["mistral_targets"].rows for there in row.targets if ":" in there.target]
-    assert [(there.target, there.fits, there.lost) for there in sharded] == [("v5e:4x4", True, 0), ("h100:8", True, 0)]
 
 
 def test_they_run_where_they_are_named_and_not_among_all(monkeypatch):

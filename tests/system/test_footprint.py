@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytest_nnxcheck import check
 from pytest_nnxcheck.runner import footprint
 from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint, held_back
 
@@ -91,12 +90,9 @@ def test_what_only_the_collector_finds_goes_too(sized):
         gc.enable()
 
 
-def test_a_system_that_says_nothing_has_no_size(monkeypatch):
+def test_a_system_without_a_size_or_the_call_is_no_error(monkeypatch):
     monkeypatch.setattr(footprint, "Path", lambda _: Path("/nowhere/at/all"))
     assert footprint.resident() == 0
-
-
-def test_a_library_without_the_call_is_no_error(monkeypatch):
     monkeypatch.setattr(footprint.ctypes, "CDLL", lambda _: object())
     footprint.trim()
 
@@ -170,18 +166,11 @@ def test_what_jax_kept_is_given_back_to_the_system():
     assert after - before < (grown - before) / 2
 
 
-def test_a_check_begins_and_ends(fake, monkeypatch):
-    seen = []
-    monkeypatch.setattr(footprint.Footprint, "begin", lambda self: seen.append("begin"))
-    monkeypatch.setattr(footprint.Footprint, "end", lambda self: seen.append("end"))
-    check(fake.Model(), 1)
-    assert seen == ["begin", "end"]
-
-
-def test_so_does_every_marked_test(run_inner, pytester):
+def test_a_check_and_every_marked_test_begins_and_ends(run_inner, pytester):
     conftest = "from pytest_nnxcheck.runner.footprint import Footprint\n" + "".join(
         f"Footprint.{name} = lambda self: print('{name}', file=open('seen', 'a'))\n" for name in ("begin", "end")
     )
-    source = "@marked\ndef test_a(nnx_wrap):\n    nnx_wrap(Model())(1)\n\ndef test_b(): pass\n"
-    run_inner(source, conftest=conftest, subprocess=True).assert_outcomes(passed=2)
-    assert (pytester.path / "seen").read_text().split() == ["begin", "end"]
+    call = "from pytest_nnxcheck import check\ndef test_c(): check(Model(), 1)\n"
+    source = f"@marked\ndef test_a(nnx_wrap):\n    nnx_wrap(Model())(1)\n\ndef test_b(): pass\n{call}"
+    run_inner(source, conftest=conftest, subprocess=True).assert_outcomes(passed=3)
+    assert (pytester.path / "seen").read_text().split() == ["begin", "end"] * 2
