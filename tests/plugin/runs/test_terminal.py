@@ -123,8 +123,8 @@ def test_a_failure_in_80_columns_and_in_colours(project, pytester, workers):
     "folder, options, start",
     [
         (".", [], ""),
-        ("net", ["--rootdir=..", "../tests"], ""),
-        (".", ["--rootdir=tests", "-c", "tox.ini", "tests"], "../"),
+        pytest.param("net", ["--rootdir=..", "../tests"], "", marks=pytest.mark.slow),
+        pytest.param(".", ["--rootdir=tests", "-c", "tox.ini", "tests"], "../", marks=pytest.mark.slow),
     ],
     ids=["root", "beside", "another root"],
 )
@@ -169,6 +169,7 @@ def test_a_nesting_that_is_ruled_out_has_a_line_too(run_inner):
     assert [line for line in shown if re.match(r"  not supported by flax .* 0\.00 s   .*\[closure\]", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["line", "native"])
 def test_other_styles_of_traceback_say_the_same(project, style):
     said = plain(project(f"--tb={style}", "--color=yes").stdout.str())

@@ -54,6 +54,7 @@ def test_without_the_option_nothing_is_watched(watch):
     result.stdout.no_fnmatch_line("*nnx watch*")
 
 
+@pytest.mark.slow
 def test_reported_only(watch):
     result, failed = watch(THIRTY, option="--nnx-watch=report")
     assert failed == []
