@@ -5,11 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from watched import HEAD
 
-FORMS = (
-    HEAD
-    + """
+FORMS = """
 import functools
 import unittest
 import hypothesis
@@ -76,7 +73,6 @@ def test_asked_for_later(request):
 def late():
     return Net()
 """
-)
 
 
 @pytest.mark.slow
@@ -93,9 +89,7 @@ def test_every_form_of_a_test(watch):
     ]
 
 
-LOCAL = (
-    HEAD
-    + """
+LOCAL = """
 import functools
 
 def test_leaves():
@@ -136,7 +130,6 @@ def inside():
 
 test_under_a_transform.__wrapped__ = inside
 """
-)
 
 
 @pytest.mark.slow
@@ -165,9 +158,7 @@ def test_ids_that_other_tools_hold_are_left_to_them(watch):
     )
 
 
-GONE = (
-    HEAD
-    + """
+GONE = """
 import functools
 
 MASKS = {}
@@ -221,7 +212,6 @@ def test_class_held():
     module = Kept()
     assert module
 """
-)
 
 
 @pytest.mark.slow

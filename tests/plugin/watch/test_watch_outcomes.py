@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from watched import HEAD
 
-BEFORE = (
-    HEAD
-    + """
+BEFORE = """
 @pytest.fixture
 def model():
     model = Net()
@@ -33,7 +30,6 @@ def test_second():
 def test_third():
     use(SHARED)
 """
-)
 
 
 @pytest.mark.slow
@@ -45,9 +41,7 @@ def test_what_a_fixture_left_is_told_with_the_test_and_not_as_its_doing(watch):
     )
 
 
-RAISES = (
-    HEAD
-    + """
+RAISES = """
 MODEL = Net()
 
 def test_fails():
@@ -76,7 +70,6 @@ def test_raises():
     poison(own)
     raise ValueError("of another")
 """
-)
 
 
 @pytest.mark.slow
@@ -89,9 +82,7 @@ def test_a_test_that_fails_keeps_its_own_error_and_is_blamed_all_the_same(watch)
     result.assert_outcomes(passed=1, failed=2, xfailed=1, skipped=1)
 
 
-DONATES = (
-    HEAD
-    + """
+DONATES = """
 import warnings
 
 def total(state):
@@ -117,7 +108,6 @@ def test_temporary():
     # What pytest keeps of an assertion is no name of the user's.
     assert jax.jit(lambda x: x[:1], donate_argnums=0)(jnp.ones((7, 5))).shape == (1, 5)
 """
-)
 
 
 def test_donated_leaves_that_jax_could_not_use_fail_the_test(watch):
@@ -139,9 +129,7 @@ def test_donated_leaves_that_jax_could_not_use_fail_the_test(watch):
     )
 
 
-WIDENS = (
-    HEAD
-    + """
+WIDENS = """
 def lower(dtype):
     return lambda state: jax.tree.map(lambda array: (array * jnp.float32(0.5)).astype(dtype), state)
 
@@ -166,7 +154,6 @@ def test_quantizes():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     jax.jit(lower(jnp.int8), donate_argnums=0)(nnx.state(model))
 """
-)
 
 
 def test_a_step_that_widens_its_state_is_told_to_cast_it_back_also_where_jax_says_nothing(watch):

@@ -7,11 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from watched import HEAD
 
-THIRTY = (
-    HEAD
-    + """
+THIRTY = """
 @pytest.fixture(scope="module")
 def model():
     return Net()
@@ -23,7 +20,6 @@ def test_model(model, number):
     else:
         use(model)
 """
-)
 BLAMED = ["test_suite.py::test_model[17]"]
 
 
@@ -95,9 +91,7 @@ def test_the_summary_of_a_step_has_it_too(watch, pytester, monkeypatch):
     assert "\n* test_suite.py::test_model&#91;17&#93; tracers in model.box.last\n" in summary
 
 
-MARKED = (
-    HEAD
-    + """
+MARKED = """
 def test_it():
     use(Net())
 
@@ -105,7 +99,6 @@ def test_it():
 def test_marked(nnx_wrap):
     nnx_wrap(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))(jnp.ones((1, 2)))
 """
-)
 
 
 def test_a_marked_test_is_checked_and_not_watched_and_a_path_may_follow_the_option(watch):
