@@ -36,17 +36,6 @@ def test_a_failure_is_a_finding_where_the_tool_says_so_in_its_words():
     assert NOTHING.verdict(facts("failed", "Leaked trace")) == "raises"
 
 
-def test_a_cell_tells_both_twins():
-    told = {
-        ("found memory", "passes"): "**found** memory",
-        ("passes", "passes"): "-",
-        ("visible", "passes"): "in its table",
-        ("raises", "raises"): "raises, twin: raises",
-        ("found", "found"): "**found**, twin: found",
-    }
-    assert {(a, b): replace(CELL, broken=a, healthy=b).verdict for a, b in told} == told
-
-
 # --- the tables
 
 
@@ -62,15 +51,6 @@ def test_the_tables_have_a_row_a_tool_and_a_column_a_program():
         "|---|---|---|",
         "| chex | 2.0 | 2.0 |",
     ]
-
-
-def test_a_comparison_survives_its_file_and_replaces_that_of_its_versions(tmp_path):
-    path = tmp_path / "comparison.json"
-    assert results.load(path) == ()
-    results.save([COMPARISON], path)
-    again, other = Comparison("jax 1", ()), Comparison("jax 2", ())
-    assert results.load(path) == (COMPARISON,)
-    assert results.merge([COMPARISON, other], again) == (again, other)
 
 
 def test_the_tables_of_the_page_are_those_of_its_data():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from pytest_nnxcheck.runner import footprint
-from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint, held_back
+from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint
 
 linux = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the system does not say how large a process is"
@@ -90,13 +90,6 @@ def test_what_only_the_collector_finds_goes_too(sized):
         gc.enable()
 
 
-def test_a_system_without_a_size_or_the_call_is_no_error(monkeypatch):
-    monkeypatch.setattr(footprint, "Path", lambda _: Path("/nowhere/at/all"))
-    assert footprint.resident() == 0
-    monkeypatch.setattr(footprint.ctypes, "CDLL", lambda _: object())
-    footprint.trim()
-
-
 @linux
 def test_the_size_is_that_of_the_system():
     status = Path("/proc/self/status").read_text()
@@ -124,7 +117,7 @@ def test_a_users_caches_stay(monkeypatch):
 def test_the_collector_is_held_back_and_is_as_it_was_afterwards(on):
     (gc.enable if on else gc.disable)()
     try:
-        with contextlib.suppress(KeyError), held_back():
+        with contextlib.suppress(KeyError), footprint.held_back():
             assert not gc.isenabled()
             raise KeyError
         assert gc.isenabled() is on
