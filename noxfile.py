@@ -43,17 +43,23 @@ JAX_NIGHTLY = "https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/"
 FLAX_HEAD = "flax @ git+https://github.com/google/flax"
 WORKERS = ("-n", "2")
 PROCESSES = "tests/system/processes"
-"""Workers of xdist, simulated devices, a run after a run: on the newest row `system` has them, on the oldest `floors`."""
+"""Workers of xdist, simulated devices, a run after a run: `system` runs them on the newest row, `floors` on the oldest."""
+BY_VERSION = tuple(
+    f"tests/engine/{folder}" for folder in ("calls", "donation", "invariants", "memory", "models", "transforms")
+)
+"""What may differ from one jax or flax to the next: `tests` runs these on the rows between the oldest and the newest.
+
+The walk over Python objects, the arithmetic of parity and the cache of compiled programs run on the oldest row and the newest, and every night on all.
+"""
+BY_PYTHON = ("tests/engine/walk", "tests/engine/calls", "tests/plugin/watch")
+"""What may differ from one Python to the next, code objects, frames and monitoring: `tests` runs these on the newest jax with the oldest Python."""
 PASTED = "tests/system/reproducer/test_reproducer.py"
-"""In a session of its own, and in one process: what its tests share takes half a minute to make."""
+"""Run by `pasted` in one process: what its tests share takes half a minute to make."""
 PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
 """Those of docs/published.md: `system` runs them as far as jax and flax alone go, `published` with the packages."""
-ON_TARGETS = (
-    "tests/system/reproducer/test_programs_on_targets.py",
-    "tests/system/processes/test_sharded_on_targets.py",
-    "tests/plugin/settings/test_target_setting.py",
-)
-"""What `targets` runs besides its own folder: without the wheels most of it is skipped."""
+TARGETS = "tests/targets"
+PASTED_ON_TARGETS = "tests/system/reproducer/test_programs_on_targets.py"
+"""`targets` runs it besides its own folder: without the wheels it is skipped."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
@@ -113,18 +119,17 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize(("python", "versions"), ROWS)
+@nox.parametrize(("python", "versions"), ROWS[1:-1])
 def tests(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """Three tiers on one row of versions: between the oldest and the newest the engine, without what is slow. Arguments after ``--`` go to pytest."""
+    """What may differ by version, or by Python, on a row between the oldest (`floors`) and the newest (`readme`, `system`). Arguments after ``--`` go to pytest."""
     session.install(".[test]", *versions)
-    oldest, newest = ROWS[0].args[1], ROWS[-1].args[1]
-    between = versions != oldest and (versions, session.python) != (newest, NEWEST)
-    session.run("pytest", *WORKERS, *(["tests/engine"] if between else ["-m", "not full", *TIERS]), *session.posargs)
+    newest = versions == ROWS[-1].args[1]
+    session.run("pytest", *WORKERS, *(BY_PYTHON if newest else BY_VERSION), *session.posargs)
 
 
 @nox.session(python=NEWEST)
 def system(session: nox.Session) -> None:
-    """What is made of whole processes, and what takes long: real sizes, documents, a run twice. `pytest` alone leaves it out."""
+    """What `pytest` alone leaves out: whole processes, and what is slow, such as real sizes, documents, a run twice."""
     session.install(".[test]")
     those = "(system or slow) and not full"
     session.run("pytest", *WORKERS, "-m", those, f"--ignore={PASTED}", "tests", *session.posargs)
@@ -141,9 +146,9 @@ def pasted(session: nox.Session, versions: tuple[str, ...]) -> None:
 @nox.session
 @nox.parametrize(("python", "versions"), ROWS)
 def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """What is slow, and what one of each kind stands for in the tests: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
+    """Every test, also those for which one of each kind stands otherwise: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
     session.install(".[test]", *versions)
-    session.run("pytest", *WORKERS, "-m", "full or slow or system", "tests", *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "", "tests", *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).
     styles = ["--nnx-styles", "argument,functional"] if "flax==0.10" in versions[1] else []
     session.run("pytest", "-n", "2", "-m", "", "examples", *styles)
@@ -163,12 +168,13 @@ def verdicts(session: nox.Session, versions: tuple[str, ...]) -> None:
 
 @nox.session(python=NEWEST)
 def steady(session: nox.Session) -> None:
-    """A mixed suite many times over, in another order, with other workers, seeds and caches: each test has one verdict and one message. ``-- 500`` runs.
+    """A mixed suite time and again, in another order, with other workers, seeds and caches: each test has one verdict and one message. ``-- 500`` runs every night.
 
     What else comes after ``--`` goes to pytest: with fewer styles and transforms a run is quicker.
     """
     session.install(".[test]")
-    few = ["50", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
+    # Among the first twelve runs are some with two workers, with each cache, and with a jax that has none of its own.
+    few = ["12", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
     session.run("python", "tests/steady.py", *(session.posargs or few))
 
 
@@ -176,7 +182,7 @@ def steady(session: nox.Session) -> None:
 def targets(session: nox.Session) -> None:
     """The compilers of a TPU and of a GPU, which are wheels of 1.1 GB: healthy models and examples, each way to break there, programs to paste, meshes."""
     session.install(".[test,tpu,cuda]")
-    session.run("pytest", *WORKERS, "-m", "not full", "tests/targets", *ON_TARGETS, *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "not full", TARGETS, PASTED_ON_TARGETS, *session.posargs)
     session.run("pytest", *WORKERS, "--nnx-target", "v5e,h100", "examples/test_model.py")
     # 62 GiB for a training step of seven billion parameters: no v5e, and three quarters of an H100, hold it.
     session.run("pytest", "--nnx-target", "v5p,h200", "examples/test_language_model.py")
@@ -187,7 +193,7 @@ def targets(session: nox.Session) -> None:
 def older_targets(session: nox.Session, versions: tuple[str, ...]) -> None:
     """The compilers that belong to older versions of jax, and what they do not tell."""
     session.install(".[test,tpu,cuda]", *versions)
-    session.run("pytest", *WORKERS, "-m", "not full", "tests/targets", *ON_TARGETS, *session.posargs)
+    session.run("pytest", *WORKERS, "-m", "not full", TARGETS, PASTED_ON_TARGETS, *session.posargs)
 
 
 @nox.session(python=NEWEST)
@@ -199,9 +205,9 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(python=OLDEST)
 def floors(session: nox.Session) -> None:
-    """The oldest pytest and hypothesis, with the oldest jax and flax: a whole row."""
+    """The oldest pytest and hypothesis, with the oldest jax and flax: what `pytest` alone runs, and whole processes. What is slow runs there every night."""
     session.install(".[test]", "jax==0.4.33", "flax==0.10.2", "pytest==8.0.*", "hypothesis==6.100.*")
-    session.run("pytest", *WORKERS, "-m", "not full", *TIERS, PROCESSES, *session.posargs)
+    session.run("pytest", *WORKERS, *TIERS, PROCESSES, *session.posargs)
 
 
 @nox.session(python=NEWEST)

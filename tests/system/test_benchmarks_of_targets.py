@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from benchmarks import __main__ as command
 from benchmarks.on_targets import commands, rows
 from benchmarks.on_targets.rows import Row, Table, There
 
 MIB, GIB = 2**20, 2**30
 THERE = There("v5e", 16 * GIB, True, 150 * MIB, 160 * MIB, 64 * MIB, 3, 1, "", 1.26)
 SMALLER = There("h100", 60 * GIB, True, 50 * MIB, 50 * MIB, 0, 3, 0, "", 0.5)
-REFUSED = There("v5e", 16 * GIB, False, None, None, 0, 0, 0, "Ran out of memory", 0.3)
 ROW = Row("a step", 32 * MIB, 100 * MIB, 2.0, (THERE, SMALLER))
 TABLE = Table("jax 1", (ROW, Row("no state", 0, 50 * MIB, 1.0, (THERE, SMALLER))))
 
@@ -36,43 +34,10 @@ def test_the_table_of_programs_has_ratios_to_the_cpu_copies_and_their_spread():
     assert {line.count("|") for line in lines[:4]} == {13}
 
 
-def test_the_table_of_a_large_model_says_what_fits_and_what_the_compiler_said():
-    lines = rows.fits(Table("jax 1", (Row("a step", MIB, 3 * GIB, 2.0, (THERE, REFUSED)),))).splitlines()
-    assert lines[2] == "| a step | v5e | 0.15 | 16.00 | yes | 0.16 | 3.00 | 2 of 3 | 1.3 |"
-    assert lines[3] == "| a step | v5e |  | 16.00 | **no** |  | 3.00 |  | 0.3 |"
-    assert "* a step, v5e: Ran out of memory" in lines
-    assert {line.count("|") for line in lines[:4]} == {10}
-
-
-def test_each_table_has_a_place_of_its_own_in_the_document():
-    places = ["\n".join(commands.markers(name)) for name in commands.BENCHMARKS]
-    tables = dict.fromkeys(commands.BENCHMARKS, TABLE)
-    once = commands.document("\n".join(["above", *places, "below"]), tables)
-    assert once.startswith("above\n<!-- targets -->\n\n| program")
-    assert once.endswith("<!-- end of mistral_targets -->\nbelow")
-    assert commands.document(once, tables) == once
-
-
 @pytest.mark.skipif(not commands.DOCUMENT.exists(), reason="the document is not there")
 def test_the_tables_of_the_document_are_those_of_its_data():
     text = commands.DOCUMENT.read_text()
     assert commands.document(text, rows.load(commands.DATA)) == text
-
-
-def test_the_data_has_fifteen_programs_and_a_step_that_fits_two_slices():
-    tables = rows.load(commands.DATA)
-    assert [*tables] == [*commands.BENCHMARKS]
-    assert len(tables["targets"].rows) == 15
-    sharded = [there for row in tables["mistral_targets"].rows for there in row.targets if ":" in there.target]
-    assert [(there.target, there.fits, there.lost) for there in sharded] == [("v5e:4x4", True, 0), ("h100:8", True, 0)]
-
-
-def test_they_run_where_they_are_named_and_not_among_all(monkeypatch):
-    ran = []
-    monkeypatch.setattr(commands, "run", lambda name, *, write: ran.append((name, write)))
-    command.main(["targets", "mistral_targets"])
-    assert ran == [("targets", False), ("mistral_targets", False)]
-    assert not {*commands.BENCHMARKS} & {*command.BENCHMARKS}
 
 
 def test_their_process_has_the_devices_of_the_largest_mesh(monkeypatch):

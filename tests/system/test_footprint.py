@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytest_nnxcheck import check
 from pytest_nnxcheck.runner import footprint
-from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint, held_back
+from pytest_nnxcheck.runner.footprint import GROWTH, LEAST, Footprint
 
 linux = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the system does not say how large a process is"
@@ -91,16 +90,6 @@ def test_what_only_the_collector_finds_goes_too(sized):
         gc.enable()
 
 
-def test_a_system_that_says_nothing_has_no_size(monkeypatch):
-    monkeypatch.setattr(footprint, "Path", lambda _: Path("/nowhere/at/all"))
-    assert footprint.resident() == 0
-
-
-def test_a_library_without_the_call_is_no_error(monkeypatch):
-    monkeypatch.setattr(footprint.ctypes, "CDLL", lambda _: object())
-    footprint.trim()
-
-
 @linux
 def test_the_size_is_that_of_the_system():
     status = Path("/proc/self/status").read_text()
@@ -128,7 +117,7 @@ def test_a_users_caches_stay(monkeypatch):
 def test_the_collector_is_held_back_and_is_as_it_was_afterwards(on):
     (gc.enable if on else gc.disable)()
     try:
-        with contextlib.suppress(KeyError), held_back():
+        with contextlib.suppress(KeyError), footprint.held_back():
             assert not gc.isenabled()
             raise KeyError
         assert gc.isenabled() is on
@@ -170,18 +159,11 @@ def test_what_jax_kept_is_given_back_to_the_system():
     assert after - before < (grown - before) / 2
 
 
-def test_a_check_begins_and_ends(fake, monkeypatch):
-    seen = []
-    monkeypatch.setattr(footprint.Footprint, "begin", lambda self: seen.append("begin"))
-    monkeypatch.setattr(footprint.Footprint, "end", lambda self: seen.append("end"))
-    check(fake.Model(), 1)
-    assert seen == ["begin", "end"]
-
-
-def test_so_does_every_marked_test(run_inner, pytester):
+def test_a_check_and_every_marked_test_begins_and_ends(run_inner, pytester):
     conftest = "from pytest_nnxcheck.runner.footprint import Footprint\n" + "".join(
         f"Footprint.{name} = lambda self: print('{name}', file=open('seen', 'a'))\n" for name in ("begin", "end")
     )
-    source = "@marked\ndef test_a(nnx_wrap):\n    nnx_wrap(Model())(1)\n\ndef test_b(): pass\n"
-    run_inner(source, conftest=conftest, subprocess=True).assert_outcomes(passed=2)
-    assert (pytester.path / "seen").read_text().split() == ["begin", "end"]
+    call = "from pytest_nnxcheck import check\ndef test_c(): check(Model(), 1)\n"
+    source = f"@marked\ndef test_a(nnx_wrap):\n    nnx_wrap(Model())(1)\n\ndef test_b(): pass\n{call}"
+    run_inner(source, conftest=conftest, subprocess=True).assert_outcomes(passed=3)
+    assert (pytester.path / "seen").read_text().split() == ["begin", "end"] * 2

@@ -26,13 +26,13 @@ LAYER = 218_112_000
 """Parameters of one layer of Mistral 7B."""
 
 
-@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.full) for form in FORMS[1:])])
+@pytest.mark.full
+@pytest.mark.parametrize("form", FORMS)
 def test_decoding_gives_the_logits_of_the_whole_text(form):
     config = replace(TINY, form=form)
     logits = nnx.jit(Decoder.__call__)(Decoder(config, rngs=nnx.Rngs(0)), TOKENS)
     decoder, step = Decoder(config, cache=TOKENS.shape, rngs=nnx.Rngs(0)), nnx.jit(Decoder.decode)
     one_by_one = [step(decoder, TOKENS[:, i], jnp.array(i)) for i in range(TOKENS.shape[1])]
-    assert jnp.isfinite(logits).all()
     assert float(jnp.abs(logits).max()) > 0.1
     assert jnp.allclose(jnp.stack(one_by_one, axis=1), logits, atol=1e-4)
 

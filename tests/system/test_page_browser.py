@@ -18,6 +18,7 @@ FLAGS = """
     --disable-component-update --disable-sync
 """.split()
 SCREENS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+PAPERS = {"light": "rgb(245, 246, 248)", "dark": "rgb(14, 18, 23)"}
 LONG = "x" * 300
 OVERFLOW = """
     const width = document.documentElement.clientWidth;
@@ -57,6 +58,16 @@ def browser(profile: Path, *, scripts: bool):
         driver.quit()
 
 
+@contextlib.contextmanager
+def started(tmp_path_factory, *, scripts: bool):
+    if reason := missing():
+        if os.environ.get("NNXCHECK_BROWSER") == "required":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    with browser(tmp_path_factory.mktemp("profile"), scripts=scripts) as driver:
+        yield driver
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["scripts", "no_scripts"])
 def either(request, tmp_path_factory):
     """A browser that runs the scripts of a page, and one that does not."""
@@ -67,16 +78,6 @@ def either(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     with started(tmp_path_factory, scripts=True) as driver:
-        yield driver
-
-
-@contextlib.contextmanager
-def started(tmp_path_factory, *, scripts: bool):
-    if reason := missing():
-        if os.environ.get("NNXCHECK_BROWSER") == "required":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    with browser(tmp_path_factory.mktemp("profile"), scripts=scripts) as driver:
         yield driver
 
 
@@ -95,6 +96,8 @@ def find(driver, selector):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_click_on_a_failing_cell_shows_its_cause_and_program(either, tmp_path, width):
+    from selenium.webdriver.common.keys import Keys
+
     document = documents.mixed()
     document["nestings"][2].update(program="program.py", program_text="print('the program')")
     show(either, tmp_path / "report with spaces.html", document, width)
@@ -107,14 +110,8 @@ def test_a_click_on_a_failing_cell_shows_its_cause_and_program(either, tmp_path,
     inside = cause.rect["y"] - either.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssVisualViewport"]["pageY"]
     assert 0 <= inside < 900
     assert not find(either, "#t2n2").is_displayed()
-
-
-def test_a_cell_is_reached_and_followed_by_keyboard(driver, tmp_path):
-    from selenium.webdriver.common.keys import Keys
-
-    show(driver, tmp_path / "report.html", documents.mixed())
-    find(driver, "a.cell.failed").send_keys(Keys.ENTER)
-    assert "TypeError: no batch" in find(driver, "#t1n4").text
+    find(either, "a.cell.failed").send_keys(Keys.ENTER)  # by keyboard as well
+    assert "TypeError: no batch" in find(either, "#t1n4").text
 
 
 def test_the_filters_leave_what_failed(either, tmp_path):
@@ -135,17 +132,12 @@ def test_the_page_fits_the_screen(driver, tmp_path, width, scheme):
     hostile = documents.ended(f"tests/{LONG}.py::test_{LONG}[<b>&]", [broken], end="failed", notes=[LONG], message=LONG)
     documents_of = documents.document(hostile, *(documents.ended(f"t.py::t{n}", documents.BROKEN) for n in range(3)))
     show(driver, tmp_path / "report.html", documents_of, width, scheme)
+    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == PAPERS[scheme]
     assert max(driver.execute_script(OVERFLOW)) <= 0
     for cell in driver.find_elements("css selector", "tr.bad a.cell"):
         cell.click()
     assert max(driver.execute_script(OVERFLOW)) <= 0
     assert min(driver.execute_script(TARGETS)) >= (24 if width < 500 else 22)
-
-
-@pytest.mark.parametrize("scheme, papers", [("light", "rgb(245, 246, 248)"), ("dark", "rgb(14, 18, 23)")])
-def test_the_scheme_is_the_readers(driver, tmp_path, scheme, papers):
-    show(driver, tmp_path / "report.html", documents.mixed(), scheme=scheme)
-    assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == papers
 
 
 def test_nothing_is_loaded_and_nothing_is_refused(driver, tmp_path):

@@ -36,15 +36,10 @@ class Program:
 
 def programs() -> list[Program]:
     text = PAGE.read_text()
-    headings = [(found.start(), found[1]) for found in re.finditer(r"^## (.*)$", text, re.MULTILINE)]
+    heading = lambda place: re.findall(r"^## (.*)$", text[:place], re.MULTILINE)[-1]  # noqa: E731
     return [
-        Program(heading_above(headings, m.start()), m["since"] or "0", m["until"] or "999", m["code"])
-        for m in PROGRAM.finditer(text)
+        Program(heading(m.start()), m["since"] or "0", m["until"] or "999", m["code"]) for m in PROGRAM.finditer(text)
     ]
-
-
-def heading_above(headings: list[tuple[int, str]], place: int) -> str:
-    return [title for start, title in headings if start < place][-1]
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -15,30 +15,18 @@ def violation(nesting):
     return TracerResidue("tracers remain", Outcome(Nesting.parse(nesting), "violated"))
 
 
-def test_a_violation_is_shown_before_any_other_exception():
-    own = ValueError("of the body")
-    broken = violation("jit > scan")
-    assert plainest([own, broken], lambda _: Nesting.parse("jit")) is broken
-
-
-def test_of_violations_that_of_the_smallest_nesting_is_shown():
-    large, small = violation("jit > scan > remat"), violation("jit > scan")
+def test_of_several_exceptions_a_violation_comes_before_others_and_the_smallest_nesting_first():
+    own, large, small = ValueError("of the body"), violation("jit > scan > remat"), violation("jit > scan")
+    assert plainest([own, large], lambda _: Nesting.parse("jit")) is large
     assert plainest([large, small], lambda _: Nesting()) is small
-
-
-def test_of_others_that_of_the_smallest_nesting_is_shown():
     raised = {ValueError("far"): Nesting.parse("jit > scan"), ValueError("near"): Nesting.parse("jit")}
     assert str(plainest([*raised], raised.__getitem__)) == "near"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.skip.Exception("x"), pytest.xfail.Exception("x")])
-def test_what_steers_a_test_passes_through(error):
-    assert passes_through(error)
-
-
-def test_what_fails_a_test_does_not_pass_through():
-    assert not passes_through(ValueError("x"))
-    assert not passes_through(pytest.fail.Exception("x"))
+def test_an_exception_that_steers_a_test_passes_through():
+    steers = (KeyboardInterrupt(), pytest.skip.Exception("x"), pytest.xfail.Exception("x"))
+    assert all(map(passes_through, steers))
+    assert not any(map(passes_through, (ValueError("x"), pytest.fail.Exception("x"))))
 
 
 def test_an_exception_in_one_line():

@@ -60,16 +60,16 @@ def test_the_wheel_must_be_there_and_be_the_one_of_jax(machine, targets, install
 
 
 @pytest.mark.parametrize(
-    "here, text",
+    "system, processor, text",
     [
-        ({"system": "Darwin", "processor": "arm64"}, "this is macOS on arm64"),
-        ({"processor": "aarch64"}, "this is Linux on aarch64"),
-        ({"system": "Windows", "processor": "AMD64"}, "this is Windows on AMD64"),
+        ("Darwin", "arm64", "macOS on arm64"),
+        ("Linux", "aarch64", "Linux on aarch64"),
+        ("Windows", "AMD64", "Windows on AMD64"),
     ],
 )
-def test_there_are_wheels_for_one_kind_of_machine(machine, here, text):
-    machine({"libtpu": "0.0.50.1"}, **here)
-    told = f"the compilers of TPUs and NVIDIA GPUs come as wheels for Linux on x86-64 only, {text}"
+def test_there_are_wheels_for_one_kind_of_machine(machine, system, processor, text):
+    machine({"libtpu": "0.0.50.1"}, system=system, processor=processor)
+    told = f"the compilers of TPUs and NVIDIA GPUs come as wheels for Linux on x86-64 only, this is {text}"
     assert wheels.problem(["v5e"]) == wheels.problem(["h100"]) == told
     assert wheels.problem([]) == ""
 
@@ -79,11 +79,8 @@ def test_jax_must_be_one_that_targets_were_tried_with(machine):
     assert wheels.problem(["v5e"]) == "targets need jax 0.5.3 or newer, this is 0.4.38: pip install 'jax>=0.5.3'"
     machine({"libtpu": "0.0.11.4"}, jax="0.5.3", libtpu="==0.0.11.*")
     assert wheels.problem(["v5e"]) == ""
-
-
-def test_a_jax_that_asks_for_no_libtpu_takes_any(machine):
     machine({"libtpu": "0.0.60"}, libtpu="")
-    assert wheels.problem(["v5e"]) == ""
+    assert wheels.problem(["v5e"]) == "", "a jax that asks for no libtpu takes any"
 
 
 def test_the_libtpu_of_the_jax_that_is_installed_is_read(monkeypatch):
@@ -128,25 +125,23 @@ def test_what_a_device_of_this_machine_needs_is_left_alone(machine, devices, lef
     assert environment == {"HOME": "/"}
 
 
-def test_what_the_user_has_set_stays_and_is_put_back(machine):
+@pytest.mark.parametrize(
+    "own, kept",
+    [
+        ({"JAX_PLATFORMS": "", "TPU_LOG_DIR": "/logs", "TF_CPP_MIN_LOG_LEVEL": "0"}, {"JAX_PLATFORMS": "cpu"}),
+        # Jax itself sets this level as it is imported: it is not the user's.
+        ({"TF_CPP_MIN_LOG_LEVEL": "1"}, {"TF_CPP_MIN_LOG_LEVEL": "3"}),
+    ],
+)
+def test_a_variable_of_the_users_stays_and_is_put_back(machine, own, kept):
     machine({"libtpu": "0.0.50.1"})
-    own = {"JAX_PLATFORMS": "", "TPU_LOG_DIR": "/logs", "TF_CPP_MIN_LOG_LEVEL": "0"}
     environment = dict(own)
     put_back = wheels.prepare(environment, ["v5e"])
-    assert {name: environment[name] for name in own} == own | {"JAX_PLATFORMS": "cpu"}
-    assert wheels.prepare(environment, ["v5e"])() is None
+    assert {name: environment[name] for name in own} == own | kept
     assert environment["TPU_SKIP_MDS_QUERY"] == "1"
+    assert wheels.prepare(environment, ["v5e"])() is None
     put_back()
     assert environment == own
-
-
-def test_the_level_that_jax_sets_as_it_is_imported_is_not_the_users(machine):
-    machine({"libtpu": "0.0.50.1"})
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "1"}
-    put_back = wheels.prepare(environment, ["v5e"])
-    assert environment["TF_CPP_MIN_LOG_LEVEL"] == "3"
-    put_back()
-    assert environment == {"TF_CPP_MIN_LOG_LEVEL": "1"}
 
 
 def test_without_a_target_nothing_is_set_and_without_a_wheel_neither(machine):

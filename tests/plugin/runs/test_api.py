@@ -1,8 +1,8 @@
 """The machinery of examples outside pytest: `check` and `assert_invariants`, with the engine of fake_engine.py."""
 
 import copy
-import dataclasses
 import inspect
+import re
 
 import hypothesis
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pytest_nnxcheck
 from pytest_nnxcheck.api import Wrapped, assert_invariants, check, wrap
-from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, MemoryBudgetExceeded, TracerResidue
+from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, TracerResidue
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted, NestingFinished, NestingStarted
 from pytest_nnxcheck.core.settings import DEFAULTS
@@ -37,45 +37,10 @@ def test_a_healthy_subject_holds_everywhere():
     assert str(report).startswith(f"{len(RUNS)} nestings: {len(RUNS)} held; worst peak ")
 
 
-def test_no_nesting_runs_twice():
-    check(Model(tracers=has("scan", "jit", "vmap")), 1, max_examples=60)
+def test_no_nesting_runs_twice_and_draws_are_as_deep_as_asked():
+    check(Model(), 1, max_depth=5, sweep="singles", max_examples=60)
     assert len(RUNS) == len(set(RUNS))
-
-
-def test_the_same_check_gives_the_same_report():
-    first, second = (
-        check(Model(tracers=has("scan", "vmap", "jit")), 1),
-        check(Model(tracers=has("scan", "vmap", "jit")), 1),
-    )
-    assert verdicts(first) == verdicts(second)
-    assert str(first) == str(second)
-
-
-def test_drawn_nestings_have_as_many_as_max_depth_layers():
-    check(Model(), 1, max_depth=5, sweep="singles", max_examples=40)
     assert max(len(Nesting.parse(text)) for text in RUNS) == 5
-
-
-@pytest.mark.parametrize(
-    "settings, runs",
-    [
-        ({"max_examples": 0}, 40),
-        ({"max_examples": 0, "sweep": "singles"}, 25),
-        ({"max_examples": 0, "sweep": "probes"}, 3),
-        ({"max_depth": 1}, 25),
-    ],
-)
-def test_the_sweep_alone(settings, runs):
-    check(Model(), 1, **settings)
-    assert len(RUNS) == runs
-
-
-def test_the_plainest_violation_of_the_sweep_is_reported():
-    report = check(Model(tracers=has("scan"), memory=has("jit", "scan")), 1, sweep="pairs", all="on")
-    assert str(report.broken[0].nesting) == "scan"
-    assert [violation.invariant for violation in report.violations] == ["tracers"]
-    assert "also broken memory, smallest: jit > scan, and 8 more\n" in str(report)
-    assert not report.ok
 
 
 def test_the_plainest_violation_is_raised_whichever_ran_first():
@@ -85,21 +50,11 @@ def test_the_plainest_violation_is_raised_whichever_ran_first():
     assert str(caught.value.outcome.nesting) == "vmap"
 
 
-def test_invariants_broken_together_are_shown_together():
-    text = str(check(Model(tracers=has("scan"), memory=has("scan")), 1, sweep="singles", max_examples=0))
-    assert text.splitlines() == [
-        "nnx invariant broken: tracers",
-        "  nesting     scan   smallest of 6 tried; 1 violated, 5 held; 19 not",
-        "              run, --nnx-all runs them",
-        "  tracers     tracers is broken",
-        "  leaked      model.kernel   Param float32[3,32,32]",
-        "  hint        do it otherwise",
-        "  memory      memory is broken",
-        "  leaked      model.kernel   Param float32[3,32,32]",
-        "  hint        do it otherwise",
-        "  way         un-nested held, scan violated",
-        "  replay      check(..., nesting='scan')",
-    ]
+def test_invariants_broken_together_are_shown_together_in_the_order_of_the_rows():
+    report = check(Model(tracers=has("scan"), memory=has("scan")), 1, sweep="singles", max_examples=0)
+    assert not report.ok
+    rows = [line.split()[0] for line in str(report).splitlines() if re.match(r"  \w", line)]
+    assert rows == ["nesting", "tracers", "leaked", "hint", "memory", "leaked", "hint", "way", "replay"]
 
 
 def test_a_drawn_violation_shrinks_to_the_smallest():
@@ -119,12 +74,9 @@ def test_assert_invariants_raises_the_type_of_the_invariant(name):
     assert str(caught.value.outcome.nesting) == "jit"
 
 
-def test_assert_invariants_is_quiet_on_a_healthy_subject():
-    assert_invariants(Model(), 1)
-
-
 def test_an_unchecked_invariant_cannot_break():
     assert check(Model(tracers=has("jit")), 1, invariants="memory").ok
+    assert_invariants(Model(tracers=has("jit")), 1, invariants="memory")
 
 
 def test_a_refused_closure_style_is_probed_once_and_drawn_no_more():
@@ -158,11 +110,11 @@ def test_a_call_that_adds_state_is_never_put_into_an_argument_loop():
 
 
 def test_every_nesting_rejected_is_an_error():
-    with pytest.raises(
-        CheckError,
-        match=r"nnx nothing was checked: every nesting was rejected \(TraceContextError: other trace level\)",
-    ):
+    why = r"nnx nothing was checked: every nesting was rejected \(TraceContextError: other trace level\)"
+    with pytest.raises(CheckError, match=why):
         check(Model(rejected=lambda nesting: len(nesting) > 0), 1, styles="closure")
+    with pytest.raises(CheckError, match=why):
+        check(Model(rejected=has("jit[closure]")), 1, nesting="jit[closure]")
 
 
 def test_one_nesting_alone():
@@ -170,11 +122,6 @@ def test_one_nesting_alone():
     assert RUNS == ["jit > scan"]
     assert "jit > scan   replayed, no other was tried" in str(report)
     assert verdicts(check(Model(), 1, nesting="un-nested")) == {"un-nested": "held"}
-
-
-def test_a_rejected_replay_is_an_error():
-    with pytest.raises(CheckError, match="every nesting was rejected"):
-        check(Model(rejected=has("jit[closure]")), 1, nesting="jit[closure]")
 
 
 def test_an_un_nested_failure_is_the_users_own_and_ends_the_check():
@@ -200,12 +147,6 @@ def test_a_nested_failure_is_reported_and_raised():
     ]
 
 
-def test_a_violation_is_shown_before_a_failure():
-    text = str(check(Model(failed=has("jit"), tracers=has("scan", "scan")), 1, sweep="pairs", all="on"))
-    assert text.startswith("nnx invariant broken: tracers\n  nesting     scan > scan ")
-    assert "  also failed jit: TypeError: scan body must return a carry\n" in text
-
-
 def test_bad_use_is_raised_at_once():
     with pytest.raises(CheckError, match="kernel already holds a tracer"):
         check(Model(bad="kernel already holds a tracer"), 1)
@@ -219,9 +160,6 @@ def test_keyword_arguments_of_the_subject():
     assert check(subject, 1, kwargs={"scale": 2}, sweep="probes").ok
     with pytest.raises(CheckError, match=r"check\(\.\.\., scale=\.\.\.\): unknown setting 'scale'"):
         check(subject, 1, scale=2)
-
-
-def test_bad_settings_name_their_source():
     with pytest.raises(
         CheckError, match=r"check\(\.\.\., memory_budget=\.\.\.\): memory_budget='5MBfoo' is not a size"
     ):
@@ -244,19 +182,13 @@ def test_a_wrapped_object_is_the_subject_in_all_but_the_call():
     assert inspect.signature(wrapped) == inspect.signature(module)
     assert repr(wrapped) == "nnx_wrap(Linear)"
     assert wrap(wrapped).__wrapped__ is module
-    with pytest.raises(AttributeError, match="no_such"):
-        _ = wrapped.no_such
-
-
-def test_a_wrapped_object_loses_what_its_subject_loses_and_can_be_copied():
-    model = Model()
-    model.cache = 1
-    wrapped = wrap(model)
-    del wrapped.cache
-    assert not hasattr(model, "cache")
+    del wrapped.out_features
+    assert not hasattr(module, "out_features")
     again = copy.copy(wrapped)
     assert isinstance(again, Wrapped)
-    assert again.__wrapped__ is model
+    assert again.__wrapped__ is module
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = wrapped.no_such
 
 
 def test_a_wrapped_function_keeps_its_name_and_its_text():
@@ -297,15 +229,8 @@ def test_public_names_are_lazy_and_complete():
     assert set(pytest_nnxcheck.__all__) <= set(dir(pytest_nnxcheck))
     assert pytest_nnxcheck.check is check
     assert pytest_nnxcheck.TracerResidue is TracerResidue
-    assert pytest_nnxcheck.MemoryBudgetExceeded is MemoryBudgetExceeded
     with pytest.raises(AttributeError, match="no attribute 'chek'"):
         _ = pytest_nnxcheck.chek
-
-
-def test_a_report_cannot_be_changed():
-    report = check(Model(), 1, sweep="probes", max_examples=0)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        report.outcomes = ()
 
 
 def test_an_exception_that_the_body_expects_is_what_holds():

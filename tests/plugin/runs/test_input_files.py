@@ -44,22 +44,20 @@ def test_what_is_no_file_is_refused_and_not_waited_for(run_inner, pytester, opti
     result.stderr.fnmatch_lines([f"ERROR: *option {option}: cannot read {name}: {why}"])
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, '["x"]\na = ' + "{b=" * 100_000, "x." * 1_000 + "x = 1"])
-def test_brackets_nested_too_deeply_are_no_internal_error(run_inner, pytester, text):
-    (pytester.path / "known.toml").write_text(text)
-    result = run_inner(HOLDS, "--nnx-expected-failures=known.toml")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = (line for line in result.errlines if line.startswith("ERROR"))
-    assert line.startswith("ERROR: option --nnx-expected-failures: known.toml")
+DEEP = [
+    ("known.toml", "a = " + "[" * 100_000, "known.toml"),
+    ("known.toml", '["x"]\na = ' + "{b=" * 100_000, "known.toml"),
+    ("peaks.jsonl", "[" * 100_000, "peaks.jsonl:1: this is no baseline of pytest-nnxcheck"),
+]
 
 
-def test_a_baseline_nested_too_deeply_is_refused(run_inner, pytester):
-    (pytester.path / "peaks.jsonl").write_text("[" * 100_000)
-    result = run_inner(HOLDS, "--nnx-baseline=peaks.jsonl")
+@pytest.mark.parametrize("name, text, said", DEEP, ids=["arrays", "tables", "baseline"])
+def test_brackets_nested_too_deeply_are_no_internal_error(run_inner, pytester, name, text, said):
+    (pytester.path / name).write_text(text)
+    option = dict(zip(("peaks.jsonl", "known.toml"), OPTIONS, strict=True))[name]
+    result = run_inner(HOLDS, f"{option}={name}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["ERROR: option --nnx-baseline: peaks.jsonl:1: this is no baseline of pytest-nnxcheck*"]
-    )
+    result.stderr.fnmatch_lines([f"ERROR: option {option}: {said}*"])
 
 
 def test_files_are_read(run_inner, pytester):

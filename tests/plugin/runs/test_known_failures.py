@@ -25,43 +25,27 @@ def run_known(run_inner, pytester):
     return run
 
 
-def marked(entries, body="nnx_wrap(Model(memory=has('jit')))(1)"):
-    return f"\n@marked(max_examples=0, expected_failures={entries!r})\ndef test_x(nnx_wrap): {body}\n"
-
-
-def test_a_known_failure_in_a_marker(run_inner, pytester):
-    result = run_inner(marked({"memory": "jax#926"}), "-v", "--junitxml=out.xml")
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines(
-        [
-            r"test_inner.py::test_x  40 nestings: 24 held, 16 expected to fail; worst peak .*",
-            r"    expected to fail: 'memory' \(jax#926\): 16 nestings",
-        ]
-    )
+def test_a_marker_excuses_what_it_names_strictly_and_the_rest_still_fails(run_inner, pytester):
+    source = """
+@marked(max_examples=0, expected_failures={'memory': 'jax#926'})
+def test_known(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)
+@marked(max_examples=0, expected_failures={'memory': 'jax#926', 'scan': 'sow'})
+def test_strict(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)
+@marked(max_examples=0, expected_failures={'memory': 'jax#926'})
+def test_rest(nnx_wrap): nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)
+"""
+    result = run_inner(source, "-v", "--junitxml=out.xml")
+    result.assert_outcomes(passed=1, failed=2)
+    known = r"test_inner.py::test_known  40 nestings: 24 held, 16 expected to fail; worst peak .*"
+    result.stdout.re_match_lines([known, r"    expected to fail: 'memory' \(jax#926\): 16 nestings"])
     xml = (pytester.path / "out.xml").read_text()
     assert '<property name="nnx_expected" value="16"' in xml
     assert "'memory' (jax#926): 16 nestings" in xml
-
-
-def test_a_marker_is_strict_and_the_rest_still_fails(run_inner):
-    source = """
-@marked(max_examples=0, expected_failures={'memory': 'jax#926', 'scan': 'sow', 'jit > jit > jit > jit > jit': 'deep'})
-def test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)
-@marked(max_examples=0, expected_failures={'memory': 'jax#926'})
-def test_y(nnx_wrap): nnx_wrap(Model(memory=has('jit'), tracers=has('vmap')))(1)
-"""
-    result = run_inner(source)
-    result.assert_outcomes(failed=2)
-    out = "take the entry out of the marker at test_inner.py:5"
+    out = "take the entry out of the marker at test_inner.py:7"
     assert f"nnx expected failure 'scan' (sow) did not happen: 4 nestings held, {out}" in result.outlines
-    assert (
-        f"nnx expected failure 'jit > jit > jit > jit > jit' (deep) matches no nesting that ran, {out}"
-        in result.outlines
-    )
     result.stdout.fnmatch_lines(["E *nesting     vmap * 1 violated, 5 held, 1 expected", "E * to fail; *"])
-    result.stdout.fnmatch_lines(
-        ["FAILED *::test_x - Failed: nnx expected*", "FAILED *::test_y - nnx tracers: tracers is broken"]
-    )
+    summary = ["FAILED *::test_strict - Failed: nnx expected*", "FAILED *::test_rest - nnx tracers: tracers is broken"]
+    result.stdout.fnmatch_lines(summary)
     assert "Traceback" not in result.stdout.str()
 
 
@@ -125,8 +109,7 @@ def test_a_known_failure_in_a_file(run_known):
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["test_inner.py::test_x  40 nestings: 24 held, 16 expected to fail; *"])
     result.stdout.fnmatch_lines(["FAILED test_inner.py::test_y - nnx memory: memory is broken"])
-    line = "nnx expected failure 'memory' (jax#926) did not happen: 19 nestings held, take the entry out of known.toml, table 'test_inner.py::test_holds'"
-    assert line in result.outlines
+    result.stdout.fnmatch_lines(["nnx * did not happen: * out of known.toml, table 'test_inner.py::test_holds'"])
 
 
 GONE = (
@@ -142,9 +125,7 @@ def test_what_matches_nothing_is_a_warning_at_its_line(run_known):
     result.assert_outcomes(passed=1, warnings=2)
     assert result.ret == 0
     warning = "  */known.toml:%s: ExpectedFailuresWarning: %s"
-    result.stdout.fnmatch_lines(
-        ["*warnings summary*", "known.toml:4", warning % (4, TABLE), "known.toml:6", warning % (6, ENTRY)]
-    )
+    result.stdout.fnmatch_lines(["known.toml:4", warning % (4, TABLE), "known.toml:6", warning % (6, ENTRY)])
     run_known(GONE, BREAKS, "-Wignore::pytest_nnxcheck.ExpectedFailuresWarning").assert_outcomes(passed=1, warnings=0)
 
 
@@ -166,12 +147,9 @@ BOTH = BREAKS + BREAKS.replace("test_x", "test_y")
     "args, warned",
     [
         ((), ["4 deep", "'b'", "gone"]),
-        (("-k", "test_x"), ["4 deep", "gone"]),
         (("test_inner.py",), ["'b'", "gone"]),
         (("test_inner.py::test_x",), ["gone"]),
-        (("--deselect=test_inner.py::test_y",), ["4 deep", "gone"]),
         (("--ignore=other",), ["gone"]),
-        (("--collect-only",), ["4 deep", "gone"]),
         (("--nnx-nesting=jit",), ["4 deep", "gone"]),
         (("-x", "--nnx-memory-budget=1x"), ["4 deep", "'b'", "gone"]),
     ],
@@ -191,13 +169,11 @@ def test_nothing_is_warned_of_where_the_collection_broke(run_known, pytester):
     assert "ExpectedFailuresWarning" not in result.stdout.str()
 
 
-def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known):
-    for mark in ("@pytest.mark.skip\n", ""):
-        source = mark + BREAKS.replace("memory=has('jit')", "tracers=has('jit')")
-        assert (
-            "ExpectedFailuresWarning"
-            not in run_known(KNOWN + '"jit > jit > jit > jit > jit" = "x"\n', source).stdout.str()
-        )
+@pytest.mark.parametrize("mark", ["", "@pytest.mark.skip\n"])
+def test_a_test_that_failed_or_was_skipped_says_nothing_of_its_entries(run_known, mark):
+    source = mark + BREAKS.replace("memory=has('jit')", "tracers=has('jit')")
+    told = run_known(f'{KNOWN}"jit > jit > jit > jit > jit" = "x"\n', source).stdout.str()
+    assert "ExpectedFailuresWarning" not in told
 
 
 def test_what_several_processes_saw_adds_up(tmp_path):
@@ -218,11 +194,12 @@ def test_a_marker_that_a_conftest_adds_later_counts(run_known):
     source = (
         "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model(memory=has('jit')))\ndef test_x(model): model(1)\n"
     )
-    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    for item in items: item.add_marker(pytest.mark.nnx_invariants)\n"
+    adds = "for item in items: item.add_marker(__import__('pytest').mark.nnx_invariants)"
+    mark = f"def pytest_collection_modifyitems(items):\n    {adds}\n"
     run_known(KNOWN, source, conftest=mark).assert_outcomes(passed=1, warnings=0)
-    assert "matches no test" not in run_known(KNOWN, source, "--collect-only", conftest=mark).stdout.str()
-    gone = KNOWN.replace("test_x", "test_y")
-    assert "matches no test" in run_known(gone, source, "--collect-only", conftest=mark).stdout.str()
+    for known, gone in ((KNOWN, False), (KNOWN.replace("test_x", "test_y"), True)):
+        told = run_known(known, source, "--collect-only", conftest=mark).stdout.str()
+        assert ("matches no test" in told) is gone
 
 
 def test_the_ini_file_is_relative_to_the_root(run_inner, pytester):
@@ -234,14 +211,16 @@ def test_the_ini_file_is_relative_to_the_root(run_inner, pytester):
     run_inner(BREAKS, "--nnx-expected-failures=other.toml").assert_outcomes(failed=1)
 
 
-MISSING = "ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"
 OUTSIDE = "option --nnx-expected-failures: known.toml: 'memory' stands outside of a table, *"
+MISSING = "ini option nnx_expected_failures*: cannot read no.toml: No such file or directory"
 
 
-@pytest.mark.parametrize("option, message", [("known.toml", OUTSIDE), ("", MISSING)])
-def test_a_bad_file_stops_the_run_before_it_starts(run_inner, pytester, option, message):
+@pytest.mark.parametrize(
+    "given, message",
+    [("--nnx-expected-failures=known.toml", OUTSIDE), ("--override-ini=nnx_expected_failures=no.toml", MISSING)],
+)
+def test_a_bad_file_stops_the_run_before_it_starts(run_inner, pytester, given, message):
     (pytester.path / "known.toml").write_text("memory = 'x'\n")
-    given = f"--nnx-expected-failures={option}" if option else "--override-ini=nnx_expected_failures=no.toml"
     result = run_inner("raise SystemExit('collected')\n", given)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: {message}"])

@@ -51,70 +51,70 @@ def test_plain(): pass
     run_inner(source).assert_outcomes(passed=2)
 
 
-def test_a_marker_that_a_conftest_adds_later_counts(run_inner):
-    source = (
-        "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model):\n    assert model(1) == 1\n"
-    )
-    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    for item in items: item.add_marker(pytest.mark.nnx_invariants(%s))\n"
-    run_inner(source, conftest=mark % "").assert_outcomes(passed=1)
-    result = run_inner(source, conftest=mark % "max_depth=0")
+ADDS = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.nnx_invariants(%s), append=False)
+"""
+UNMARKED = (
+    "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model):\n    assert model(1) == 1\n"
+)
+MARKED = "@marked(max_examples=0)\ndef test_x(nnx_wrap):\n    assert nnx_wrap(Model())(1) == 1\n    assert {*RUNS} <= {'un-nested', 'jit', 'jit > call_first'}\n"
+
+
+@pytest.mark.parametrize(
+    "source, good, bad, message",
+    [
+        (UNMARKED, "", "max_depth=0", "nnx_invariants marker at test_inner.py:6: max_depth=0 is not *"),
+        (
+            MARKED,
+            "transforms='jit', styles='argument'",
+            "transformz='jit'",
+            "* unknown setting 'transformz', did you mean *",
+        ),
+    ],
+    ids=["unmarked", "marked"],
+)
+def test_a_marker_that_a_conftest_adds_later_counts(run_inner, source, good, bad, message):
+    run_inner(source, conftest=ADDS % good).assert_outcomes(passed=1)
+    result = run_inner(source, conftest=ADDS % bad)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["nnx_invariants marker at test_inner.py:6: max_depth=0 is not *"])
+    result.stdout.fnmatch_lines([message])
 
 
-def test_a_marker_that_a_conftest_adds_to_a_marked_test_counts_too(run_inner):
-    source = "@marked(max_examples=0)\ndef test_x(nnx_wrap):\n    assert nnx_wrap(Model())(1) == 1\n    assert {*RUNS} <= {'un-nested', 'jit', 'jit > call_first'}\n"
-    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    for item in items: item.add_marker(pytest.mark.nnx_invariants(%s), append=False)\n"
-    run_inner(source, conftest=mark % "transforms='jit', styles='argument'").assert_outcomes(passed=1)
-    result = run_inner(source, conftest=mark % "transformz='jit'")
-    result.assert_outcomes(failed=1)
-    line = "nnx_invariants marker at test_inner.py:4: unknown setting 'transformz', did you mean 'transforms'?"
-    assert result.outlines.count(line) == 1
-
-
-def test_marker_over_command_line_over_ini(run_inner, pytester):
+def test_the_nearest_marker_wins_field_by_field_over_command_line_and_ini_file(run_inner, pytester):
     source = """
 from pytest_nnxcheck.plugin.marker import SETTINGS
-@marked(transforms="jit", memory_budget="2x", max_depth=1)
-def test_marker(nnx_wrap, request):
+def settings(request):
     s = request.node.stash[SETTINGS]
-    assert (s.transforms, s.max_depth, s.shortcuts, str(s.memory_budget)) == (("jit",), 1, "off", "2x")
-    nnx_wrap(Model())(1)
+    return s.transforms, s.max_depth, s.max_examples, s.shortcuts, str(s.memory_budget)
+@marked(transforms="jit", memory_budget="2x", max_depth=1, max_examples=1)
+class TestX:
+    @marked(max_depth=3)
+    def test_marker(self, nnx_wrap, request):
+        assert settings(request) == (("jit",), 3, 1, "off", "2x")
+        nnx_wrap(Model())(1)
 @marked
 def test_options(nnx_wrap, request):
-    s = request.node.stash[SETTINGS]
-    assert (s.transforms, s.max_depth, s.shortcuts, str(s.memory_budget)) == (("scan", "vmap"), 2, "off", "3x")
+    assert settings(request) == (("scan", "vmap"), 2, 3, "off", "3x")
     nnx_wrap(Model())(1)
 """
-    pytester.makeini(
-        "[pytest]\nnnx_transforms = remat\nnnx_max_depth = 4\nnnx_shortcuts = off\nnnx_memory_budget = 3x\n"
-    )
+    ini = "nnx_transforms = remat\nnnx_max_depth = 4\nnnx_shortcuts = off\nnnx_memory_budget = 3x\n"
+    pytester.makeini(f"[pytest]\n{ini}")
     run_inner(source, "--nnx-transforms=scan,vmap", "--nnx-max-depth=2").assert_outcomes(passed=2)
 
 
-def test_the_nearest_marker_wins_field_by_field(run_inner):
-    source = """
-pytestmark = marked(max_depth=1, max_examples=1, sweep="probes")
-@marked(max_depth=2, max_examples=2)
-class TestX:
-    @marked(max_depth=3)
-    def test_x(self, nnx_wrap, request):
-        from pytest_nnxcheck.plugin.marker import SETTINGS
-        s = request.node.stash[SETTINGS]
-        assert (s.max_depth, s.max_examples, s.sweep, s.donate) == (3, 2, "probes", "state")
-        nnx_wrap(Model())(1)
-"""
-    run_inner(source).assert_outcomes(passed=1)
-
-
-@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.full)])
-def test_a_bad_option_stops_the_run_before_it_starts(run_inner, workers):
-    result = run_inner("raise SystemExit('collected')\n", "--nnx-nesting=jit > scna", workers, subprocess=True)
+@pytest.mark.full  # with one process: tests/plugin/settings
+def test_a_bad_option_stops_a_run_with_workers_before_it_starts(run_inner):
+    result = run_inner("raise SystemExit('collected')\n", "--nnx-nesting=jit > scna", "-n2", subprocess=True)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: option --nnx-nesting: unknown transform 'scna', did you mean 'scan'?"])
     assert "Traceback" not in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_pytest_does_not_rewrite_what_the_plugin_loads(pytester):
     source = """
 import importlib.machinery, sys
@@ -127,40 +127,21 @@ def test_x():
     pytester.runpytest_subprocess("-W", "error", "-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
-LOAD = (
-    "import pytest_nnxcheck.plugin.hooks, sys; {}; print(*sorted({{'jax', 'flax', 'hypothesis'}} & set(sys.modules)))"
-)
+HEAVY = {"jax", "flax", "hypothesis", "unittest", "asyncio", "difflib"}
 
 
 def loaded(statement):
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD.format(statement)], cwd=root, capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()
+    """The modules that a statement loads beside those of pytest."""
+    program = f"import sys, pytest; before = {{*sys.modules}}; {statement}; print(*{{*sys.modules}} - before)"
+    command, root = [sys.executable, "-c", program], Path(__file__).parents[3]
+    return {*subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.split()}
 
 
-def test_loading_the_plugin_imports_nothing_heavy():
-    assert loaded("pass") == []
-
-
-def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_no_more():
-    root = Path(__file__).parents[3]
-    statement = "import sys, pytest; before = {*sys.modules}; import pytest_nnxcheck.plugin.hooks; print(*{*sys.modules} - before)"
-    done = subprocess.run([sys.executable, "-c", statement], cwd=root, capture_output=True, text=True, check=True)
-    new = {*done.stdout.split()}
-    assert {name.split(".")[1] for name in new if name.startswith("pytest_nnxcheck.")} == {
-        "core",
-        "plugin",
-    }
-    assert not new & {
-        "unittest",
-        "asyncio",
-        "difflib",
-        "pytest_nnxcheck.core.outcome",
-        "pytest_nnxcheck.core.evidence",
-        "pytest_nnxcheck.core.nesting",
-    }
+def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_nothing_heavy():
+    new = loaded("import pytest_nnxcheck.plugin.hooks")
+    assert {name.split(".")[1] for name in new if name.startswith("pytest_nnxcheck.")} == {"core", "plugin"}
+    assert not new & HEAVY
+    assert not new & {f"pytest_nnxcheck.core.{name}" for name in ("outcome", "evidence", "nesting")}
 
 
 @pytest.mark.slow

@@ -7,14 +7,12 @@ HYPOTHESIS = "from hypothesis import HealthCheck, example, given, note, seed, se
 
 FORMS = [
     "class TestX:\n    @marked\n    def test_x(self, nnx_wrap):\n        assert isinstance(self, TestX)\n        nnx_wrap(Model())(1)\n",
-    "@marked\nclass TestX:\n    def test_x(self, nnx_wrap): nnx_wrap(Model())(1)\n",
     "@marked\nclass TestX:\n    @staticmethod\n    def test_x(nnx_wrap): nnx_wrap(Model())(1)\n",
     "@marked\nclass TestX:\n    @classmethod\n    def test_x(cls, nnx_wrap):\n        assert cls is TestX\n        nnx_wrap(Model())(1)\n",
     "pytestmark = marked\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n",
     "@marked\ndef test_x(nnx_wrap, tmp_path, capsys, monkeypatch): nnx_wrap(Model())(1)\n",
     "@marked\ndef test_x(nnx_wrap, n=3):\n    assert n == 3\n    nnx_wrap(Model())(1)\n",
     "@marked\ndef test_x(*, nnx_wrap): nnx_wrap(Model())(1)\n",
-    "@marked\ndef test_x(nnx_wrap):\n    nnx_wrap(Model())(1)\n    pytest.skip('x') if False else None\n",
     "from unittest import mock\n@marked\n@mock.patch('os.getcwd')\ndef test_x(getcwd, nnx_wrap):\n    assert getcwd is __import__('os').getcwd\n    nnx_wrap(Model())(1)\n",
     "@pytest.fixture(autouse=True)\ndef auto(nnx_wrap, request):\n    if request.cls: request.cls.wrap = staticmethod(nnx_wrap)\n@marked\nclass TestX:\n    def test_x(self): self.wrap(Model())(1)\n",
 ]
@@ -39,21 +37,14 @@ def model_{0}(nnx_wrap, request):
 @pytest.mark.parametrize("x", [3, 4])
 def test_{0}(model_{0}, x):
     assert model_{0}[0](x) == x
-    assert model_{0}[1] in (1, 2)
 """
     scopes = ("function", "class", "module", "session")
-    result = run_inner("".join(source.format(scope) for scope in scopes))
+    result = run_inner("".join(map(source.format, scopes)))
     result.assert_outcomes(passed=16)
     for scope in scopes:
         result.stdout.fnmatch_lines(
             [f"test_inner.py::test_{scope}[[]1-3]  *", f"test_inner.py::test_{scope}[[]2-4]  *"]
         )
-
-
-def test_parametrized_ids_survive_in_the_replay_line(run_inner):
-    source = "@marked\n@pytest.mark.parametrize('x', ['{a} b'])\ndef test_x(nnx_wrap, x): nnx_wrap(Model(tracers=has('jit')))(x)\n"
-    result = run_inner(source)
-    result.stdout.fnmatch_lines(["*replay *pytest 'test_inner.py::test_x[[]{a} b]' --nnx-nesting jit"])
 
 
 def test_the_replay_line_is_typed_where_the_run_was_started(run_inner, pytester, monkeypatch):
@@ -62,13 +53,14 @@ def test_the_replay_line_is_typed_where_the_run_was_started(run_inner, pytester,
     run_inner("\n")
     source = (pytester.path / "test_inner.py").read_text() + "\n"
     (inner / "test_below.py").write_text(
-        source + "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(tracers=has('jit')))(1)\n"
+        source
+        + "@marked\n@pytest.mark.parametrize('x', ['{a} b'])\ndef test_x(nnx_wrap, x): nnx_wrap(Model(tracers=has('jit')))(x)\n"
     )
     pytester.makeini("[pytest]\n")
     monkeypatch.chdir(inner)
     result = pytester.runpytest_inprocess("test_below.py")
-    result.stdout.fnmatch_lines(["E* test        inner/test_below.py::test_x"])
-    result.stdout.fnmatch_lines(["*replay *pytest test_below.py::test_x --nnx-nesting jit"])
+    result.stdout.fnmatch_lines(["E* test        inner/test_below.py::test_x[[]{a} b]"])
+    result.stdout.fnmatch_lines(["*replay *pytest 'test_below.py::test_x[[]{a} b]' --nnx-nesting jit"])
 
 
 def test_the_users_given(run_inner):
@@ -82,9 +74,9 @@ def test_x(nnx_wrap, x, flag):
 
 def test_ran():
     assert RUNS[0] == "un-nested" and RUNS[1] == "eval_shape[closure]"
-    assert {x for _, x in SEEN[:40]} == {0}
-    assert len({x for _, x in SEEN[40:]}) > 5 and len(set(RUNS[40:])) > 5
-    assert len(RUNS) == 70
+    swept = len(RUNS) - 30
+    assert {x for _, x in SEEN[:swept]} == {0}
+    assert len({x for _, x in SEEN[swept:]}) > 5 and len(set(RUNS[swept:])) > 5
 """
     run_inner(HYPOTHESIS + source).assert_outcomes(passed=2)
 
@@ -117,20 +109,15 @@ def test_x(nnx_wrap, x, y):
 
 def test_ran():
     assert SEEN == [(11, "a")] * 40 + [(22, "b")] * 3
-"""
-    run_inner(HYPOTHESIS + source).assert_outcomes(passed=2)
 
-
-def test_an_example_that_is_expected_to_fail(run_inner):
-    source = """
 @marked(max_examples=0)
 @example(x=1).xfail(raises=ZeroDivisionError)
 @given(x=st.just(2))
-def test_x(nnx_wrap, x):
+def test_expected_to_fail(nnx_wrap, x):
     nnx_wrap(Model())(x)
     1 / (x - 1)
 """
-    run_inner(HYPOTHESIS + source).assert_outcomes(passed=1)
+    run_inner(HYPOTHESIS + source).assert_outcomes(passed=3)
 
 
 def test_data_strategies(run_inner):
@@ -146,9 +133,9 @@ def test_{}(nnx_wrap, data):
 
 
 @pytest.mark.slow
-def test_further_forms_with_the_users_given(run_inner):
+def test_further_forms_with_the_users_given_settings_and_seed(run_inner):
     source = """
-from hypothesis import assume
+from hypothesis import Phase, Verbosity, assume
 @marked(max_examples=5)
 @given(x=...)
 def test_inferred_from_types(nnx_wrap, x: int):
@@ -158,26 +145,16 @@ class TestX:
     @given(x=st.integers())
     def test_method(self, nnx_wrap, x):
         assert nnx_wrap(Model())(x) == x
-MODEL = Model()
 @marked(max_examples=20)
 @given(x=st.integers())
 def test_assume(nnx_wrap, x):
     assume(x != 0)
-    assert nnx_wrap(MODEL)(x) == x
-def test_ran():
-    assert {"un-nested", ">"} <= {word for nesting in MODEL.calls for word in str(nesting).split()}
-"""
-    run_inner(HYPOTHESIS + source).assert_outcomes(passed=4)
-
-
-def test_the_users_settings_and_seed(run_inner):
-    source = """
-from hypothesis import Phase, Verbosity
+    assert nnx_wrap(Model())(x) == x
 @marked(max_examples=5)
 @seed(1)
 @settings(verbosity=Verbosity.verbose, database=None, derandomize=False)
 @given(x=st.integers())
-def test_x(nnx_wrap, x):
+def test_verbose(nnx_wrap, x):
     nnx_wrap(Model())(x)
 @marked
 @settings(max_examples=1)
@@ -185,15 +162,14 @@ def test_without_given(nnx_wrap):
     nnx_wrap(Model())(1)
 """
     result = run_inner(HYPOTHESIS + source, "-s")
-    result.assert_outcomes(passed=2)
-    assert "test_x(" in result.stdout.str()
+    result.assert_outcomes(passed=5)
+    assert "test_verbose(" in result.stdout.str()
 
 
 @pytest.mark.slow
 def test_a_function_scoped_fixture_is_refused_only_with_the_users_given(run_inner):
-    result = run_inner(
-        HYPOTHESIS + "@marked\n@given(x=st.integers())\ndef test_x(nnx_wrap, tmp_path, x): nnx_wrap(Model())(1)\n"
-    )
+    test = "@marked\n@given(x=st.integers())\ndef test_x(nnx_wrap, tmp_path, x): nnx_wrap(Model())(1)\n"
+    result = run_inner(HYPOTHESIS + test)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*FailedHealthCheck*tmp_path*"])
 
@@ -226,11 +202,15 @@ def test_statistics_and_selection_of_hypothesis(run_inner):
 
 
 def test_the_example_of_the_users_given_shows_the_nesting_in_a_line(run_inner):
-    source = (
-        "@marked\n@given(x=st.integers(0, 1))\ndef test_x(nnx_wrap, x):\n    nnx_wrap(Model(tracers=has('jit')))(x)\n"
-    )
+    source = """
+@marked
+@given(x=st.integers(0, 1))
+def test_breaks(nnx_wrap, x): nnx_wrap(Model(tracers=has('jit')))(x)
+@marked
+@given(x=st.integers(0, 1))
+def test_fails(nnx_wrap, x): assert nnx_wrap(Model())(x) < 1
+"""
     told = run_inner(HYPOTHESIS + source).stdout.str()
     assert "    nnx_nesting=<the chains sweep>,\n" in told
+    assert "nnx_nesting=Nesting.parse('un-nested')," in told
     assert "Settings(" not in told
-    failing = "@marked\n@given(x=st.integers(0, 1))\ndef test_x(nnx_wrap, x):\n    assert nnx_wrap(Model())(x) < 1\n"
-    assert "nnx_nesting=Nesting.parse('un-nested')," in run_inner(HYPOTHESIS + failing).stdout.str()

@@ -54,21 +54,9 @@ def patience(monkeypatch):
 # --- what is counted -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (0, "1 s"),
-        (9.6, "10 s"),
-        (12, "10 s"),
-        (43, "45 s"),
-        (94, "95 s"),
-        (96, "2 min"),
-        (5000, "83 min"),
-        (7200, "2 h"),
-    ],
-)
-def test_no_more_digits_than_an_estimate_has(seconds, text):
-    assert rounded(seconds) == text
+def test_an_estimate_has_few_digits():
+    texts = {0: "1 s", 9.6: "10 s", 12: "10 s", 43: "45 s", 94: "95 s", 96: "2 min", 5000: "83 min", 7200: "2 h"}
+    assert {seconds: rounded(seconds) for seconds in texts} == texts
 
 
 def test_every_nesting_that_always_runs_has_its_place():

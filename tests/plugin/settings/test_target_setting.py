@@ -83,8 +83,8 @@ def test_a_target_in_a_marker_is_a_collection_error_and_other_files_run(run_inne
 @pytest.mark.usefixtures("no_wheel")
 def test_a_target_in_a_marker_that_a_conftest_adds_later_fails_that_test(run_inner):
     source = "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model): model(1)\ndef test_plain(): pass\n"
-    mark = "import pytest\ndef pytest_collection_modifyitems(items):\n    items[0].add_marker(pytest.mark.nnx_invariants(target='v5e'))\n"
-    result = run_inner(source, conftest=mark)
+    adds = "items[0].add_marker(__import__('pytest').mark.nnx_invariants(target='v5e'))"
+    result = run_inner(source, conftest=f"def pytest_collection_modifyitems(items):\n    {adds}\n")
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines([f"nnx_invariants marker at test_inner.py:6: {NO_WHEEL}"])
 
@@ -117,17 +117,13 @@ AT_LOAD = "import os\nassert os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] == '1'\n"
 
 
 @pytest.mark.usefixtures("all_wheels")
-def test_a_conftest_finds_the_environment_and_the_end_of_the_run_puts_it_back(run_inner):
+@pytest.mark.parametrize("args, conftest, marker", [(["--nnx-target=v5e"], AT_LOAD, ""), ([], "", "(target='v5e')")])
+def test_an_option_or_a_marker_prepares_the_environment_and_the_end_of_the_run_puts_it_back(
+    run_inner, args, conftest, marker
+):
     before = ours()
-    run_inner(PREPARED, "--nnx-target=v5e", conftest=AT_LOAD).assert_outcomes(passed=1)
-    assert ours() == before
-
-
-@pytest.mark.usefixtures("all_wheels")
-def test_a_marker_prepares_the_environment_too(run_inner):
-    before = ours()
-    source = f"{PREPARED}\n@marked(target='v5e')\ndef test_y(nnx_wrap): nnx_wrap(Model())(1)\n"
-    run_inner(source).assert_outcomes(passed=2)
+    source = f"{PREPARED}\n@marked{marker}\ndef test_y(nnx_wrap): nnx_wrap(Model())(1)\n"
+    run_inner(source, *args, conftest=conftest).assert_outcomes(passed=2)
     assert ours() == before
 
 
@@ -159,20 +155,3 @@ def test_a_slice_skips_no_test(run_inner):
 def test_who_names_no_target_loads_nothing(run_inner):
     source = "import sys\ndef test_x(): assert not {'pytest_nnxcheck.wheels', 'pytest_nnxcheck.core.chips'} & sys.modules.keys()\n"
     run_inner(source, subprocess=True).assert_outcomes(passed=1)
-
-
-@pytest.mark.skipif(bool(wheels.problem(["v5e"])), reason="needs the compiler of TPUs")
-@pytest.mark.slow
-def test_workers_find_the_environment(run_inner):
-    source = (
-        PREPARED + "import jax\nfrom jax.experimental import topologies\n@pytest.mark.parametrize('number', range(4))\n"
-    )
-    source += (
-        "def test_y(number): assert topologies.get_topology_desc(platform='tpu', topology_name='v5e:2x2').devices\n"
-    )
-    result = run_inner(source, "--nnx-target=v5e", "-n2", "-s", subprocess=True, conftest=AT_LOAD)
-    result.assert_outcomes(passed=5)
-    if (
-        "cudart_stub.cc" not in result.stderr.str()
-    ):  # the libraries of jax 0.10's CUDA plugin tell of it whatever is set
-        assert not result.stderr.str()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from watched import HEAD
 
 
 @pytest.fixture
 def watch(pytester, inner_args):
-    """Run a suite watched: the result, and the tests that failed."""
+    """Run a suite watched, with what it begins with: the result, and the tests that failed."""
 
-    def run(source, *args, option="--nnx-watch"):
-        pytester.makepyfile(test_suite=source)
+    def run(source, *args, option="--nnx-watch", head=HEAD):
+        pytester.makepyfile(test_suite=head + source)
         quiet = ("-p", "no:randomly", "-p", "no:cacheprovider")
         result = pytester.runpytest_inprocess(*inner_args, *quiet, *filter(None, [option]), *args)
         return result, sorted(

@@ -39,7 +39,7 @@ def last_lines(watch):
     """What the run says of tests to mark: nothing, or its title and what follows."""
 
     def run(body, *args):
-        result, _ = watch(HEAD + body, *args)
+        result, _ = watch(body, *args, head=HEAD)
         lines = result.outlines
         start = next((number for number, line in enumerate(lines) if "could be checked" in line), len(lines))
         return [line for line in lines[start:] if not line.startswith("=")]

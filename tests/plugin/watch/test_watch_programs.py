@@ -65,12 +65,6 @@ def test_a_program_of_a_fixture_is_told_as_such(watch):
     )
 
 
-def test_the_ini_file_has_a_budget_too(watch, pytester):
-    pytester.makeini("[pytest]\nnnx_watch = fail\nnnx_memory_budget = 100KiB\n")
-    result = watch(SUITE)
-    result.assert_outcomes(passed=1, failed=1)
-
-
 @pytest.mark.parametrize(
     "args", [["--nnx-watch"], ["--nnx-watch", "--nnx-memory-budget=1GB"], ["--nnx-memory-budget=1"]]
 )
@@ -80,8 +74,9 @@ def test_without_watch_or_within_the_budget_nothing_is_told(watch, args):
     result.stdout.no_fnmatch_line("*over*")
 
 
-def test_a_multiple_is_told_to_be_for_marked_tests(watch):
-    result = watch(SUITE, "--nnx-watch", "--nnx-memory-budget=2x")
+def test_a_multiple_is_told_to_be_for_marked_tests(watch, pytester):
+    pytester.makeini("[pytest]\nnnx_watch = fail\nnnx_memory_budget = 2x\n")
+    result = watch(SUITE)
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*; memory_budget 2x is a multiple, which a test has that is marked: write bytes *"])
 

@@ -89,11 +89,8 @@ def test_two_workers_leave_what_one_process_does(run_inner, pytester, actions):
             case.get("name"): {p.get("name"): p.get("value") for p in case.iter("property")} for case in cases
         }
         report = json.loads((pytester.path / "report.json").read_text(encoding="utf-8"))
-        told = [
-            line
-            for line in result.outlines
-            if line.startswith(("peaks.jsonl", "test_inner.py::")) or "nestings" in line
-        ]
+        starts = ("peaks.jsonl", "test_inner.py::")
+        told = [line for line in result.outlines if line.startswith(starts) or "nestings" in line]
         warned = sorted(line.partition("known.toml")[2] for line in result.outlines if "Warning: " in line)
         assert actions.read_text("utf-8").count("## ") == 1
         return (pytester.path / "peaks.jsonl").read_bytes(), without_times(report), properties, sorted(told), warned
@@ -175,22 +172,12 @@ def test_pair(nnx_wrap):
 """
 
 
+LOADED = ("-p", "no:hypothesispytest", "--strict-markers", "-W", "error")
+OTHERS = [("-n0",), ("-n2",), ("-p", "no:cacheprovider"), ("--import-mode=importlib",), ("--assert=plain",)]
+
+
 @pytest.mark.parametrize(
-    "args",
-    [
-        ("-p", "no:hypothesispytest", "--strict-markers", "-W", "error"),
-        *(
-            pytest.param(args, marks=pytest.mark.full)
-            for args in (
-                ("-n0",),
-                ("-n2",),
-                ("-p", "no:cacheprovider"),
-                ("--import-mode=importlib",),
-                ("--assert=plain",),
-            )
-        ),
-    ],
-    ids=" ".join,
+    "args", [LOADED, *(pytest.param(args, marks=pytest.mark.full) for args in OTHERS)], ids=" ".join
 )
 def test_the_same_verdicts_whatever_runs_them(run_inner, args):
     result = run_inner(PAIR + HOLDS, *args, subprocess=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from pytest_nnxcheck import wheels
 from pytest_nnxcheck.devices import FLAG
 
 TESTS = Path(__file__).parents[2]
@@ -85,33 +84,3 @@ def test_a_watched_suite_imports_jax_when_its_tests_do(pytester, inner_args, sou
     result = pytester.runpytest_subprocess(*inner_args, "-p", "no:randomly", "--nnx-watch")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["1 test watched: nothing was left behind*"])
-
-
-COMPILES = """
-import os
-from pytest_nnxcheck import wheels
-
-put_back = wheels.prepare(os.environ, ["v5e"])
-import jax
-from jax.experimental import topologies
-
-print(jax.devices())
-chip = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
-array = jax.ShapeDtypeStruct((256, 256), "float32", sharding=jax.sharding.SingleDeviceSharding(chip))
-compiled = jax.jit(lambda x: x @ x).lower(array).compile()
-print(compiled.memory_analysis().argument_size_in_bytes)
-put_back()
-"""
-
-
-@pytest.mark.skipif(bool(wheels.problem(["v5e"])), reason="needs the compiler of TPUs")
-def test_a_compiler_of_tpus_is_silent_and_leaves_jax_on_the_cpu():
-    # As users start Python: the folder of programs that the tests have takes none of a target.
-    names = ("JAX_", "TPU_", "TF_CPP_")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    ran = subprocess.run(
-        [sys.executable, "-c", COMPILES], check=True, env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert ran.stdout.splitlines()[-2:] == ["[CpuDevice(id=0)]", "262144"]
-    if "cudart_stub.cc" not in ran.stderr:  # the libraries of jax 0.10's CUDA plugin tell of it whatever is set
-        assert ran.stderr == ""

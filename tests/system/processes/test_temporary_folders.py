@@ -60,17 +60,15 @@ def start(pytester, inner_args, monkeypatch):
     return started, left, lambda: sorted(path.name for path in folder.glob("nnxcheck-*"))
 
 
-@pytest.mark.parametrize("args", [[], ["-n", "2"]], ids=["", "-n 2"])
-def test_nothing_stays_of_tests_that_hold(start, args):
+def test_nothing_stays_of_tests_that_hold(start):
     started, _, folders = start
-    assert started("-k", "holds", *args).wait(120) == 0
+    assert started("-k", "holds").wait(120) == 0
     assert folders() == []
 
 
-@pytest.mark.parametrize("args", [[], ["-n", "2"]], ids=["", "-n 2"])
-def test_a_program_that_shows_something_stays(start, args):
+def test_a_program_that_shows_something_stays(start):
     started, left, folders = start
-    assert started("-k", "holds or breaks", *args).wait(120) == 1
+    assert started("-k", "holds or breaks", "-n", "2").wait(120) == 1
     assert len(folders()) == 1
     ((test,), (same, program)) = left()
     assert test == same
@@ -78,7 +76,7 @@ def test_a_program_that_shows_something_stays(start, args):
     assert program.startswith("jit-")
 
 
-@pytest.mark.parametrize("args", [[], ["-n", "2"]], ids=["", "-n 2"])
+@pytest.mark.parametrize("args", [[], pytest.param(["-n", "2"], marks=pytest.mark.full)], ids=["", "-n 2"])
 def test_nothing_stays_of_a_run_that_was_interrupted(start, args, pytester):
     started, _, folders = start
     run = started("-k", "holds or waits", *args)

@@ -1,0 +1,53 @@
+"""Processes that compile for a target: alone, and as workers of xdist."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+COMPILES = """
+import os
+from pytest_nnxcheck import wheels
+
+put_back = wheels.prepare(os.environ, ["v5e"])
+import jax
+from jax.experimental import topologies
+
+print(jax.devices())
+chip = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+array = jax.ShapeDtypeStruct((256, 256), "float32", sharding=jax.sharding.SingleDeviceSharding(chip))
+compiled = jax.jit(lambda x: x @ x).lower(array).compile()
+print(compiled.memory_analysis().argument_size_in_bytes)
+put_back()
+"""
+
+
+def test_a_compiler_of_tpus_is_silent_and_leaves_jax_on_the_cpu():
+    # As users start Python: the folder of programs that the tests have takes none of a target.
+    names = ("JAX_", "TPU_", "TF_CPP_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILES], check=True, env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout.splitlines()[-2:] == ["[CpuDevice(id=0)]", "262144"]
+    if "cudart_stub.cc" not in ran.stderr:  # the libraries of jax 0.10's CUDA plugin tell of it whatever is set
+        assert ran.stderr == ""
+
+
+AT_LOAD = "import os\nassert os.environ['ALLOW_MULTIPLE_LIBTPU_LOAD'] == '1'\n"
+SUITE = """
+import jax
+from jax.experimental import topologies
+
+@pytest.mark.parametrize("number", range(4))
+def test_x(number):
+    assert topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+"""
+
+
+def test_workers_find_the_environment(run_inner):
+    result = run_inner(SUITE, "--nnx-target=v5e", "-n2", "-s", subprocess=True, conftest=AT_LOAD)
+    result.assert_outcomes(passed=4)
+    if "cudart_stub.cc" not in result.stderr.str():
+        assert not result.stderr.str()
