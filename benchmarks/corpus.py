@@ -11,7 +11,7 @@ from flax import nnx
 
 from benchmarks.children import ROOT
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "corpus"))
 import reports
 from leaky import LEAKY
 

@@ -49,7 +49,7 @@ def subjects_of(group: str) -> Iterator[Subject]:
     elif group == "wild":
         import wild
 
-        yield from ((name, wild.HERE[name]) for name in wild.SUBJECTS)
+        yield from ((name, wild.WILD[name]) for name in wild.SUBJECTS)
     elif group == "reports":
         yield from of_reports(healthy.Case)
     elif group == "rewritten":
@@ -223,7 +223,7 @@ def main() -> int:
     if len(chosen.files) == 2:
         return 1 if difference(*chosen.files) else 0
     warnings.simplefilter("ignore")
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests" / "corpus")]
     groups = chosen.groups.split(",")
     if len(groups) == 1:
         write(chosen.files[0], groups, chosen.share, {"invariants": chosen.invariants})

@@ -14,7 +14,7 @@ from flax import nnx
 
 from benchmarks.children import ROOT
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "corpus"))
 import reports
 
 PROGRAM, TWIN = "COMPARISON_PROGRAM", "COMPARISON_TWIN"

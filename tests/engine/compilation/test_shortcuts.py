@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 import reports
 from flax import nnx
-from healthy import FLAX, HEALTHY, LEFT_OUT, Case, assign, numbers
+from healthy import FLAX, HEALTHY, Case, assign, numbers
 from leaky import LEAKY
-from wild import HERE
+from wild import WILD
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import FURTHER
@@ -123,11 +123,11 @@ REPORTS: dict[str, Callable[[], Any]] = {
     "step_drops_one": lambda: StepOfPair(reports.step_drops_one),
 }
 CORPUS: dict[str, Callable[[], Any]] = {
-    **{f"healthy {name}": make for name, make in HEALTHY.items() if name not in LEFT_OUT},
+    **{f"healthy {name}": make for name, make in HEALTHY.items()},
     **{f"leaky {name}": twins.leaky for name, twins in LEAKY.items() if twins.since <= FLAX},
     **{f"twin {name}": twins.healthy for name, twins in LEAKY.items()},
     **{f"report {name}": make for name, make in REPORTS.items()},
-    **{f"wild {name}": make for name, make in HERE.items()},
+    **{f"wild {name}": make for name, make in WILD.items()},
     **OWN,
 }
 FEW = ("healthy batch_norm_train", "leaky variable_metadata", "report step_other_dtype", "branches_on_values")
@@ -153,20 +153,20 @@ def test_every_subject_says_the_same(name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in HEALTHY if name not in LEFT_OUT])
+@pytest.mark.parametrize("name", HEALTHY)
 def test_every_model_says_the_same_under_the_further_transforms(name):
     same_with_and_without(HEALTHY[name], transforms=("jit", *FURTHER), sweep="chains", styles="argument,functional")
 
 
 @pytest.mark.full
 @pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
-@pytest.mark.parametrize("name", [name for name in HEALTHY if name not in LEFT_OUT])
+@pytest.mark.parametrize("name", HEALTHY)
 def test_every_model_says_the_same_in_every_mode(name):
     same_with_and_without(HEALTHY[name], modes="graph_no_updates,tree", sweep="singles", max_examples=0)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in HEALTHY if name not in LEFT_OUT])
+@pytest.mark.parametrize("name", HEALTHY)
 def test_every_model_says_the_same_without_values(name):
     def make() -> Case:
         case = HEALTHY[name]()

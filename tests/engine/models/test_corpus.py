@@ -15,7 +15,7 @@ import reports
 import state_buffers
 from flax import nnx
 from flax.errors import TraceContextError
-from healthy import FLAX, HEALTHY, LEFT_OUT, WIDTH, Case
+from healthy import FLAX, HEALTHY, WIDTH, Case
 from leaky import LEAKY
 
 from pytest_nnxcheck.compat import compile_cache
@@ -77,11 +77,6 @@ def test_a_factory_makes_fresh_state() -> None:
     one, two = HEALTHY["batch_norm_train"](), HEALTHY["batch_norm_train"]()
     one()
     assert not jnp.array_equal(one.subject.mean[...], two.subject.mean[...])
-
-
-def test_left_out_is_what_flax_lacks() -> None:
-    assert set(LEFT_OUT) == (set() if FLAX >= (0, 12) else {"weight_norm"})
-    assert all(LEFT_OUT.values())
 
 
 # Leaky

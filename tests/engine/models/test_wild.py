@@ -12,12 +12,11 @@ import pytest
 from checking import call, flat, text
 from flax import nnx
 from healthy import FLAX, WIDTH, assign, numbers, rngs
-from wild import HERE, SHARE, SUBJECTS, run
-from wild_cases import TOKENS, X
-from wild_code import Trainer
+from wild import SHARE, SUBJECTS, run
+from wild_cases import TOKENS, WILD, X
 from wild_inputs import Batch
 from wild_state import LazyCache, Sows
-from wild_training import TRAINING, Mlp, batch_of
+from wild_training import TRAINING, Mlp, Trainer, batch_of
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import graph
@@ -58,13 +57,13 @@ def in_run(number, name):
 
 @pytest.mark.parametrize("name", [in_run(number, name) for number, name in enumerate(SUBJECTS)])
 def test_it_holds_or_is_rejected_with_a_reason(name):
-    case, memo = HERE[name](), Memo()
-    number = sorted(HERE).index(name)
+    case, memo = WILD[name](), Memo()
+    number = sorted(WILD).index(name)
     with Example(memo) as example:
         plain = run(case, "un-nested", example)
     assert plain.outcome.verdict == "held", (text(plain), plain.error)
     with Example(memo) as example:
-        jitted = run(HERE[name](), "jit", example, invariants=ASKED_OF_JIT, memory_advice="fail")
+        jitted = run(WILD[name](), "jit", example, invariants=ASKED_OF_JIT, memory_advice="fail")
     paths = [violation.findings[0].path for violation in jitted.outcome.violations]
     assert paths == ([CHANGES_TYPES[name]] if name in CHANGES_TYPES else []), text(jitted)
     noted = any("recompilation not asserted" in note for note in jitted.outcome.notes)
@@ -322,7 +321,7 @@ def test_a_module_that_flax_cannot_split_is_refused():
 
 
 def test_arguments_that_jax_cannot_flatten_are_refused():
-    case = HERE["dict_with_keys_of_several_types"]()
+    case = WILD["dict_with_keys_of_several_types"]()
     with pytest.raises(CheckError, match="jax cannot flatten the arguments of .*forward"):
         check(case.subject, *case.args)
 
