@@ -81,6 +81,6 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from healthy import FLAX, assign, rngs
-import reports
+import bugs
 marked = pytest.mark.nnx_invariants
 """

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
 from checking import broken, call, models, text
 from flax import nnx
 from healthy import FLAX, HEALTHY, assign, numbers
 from leaky import LEAKY
-from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.example import Example

@@ -9,10 +9,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from bugs import Pair, step_other_dtype
 from checking import call
 from compile_folders import WORKS, entries, works
 from flax import nnx
-from reports import Pair, step_other_dtype
 
 from pytest_nnxcheck.compat import compilation, compile_cache
 from pytest_nnxcheck.xla import buffers, hlo

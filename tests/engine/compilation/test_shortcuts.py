@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-import reports
 from flax import nnx
 from healthy import FLAX, HEALTHY, Case, assign, numbers
 from leaky import LEAKY
@@ -64,7 +64,7 @@ class StepOfPair:
     """One of the steps of the report on donated pointers."""
 
     def __init__(self, step: Callable[..., Any]) -> None:
-        self.subject, self.args = step, (reports.Pair(64),)
+        self.subject, self.args = step, (bugs.Pair(64),)
 
 
 def mixed() -> Case:
@@ -111,16 +111,12 @@ def branches_on_values() -> Case:
 
 OWN = {"mixed": mixed, "retyped": retyped, "branches_on_values": branches_on_values}
 REPORTS: dict[str, Callable[[], Any]] = {
-    "4520": lambda: Case(reports.report_4520(nnx.Rngs(0)), reports.inputs_4520()),
-    "4819": lambda: Case(
-        reports.autoregressive_decode, (reports.report_4819(nnx.Rngs(0), True, True), *reports.inputs_4819())
-    ),
-    "scan_over_remat": lambda: Case(
-        reports.call_twice, (reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat())
-    ),
-    "step_in_place": lambda: StepOfPair(reports.step_in_place),
-    "step_other_dtype": lambda: StepOfPair(reports.step_other_dtype),
-    "step_drops_one": lambda: StepOfPair(reports.step_drops_one),
+    "4520": lambda: Case(bugs.report_4520(nnx.Rngs(0)), bugs.inputs_4520()),
+    "4819": lambda: Case(bugs.autoregressive_decode, (bugs.report_4819(nnx.Rngs(0), True, True), *bugs.inputs_4819())),
+    "scan_over_remat": lambda: Case(bugs.call_twice, (bugs.ScanOverRemat(nnx.Rngs(0)), *bugs.inputs_scan_over_remat())),
+    "step_in_place": lambda: StepOfPair(bugs.step_in_place),
+    "step_other_dtype": lambda: StepOfPair(bugs.step_other_dtype),
+    "step_drops_one": lambda: StepOfPair(bugs.step_drops_one),
 }
 CORPUS: dict[str, Callable[[], Any]] = {
     **{f"healthy {name}": make for name, make in HEALTHY.items()},

@@ -8,10 +8,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from bugs import ScanOverRemat, call_twice, inputs_scan_over_remat
 from checking import broken, call, text
 from flax import nnx
 from healthy import assign, numbers, rngs
-from reports import ScanOverRemat, call_twice, inputs_scan_over_remat
 from rewritten_leaves import CHANGES, Codebook
 
 from pytest_nnxcheck.core.text import format_bytes

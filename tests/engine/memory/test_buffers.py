@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import bugs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reports
 from checking import source
 from compiling import P, X, compile_, memory_of, stacked_again
 from flax import nnx
@@ -51,8 +51,8 @@ def nbytes(state):
 
 @pytest.mark.parametrize("donate, times", [((), 4.0), ((0,), 2.0)], ids=["kept", "donated"])
 def test_ten_convolutions_hold_four_inputs_and_two_where_it_is_donated(donate, times):
-    (x,) = reports.inputs_926()
-    memory = memory_of(reports.ten_convolutions, x, donate=donate)
+    (x,) = bugs.inputs_926()
+    memory = memory_of(bugs.ten_convolutions, x, donate=donate)
     assert round(memory.peak / x.nbytes, 3) == times
     assert sum(buffer.bytes == x.nbytes for buffer in memory.buffers) == times
     temporaries = {b.operation for b in memory.buffers if b.kind == "temporary" and b.bytes == x.nbytes}
@@ -79,8 +79,8 @@ def test_peak_is_the_sum_without_what_is_aliased():
 
 
 def scans(calls):
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls)
-    return run, state, *reports.inputs_scan_over_remat()
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0)), calls)
+    return run, state, *bugs.inputs_scan_over_remat()
 
 
 def attention():
@@ -98,7 +98,7 @@ PROGRAMS = {
     "three scans": lambda: scans(3),
     "attention": attention,
     "gradient": gradient,
-    "convolutions": lambda: (reports.ten_convolutions, *reports.inputs_926()),
+    "convolutions": lambda: (bugs.ten_convolutions, *bugs.inputs_926()),
 }
 
 
@@ -283,15 +283,15 @@ def test_two_parameters_that_change_places_are_no_copies():
 
 
 def test_optimization_level_zero_gives_the_same_copies():
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls=3)
-    (x,) = reports.inputs_scan_over_remat()
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0)), calls=3)
+    (x,) = bugs.inputs_scan_over_remat()
     fast = read(compile_(run, state, x, options={"xla_backend_optimization_level": 0}))
     assert state_copies(fast, {0}) == state_copies(memory_of(run, state, x), {0})
 
 
 def test_a_part_of_a_parameter_is_named_and_is_not_whole():
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0), how="functional"))
-    memory = memory_of(run, state, *reports.inputs_scan_over_remat())
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0), how="functional"))
+    memory = memory_of(run, state, *bugs.inputs_scan_over_remat())
     (part,) = [buffer for buffer in memory.buffers if buffer.shape == "float32[128,128]"]
     assert (part.parameters, part.whole) == ((0,), False)
 
@@ -300,18 +300,18 @@ def test_a_part_of_a_parameter_is_named_and_is_not_whole():
 def test_a_scan_over_remat_copies_its_stack_for_every_further_call(calls):
     # jax keeps the stack of whoever traced the same update of a slice first; within the plugin's programs that is seen through.
     jax.clear_caches()
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls)
-    memory = memory_of(run, state, *reports.inputs_scan_over_remat())
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0)), calls)
+    memory = memory_of(run, state, *bugs.inputs_scan_over_remat())
     copies = state_copies(memory, {0})
     assert [(copy.shape, copy.bytes) for copy in copies] == [("float32[8,128,128]", nbytes(state))] * (calls - 1)
-    assert {source(copy).rpartition(":")[0] for copy in copies} <= {near(reports.__file__)}
+    assert {source(copy).rpartition(":")[0] for copy in copies} <= {near(bugs.__file__)}
     assert round(memory.peak / nbytes(state), 1) == calls + 0.1
 
 
-@pytest.mark.parametrize("how", reports.cures())
+@pytest.mark.parametrize("how", bugs.cures())
 def test_the_cures_of_a_scan_over_remat_copy_nothing(how):
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0), how), calls=2)
-    memory = memory_of(run, state, *reports.inputs_scan_over_remat())
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0), how), calls=2)
+    memory = memory_of(run, state, *bugs.inputs_scan_over_remat())
     assert memory.named
     assert state_copies(memory, {0}) == ()
     assert round(memory.peak / nbytes(state), 1) == 1.1
@@ -320,10 +320,10 @@ def test_the_cures_of_a_scan_over_remat_copy_nothing(how):
 @pytest.mark.skipif(FLAX >= (0, 10, 7), reason="newer flax rejects the program of google/flax#4871")
 @pytest.mark.parametrize("call_first, times", [(True, 1.0), (False, 0.0)], ids=["call first", "scan only"])
 def test_the_report_4871_holds_its_stack_twice(call_first, times):
-    model = reports.report_4871(nnx.Rngs(0))
+    model = bugs.report_4871(nnx.Rngs(0))
     state = nnx.state(model)
     with compile_cache.judged_compiles():
-        memory = read(reports.run_4871(model, call_first, loops=2).lower(state, 0.0).compile())
+        memory = read(bugs.run_4871(model, call_first, loops=2).lower(state, 0.0).compile())
     assert round(memory.temporaries / nbytes(state), 1) == times
     copies = state_copies(memory, {0})
     assert [copy.shape for copy in copies] == ["float32[50,200,200]"] * round(times)

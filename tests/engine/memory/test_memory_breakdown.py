@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-import reports
 from checking import broken, call
 from flax import nnx
 from healthy import FLAX, numbers
@@ -29,13 +29,13 @@ def attributed(found, name, where):
     return copies / known.split.temporaries, at / known.split.temporaries
 
 
-SCAN_4871 = line(reports.Report4871.__call__, "return through(")
+SCAN_4871 = line(bugs.Report4871.__call__, "return through(")
 
 
 @pytest.mark.skipif(FLAX >= (0, 10, 7), reason="flax 0.10.2 copies in silence, later versions refuse")
 @pytest.mark.parametrize("nesting", ["jit[functional] > call_first > scan[jax_closure]"])
 def test_4871_is_told_by_the_copy_and_the_line_of_the_scan(nesting):
-    found = call(reports.report_4871(nnx.Rngs(0)), 0.0, nesting=nesting)
+    found = call(bugs.report_4871(nnx.Rngs(0)), 0.0, nesting=nesting)
     assert min(attributed(found, "model.blocks.param", SCAN_4871)) >= 0.95
     (where, *_), (buffer, *_) = rows(found, "line"), rows(found, "buffer")
     assert where.startswith(f"{SCAN_4871} ")
@@ -43,12 +43,12 @@ def test_4871_is_told_by_the_copy_and_the_line_of_the_scan(nesting):
     assert "copy of model.blocks.param by while, dynamic-slice, dynamic-update-slice" in buffer
     shown = (Path(__file__).parents[3] / "docs" / "memory.md").read_text()
     for label, (row, *_) in {label: rows(found, label) for label in ("un-nested", "line", "buffer")}.items():
-        assert f"{label:<11} {row}".replace(near(reports.__file__), "reports.py") in shown
+        assert f"{label:<11} {row}".replace(near(bugs.__file__), "bugs.py") in shown
 
 
 @pytest.mark.skipif(FLAX >= (0, 10, 7), reason="flax 0.10.2 copies in silence, later versions refuse")
 def test_4871_own_run_is_told_by_the_copy_and_the_line_of_the_scan():
-    model = reports.report_4871(nnx.Rngs(0))
+    model = bugs.report_4871(nnx.Rngs(0))
     graphdef, state = nnx.split(model)
 
     def run(state, x):
@@ -71,14 +71,14 @@ class Stacked(nnx.Module):
         @nnx.split_rngs(splits=depth)
         @nnx.vmap(in_axes=(0,), out_axes=0)
         def make_block(rngs):
-            return reports.Matrix(width, rngs)
+            return bugs.Matrix(width, rngs)
 
         self.blocks = make_block(rngs)
 
     def __call__(self, x):
         @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
         def through(block, x):
-            return nnx.remat(reports.call_block)(block, x)
+            return nnx.remat(bugs.call_block)(block, x)
 
         return through(self.blocks, x)
 

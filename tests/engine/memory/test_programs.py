@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import weakref
 
+import bugs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reports
 import wild_training
 from checking import some
 from flax import nnx
@@ -124,11 +124,9 @@ def test_a_user_who_clears_all_listeners_clears_ours():
 @pytest.mark.slow
 @pytest.mark.parametrize("jitted", [nnx.jit, jax.jit])
 def test_a_second_copy_of_the_parameters_is_told(jitted):
-    model = reports.ScanOverRemat(rngs())
-    (x,) = reports.inputs_scan_over_remat()
-    (program,) = (
-        heard(lambda: jitted(reports.call_twice)(model, x)) if jitted is nnx.jit else heard_functional(model, x)
-    )
+    model = bugs.ScanOverRemat(rngs())
+    (x,) = bugs.inputs_scan_over_remat()
+    (program,) = heard(lambda: jitted(bugs.call_twice)(model, x)) if jitted is nnx.jit else heard_functional(model, x)
     (leaf,) = program.leaves  # of the model, or of its state where flax keeps Variables in one
     assert leaf in ("model.layers.kernel", "state['layers']['kernel']")
     assert program.copied >= program.state == 8 * 128 * 128 * 4
@@ -137,21 +135,21 @@ def test_a_second_copy_of_the_parameters_is_told(jitted):
 
 def heard_functional(model, x):
     graphdef, state = nnx.split(model)
-    return heard(lambda: jax.jit(lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x))(state, x))
+    return heard(lambda: jax.jit(lambda state, x: bugs.call_twice(nnx.merge(graphdef, state), x))(state, x))
 
 
-@pytest.mark.parametrize("how", reports.cures())
+@pytest.mark.parametrize("how", bugs.cures())
 def test_its_cures_have_none(how):
-    model = reports.ScanOverRemat(rngs(), how)
-    (x,) = reports.inputs_scan_over_remat()
-    assert heard(lambda: nnx.jit(reports.call_twice)(model, x)) == ()
+    model = bugs.ScanOverRemat(rngs(), how)
+    (x,) = bugs.inputs_scan_over_remat()
+    assert heard(lambda: nnx.jit(bugs.call_twice)(model, x)) == ()
 
 
-@pytest.mark.parametrize("how", reports.cures())
+@pytest.mark.parametrize("how", bugs.cures())
 def test_what_a_backward_pass_saves_is_not_told(how):
-    model = reports.ScanOverRemat(rngs(), how)
-    (x,) = reports.inputs_scan_over_remat()
-    assert heard(lambda: nnx.jit(nnx.grad(lambda model, x: reports.call_twice(model, x).sum()))(model, x)) == ()
+    model = bugs.ScanOverRemat(rngs(), how)
+    (x,) = bugs.inputs_scan_over_remat()
+    assert heard(lambda: nnx.jit(nnx.grad(lambda model, x: bugs.call_twice(model, x).sum()))(model, x)) == ()
 
 
 @pytest.mark.slow
@@ -160,11 +158,11 @@ def test_a_static_argument_is_none_of_the_program(jit):
     """A number or a flag among them may be one of the program: which is told by their count."""
 
     def step(state, x, flag, scale):
-        y = reports.call_twice(nnx.merge(graphdef, state), x)
+        y = bugs.call_twice(nnx.merge(graphdef, state), x)
         return y * scale if flag else y
 
-    graphdef, state = nnx.split(reports.ScanOverRemat(rngs()))
-    (x,) = reports.inputs_scan_over_remat()
+    graphdef, state = nnx.split(bugs.ScanOverRemat(rngs()))
+    (x,) = bugs.inputs_scan_over_remat()
     (program,) = heard(lambda: jit(step, static_argnums=(2,))(state, x, True, jnp.float32(2.0)))
     assert program.copied > 500 * KIB
     (program,) = heard(lambda: jit(step, static_argnums=(2, 3))(state, x, True, np.dtype("float32").itemsize))
@@ -173,9 +171,9 @@ def test_a_static_argument_is_none_of_the_program(jit):
 
 @pytest.mark.slow
 def test_an_argument_that_nobody_reads_hides_no_copy():
-    model = reports.ScanOverRemat(rngs())
-    (x,) = reports.inputs_scan_over_remat()
-    step = nnx.jit(lambda model, x, unused: reports.call_twice(model, x), donate_argnums=0)
+    model = bugs.ScanOverRemat(rngs())
+    (x,) = bugs.inputs_scan_over_remat()
+    step = nnx.jit(lambda model, x, unused: bugs.call_twice(model, x), donate_argnums=0)
     (program,) = heard(lambda: step(model, x, jnp.ones((1000, 1000))))
     assert program.copied > 500 * KIB
 
@@ -270,8 +268,8 @@ def cached():
 
 
 def stacked():
-    model = reports.ScanOverRemat(rngs(), "functional")
-    return nnx.jit(lambda model, x: model(x)), model, *reports.inputs_scan_over_remat()
+    model = bugs.ScanOverRemat(rngs(), "functional")
+    return nnx.jit(lambda model, x: model(x)), model, *bugs.inputs_scan_over_remat()
 
 
 @pytest.mark.parametrize("make", [ensemble, updated, carried, cached, stacked])

@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import bugs
 import jax
 import jax.numpy as jnp
 import leaky
 import pytest
-import reports
 import state_buffers
 from flax import nnx
 from flax.errors import TraceContextError
@@ -181,19 +181,19 @@ def test_a_none_set_in_the_constructor_is_refused_eagerly_and_leaks_under_jit() 
 
 @pytest.mark.parametrize("eval_shape", [jax.eval_shape, nnx.eval_shape], ids=["jax", "nnx"])
 def test_4520_closure(eval_shape: Callable[..., Any]) -> None:
-    model = reports.report_4520(nnx.Rngs(0))
+    model = bugs.report_4520(nnx.Rngs(0))
     if OLD:
-        eval_shape(model, *reports.inputs_4520())
+        eval_shape(model, *bugs.inputs_4520())
         assert poisoned(model) == {"backbone.kernel", "backbone.bias"}
     else:
         with pytest.raises(ValueError, match="Cannot extract graph node from different trace level"):
-            eval_shape(model, *reports.inputs_4520())
+            eval_shape(model, *bugs.inputs_4520())
         assert not poisoned(model)
 
 
 def test_4520_argument_is_clean() -> None:
-    model = reports.report_4520(nnx.Rngs(0))
-    out = nnx.eval_shape(lambda model, x: model(x), model, *reports.inputs_4520())
+    model = bugs.report_4520(nnx.Rngs(0))
+    out = nnx.eval_shape(lambda model, x: model(x), model, *bugs.inputs_4520())
     assert out.shape == (4, 10)
     assert not poisoned(model)
 
@@ -203,10 +203,10 @@ def test_4520_argument_is_clean() -> None:
 
 def temporaries_4871(call_first: bool) -> float:
     """Temporaries over parameters of the report's program."""
-    model = reports.report_4871(nnx.Rngs(0))
+    model = bugs.report_4871(nnx.Rngs(0))
     state = nnx.split(model)[1]
     with compile_cache.judged_compiles():
-        found = reports.run_4871(model, call_first).lower(state, 0.0).compile().memory_analysis()
+        found = bugs.run_4871(model, call_first).lower(state, 0.0).compile().memory_analysis()
     return float(found.temp_size_in_bytes / bytes_of(state))
 
 
@@ -218,31 +218,29 @@ def test_4871_copies_the_stack_after_a_first_call() -> None:
 
 @pytest.mark.skipif(not OLD, reason="newer flax rejects the program")
 def test_4871_with_an_integer_and_no_first_call_meets_its_own_tracers() -> None:
-    model = reports.report_4871(nnx.Rngs(0), depth=5, width=8)
+    model = bugs.report_4871(nnx.Rngs(0), depth=5, width=8)
     with pytest.raises(jax.errors.UnexpectedTracerError):
-        reports.run_4871(model, call_first=False)(nnx.split(model)[1], 0)
+        bugs.run_4871(model, call_first=False)(nnx.split(model)[1], 0)
     assert not poisoned(model)
 
 
 @pytest.mark.skipif(OLD, reason="flax 0.10.2 accepts the program")
 @pytest.mark.parametrize("call_first", [False, True])
 def test_4871_is_rejected(call_first: bool) -> None:
-    model = reports.report_4871(nnx.Rngs(0), depth=5, width=8)
+    model = bugs.report_4871(nnx.Rngs(0), depth=5, width=8)
     with pytest.raises(ValueError, match="Cannot extract graph node from different trace level"):
-        reports.run_4871(model, call_first)(nnx.split(model)[1], 0)
+        bugs.run_4871(model, call_first)(nnx.split(model)[1], 0)
     assert not poisoned(model)
 
 
 # A scan over nnx.remat
 
 
-def copies_held(how: reports.Remat) -> float:
+def copies_held(how: bugs.Remat) -> float:
     """Copies of the stacked kernels that a second call in one program adds to the peak."""
-    graphdef, state = nnx.split(reports.ScanOverRemat(nnx.Rngs(0), how))
-    once = peak(lambda state, x: nnx.merge(graphdef, state)(x), state, *reports.inputs_scan_over_remat())
-    twice = peak(
-        lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x), state, *reports.inputs_scan_over_remat()
-    )
+    graphdef, state = nnx.split(bugs.ScanOverRemat(nnx.Rngs(0), how))
+    once = peak(lambda state, x: nnx.merge(graphdef, state)(x), state, *bugs.inputs_scan_over_remat())
+    twice = peak(lambda state, x: bugs.call_twice(nnx.merge(graphdef, state), x), state, *bugs.inputs_scan_over_remat())
     return (twice - once) / bytes_of(state)
 
 
@@ -250,8 +248,8 @@ def test_scan_over_remat_holds_one_more_copy_a_call() -> None:
     assert copies_held("remat") == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("how", reports.cures())
-def test_cured_twins_hold_none(how: reports.Remat) -> None:
+@pytest.mark.parametrize("how", bugs.cures())
+def test_cured_twins_hold_none(how: bugs.Remat) -> None:
     assert copies_held(how) == pytest.approx(0.0, abs=0.02)
 
 
@@ -260,9 +258,9 @@ def test_nnx_scan_itself_copies_on_flax_0_10_2() -> None:
     assert copies_held("none") == pytest.approx(1.0, abs=0.02)
 
 
-@pytest.mark.parametrize("how", reports.cures())
-def test_cured_twins_compute_the_same(how: reports.Remat) -> None:
-    outputs = [reports.ScanOverRemat(nnx.Rngs(0), way)(*reports.inputs_scan_over_remat()) for way in ("remat", how)]
+@pytest.mark.parametrize("how", bugs.cures())
+def test_cured_twins_compute_the_same(how: bugs.Remat) -> None:
+    outputs = [bugs.ScanOverRemat(nnx.Rngs(0), way)(*bugs.inputs_scan_over_remat()) for way in ("remat", how)]
     assert jnp.allclose(*outputs, atol=1e-6)
 
 
@@ -280,34 +278,34 @@ def refusal(remat: bool, scan: bool) -> tuple[type[Exception], str] | None:
 
 @pytest.mark.parametrize("remat, scan", COMBINATIONS)
 def test_4819_decode_under_jit(remat: bool, scan: bool) -> None:
-    model = reports.report_4819(nnx.Rngs(0), remat, scan)
+    model = bugs.report_4819(nnx.Rngs(0), remat, scan)
     expected = refusal(remat, scan)
     if expected is None:
-        nnx.jit(reports.autoregressive_decode)(model, *reports.inputs_4819())
+        nnx.jit(bugs.autoregressive_decode)(model, *bugs.inputs_4819())
     else:
         with pytest.raises(expected[0], match=expected[1]):
-            nnx.jit(reports.autoregressive_decode)(model, *reports.inputs_4819())
+            nnx.jit(bugs.autoregressive_decode)(model, *bugs.inputs_4819())
     assert not poisoned(model)
 
 
 @pytest.mark.skipif(FLAX >= (0, 12), reason="flax 0.12 refuses what it cannot do")
 @pytest.mark.parametrize("remat, scan", COMBINATIONS)
 def test_4819_decode_eagerly_leaks_where_it_is_not_refused(remat: bool, scan: bool) -> None:
-    model = reports.report_4819(nnx.Rngs(0), remat, scan)
+    model = bugs.report_4819(nnx.Rngs(0), remat, scan)
     if scan and not OLD:
         with pytest.raises(ValueError, match="different trace level"):
-            reports.autoregressive_decode(model, *reports.inputs_4819())
+            bugs.autoregressive_decode(model, *bugs.inputs_4819())
         assert not poisoned(model)
     else:
-        reports.autoregressive_decode(model, *reports.inputs_4819())
+        bugs.autoregressive_decode(model, *bugs.inputs_4819())
         assert bool(poisoned(model)) == (remat or scan)
 
 
 @pytest.mark.parametrize("remat, scan", COMBINATIONS)
 def test_4819_holds_with_the_model_in_the_carry(remat: bool, scan: bool) -> None:
-    model = reports.report_4819(nnx.Rngs(0), remat, scan)
-    x = reports.inputs_4819()[0]
-    out = reports.autoregressive_decode_in_carry(model, x, steps=3)
+    model = bugs.report_4819(nnx.Rngs(0), remat, scan)
+    x = bugs.inputs_4819()[0]
+    out = bugs.autoregressive_decode_in_carry(model, x, steps=3)
     assert jnp.allclose(out, model(model(model(x))), atol=1e-5)
     assert not poisoned(model)
 
@@ -315,7 +313,7 @@ def test_4819_holds_with_the_model_in_the_carry(remat: bool, scan: bool) -> None
 # Donated pointers
 
 
-def pointers(pair: reports.Pair) -> dict[str, int]:
+def pointers(pair: bugs.Pair) -> dict[str, int]:
     return {name: getattr(pair, name)[...].unsafe_buffer_pointer() for name in ("a", "b") if hasattr(pair, name)}
 
 
@@ -324,13 +322,13 @@ def pointers(pair: reports.Pair) -> dict[str, int]:
 @pytest.mark.parametrize(
     "step, kept",
     [
-        (reports.step_in_place, {"a", "b"}),
-        (reports.step_other_dtype, {"a"}),
-        (reports.step_drops_one, {"a"}),
+        (bugs.step_in_place, {"a", "b"}),
+        (bugs.step_other_dtype, {"a"}),
+        (bugs.step_drops_one, {"a"}),
     ],
 )
-def test_pointers_of_a_pair(step: Callable[[reports.Pair], None], kept: set[str], n: int) -> None:
-    pair = reports.Pair(n)
+def test_pointers_of_a_pair(step: Callable[[bugs.Pair], None], kept: set[str], n: int) -> None:
+    pair = bugs.Pair(n)
     before = pointers(pair)
     nnx.jit(step, donate_argnums=0)(pair)
     assert {name for name, pointer in pointers(pair).items() if pointer == before[name]} == kept
@@ -341,12 +339,12 @@ def test_pointers_of_a_pair(step: Callable[[reports.Pair], None], kept: set[str]
 @pytest.mark.parametrize(
     "step, kept",
     [
-        (reports.arrays_step, [True, True]),
-        (reports.arrays_step_other_dtype, [True, False]),
-        (reports.arrays_step_drops_one, [True]),
+        (bugs.arrays_step, [True, True]),
+        (bugs.arrays_step_other_dtype, [True, False]),
+        (bugs.arrays_step_drops_one, [True]),
     ],
 )
-def test_pointers_of_plain_arrays(step: Callable[..., reports.Arrays], kept: list[bool], n: int) -> None:
+def test_pointers_of_plain_arrays(step: Callable[..., bugs.Arrays], kept: list[bool], n: int) -> None:
     arrays = (jnp.arange(n, dtype=jnp.float32), jnp.ones(n, jnp.float32))
     before = [array.unsafe_buffer_pointer() for array in arrays]
     after = jax.jit(step, donate_argnums=(0, 1))(*arrays)
@@ -358,8 +356,8 @@ def test_pointers_of_plain_arrays(step: Callable[..., reports.Arrays], kept: lis
 
 @pytest.mark.parametrize("donated, times", [((), 4.0), ((0,), 2.0)])
 def test_926_peak(donated: tuple[int, ...], times: float) -> None:
-    (x,) = reports.inputs_926()
-    assert peak(reports.ten_convolutions, x, donate_argnums=donated) / x.nbytes == pytest.approx(times, abs=0.01)
+    (x,) = bugs.inputs_926()
+    assert peak(bugs.ten_convolutions, x, donate_argnums=donated) / x.nbytes == pytest.approx(times, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", state_buffers.buffers_926())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-import reports
 from checking import broken, call, text
 from cures import in_checkpoint
 from flax import nnx
@@ -210,14 +210,14 @@ def test_an_exception_of_the_user_s_has_them_as_a_note(pytester, inner_args):
 
 @pytest.mark.parametrize("remat, scan", [(True, False), (False, True), (True, True)])
 def test_4819_names_the_loop_the_module_and_the_form_that_holds(remat, scan):
-    model = reports.report_4819(nnx.Rngs(0), remat, scan)
-    found = call(reports.autoregressive_decode, model, *reports.inputs_4819(), nesting="un-nested")
+    model = bugs.report_4819(nnx.Rngs(0), remat, scan)
+    found = call(bugs.autoregressive_decode, model, *bugs.inputs_4819(), nesting="un-nested")
     assert found.outcome.verdict in ("violated", "failed")
     told = text(found)
-    line = reports.autoregressive_decode.__code__.co_firstlineno + 10
-    assert f"while_loop at {near(reports.__file__)}:{line} captured model (Report4819)" in told
+    line = bugs.autoregressive_decode.__code__.co_firstlineno + 10
+    assert f"while_loop at {near(bugs.__file__)}:{line} captured model (Report4819)" in told
     assert "pass the module in the loop's carry: nnx.while_loop(cond, body, (model, x))" in told
-    cured = call(reports.autoregressive_decode_in_carry, model, *reports.inputs_4819(), nesting="un-nested")
+    cured = call(bugs.autoregressive_decode_in_carry, model, *bugs.inputs_4819(), nesting="un-nested")
     assert cured.outcome.verdict == "held"
     assert broken(cured) == []
 
