@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CORPUS = Path(__file__).parent / "corpus"
+CORPUS = Path(__file__).parents[2] / "corpus"
 BLOCK = """
 import sys
 class Block:
