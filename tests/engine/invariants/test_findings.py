@@ -46,14 +46,6 @@ def test_a_leaf_that_is_written_and_never_read_keeps_its_buffer():
     assert found.outcome.verdict == "held", text(found)
 
 
-def test_buffers_that_are_shared_or_viewed_are_of_their_own_kind():
-    pair = bugs.Pair(64)
-    pair.b = nnx.Param(pair.a[...])
-    assert findings(call(bugs.step_in_place, pair, nesting="jit"))[0] == SharedBuffer(
-        "pair.a", other="pair.b", twice=True
-    )
-
-
 def test_an_array_that_is_donated_for_two_inputs_is_shared():
     array = jnp.ones(64)
     found = call(bugs.arrays_step, array, array, nesting="jit", donate="all")

@@ -21,7 +21,7 @@ import retraced
 from checking import call, flat, slow, some, text
 from cures import CUSTOM_RULES, DIFFERENTIATED, OWN, Steps, Tied, remembers
 from flax import nnx
-from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
+from healthy import BATCH, FLAX, WIDTH, numbers, rngs
 from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check, register_transform
@@ -209,38 +209,7 @@ def test_a_peak_that_donation_lowers_below_the_budget():
     assert "donate x" not in str(budgeted(bugs.ten_convolutions, x, memory_budget=x.nbytes))
 
 
-@follows("not donated")
-def test_a_state_that_is_not_donated():
-    def step(model: Any) -> None:
-        assign(model.a, model.a[...] + 1)
-        assign(model.b, model.b[...] * 2)
-
-    size = 2 * 4 * 65536
-    found = budgeted(step, bugs.Pair(65536), donate="none", memory_budget=size + size // 2)
-    assert "donate the state as well: with donate='state' the nesting holds, at a peak of 512.0 KiB" in flat(str(found))
-
-
 # --- donation
-
-
-@follows("dtype")
-def test_a_promoted_dtype_is_cast_back():
-    def step(model: Any) -> None:
-        scaled = model.a[...] * jnp.float32(2)
-        assign(model.a, scaled + 1)
-
-    pair = bugs.Pair(16)
-    assign(pair.a, pair.a[...].astype(jnp.bfloat16))
-    found = one(step, pair, nesting="jit")
-    told = f"before it is stored or returned: it becomes another at {near(__file__)}:{step.__code__.co_firstlineno + 1}"
-    assert f"cast the new value back to bfloat16 {told}" in flat(str(found))
-
-    def cured(model: Any) -> None:
-        assign(model.a, (model.a[...] * jnp.float32(2)).astype(model.a[...].dtype))
-
-    pair = bugs.Pair(16)
-    assign(pair.a, pair.a[...].astype(jnp.bfloat16))
-    assert one(cured, pair, nesting="jit").ok
 
 
 @follows("not returned")

@@ -157,20 +157,6 @@ def test_the_layer_whose_trace_made_it_is_blamed(nesting):
     assert ("left by", nesting.split(" > ")[-1]) in leaky.outcome.violations[0].details
 
 
-def test_the_path_starts_at_the_output():
-    class Box:
-        def __init__(self, scale):
-            self.scale = scale
-
-    class Boxed(nnx.Module):
-        def __init__(self, scale):
-            self.box = Box(scale)
-
-    leaky = call(lambda x: (x, Boxed(x.sum())), X, nesting="jit")
-    assert "tracers remain in output[1].box.scale" in text(leaky)
-    assert call(lambda x: (x, Boxed(x.size)), X, nesting="jit").outcome.verdict == "held"
-
-
 @jax.tree_util.register_pytree_node_class
 class Pose:
     """A tree that makes arrays of what it is given, and refuses types."""
@@ -192,19 +178,6 @@ def test_a_tree_that_refuses_types_is_looked_at_when_the_program_has_ended(nesti
     leaky = call(lambda x: Pose(x, lambda: x), X, nesting="jit")
     assert "tracers remain in output.scale (closure of" in text(leaky)
     assert call(lambda x: Pose(x, lambda: x), X).output.scale().sum() == X.sum()
-
-
-OPERATIONS = (jnp.sin, jnp.cos, jnp.tan, jnp.exp, jnp.log1p, jnp.tanh, jnp.abs, jnp.floor, jnp.arctan, jnp.expm1)
-
-
-def test_what_such_a_tree_keeps_of_a_call_that_is_too_large_to_run_at_once_is_an_array():
-    """Un-nested, such a call is traced first: what the closure holds then is no array, and the call is run after all."""
-
-    def pose(x):
-        y = sum(operation(x) for operation in OPERATIONS)
-        return Pose(x, lambda: y)
-
-    np.testing.assert_allclose(call(pose, X).output.scale(), pose(X).scale(), rtol=1e-5)
 
 
 class Wrapped(nnx.Module):
