@@ -66,10 +66,7 @@ def test_a_training_step_with_adam_copies_a_third_of_its_state(nesting):
 @pytest.mark.parametrize("how", bugs.cures())
 def test_its_cures_copy_nothing_where_the_loop_is_differentiated(how):
     found = call(
-        bugs.call_twice,
-        bugs.ScanOverRemat(nnx.Rngs(0), how),
-        *bugs.inputs_scan_over_remat(),
-        nesting="jit > grad",
+        bugs.call_twice, bugs.ScanOverRemat(nnx.Rngs(0), how), *bugs.inputs_scan_over_remat(), nesting="jit > grad"
     )
     assert found.outcome.verdict == "held", text(found)
 

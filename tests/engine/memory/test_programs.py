@@ -101,26 +101,6 @@ def test_nothing_is_heard_after_the_end_and_nothing_kept_alive():
     assert (alive(), len(taken) >= 1, programs.take()) == (None, True, ())
 
 
-@pytest.fixture
-def listeners_put_back():
-    """Those of other tests, which hear nothing any more once a test has cleared them all."""
-    from jax._src import monitoring
-
-    events, durations = monitoring.get_event_listeners(), monitoring.get_event_duration_listeners()
-    yield
-    monitoring.clear_event_listeners()
-    for listener in events:
-        jax.monitoring.register_event_listener(listener)
-    for listener in durations:
-        jax.monitoring.register_event_duration_secs_listener(listener)
-
-
-@pytest.mark.usefixtures("listeners_put_back")
-def test_a_user_who_clears_all_listeners_clears_ours():
-    with Programs(1).of():
-        jax.monitoring.clear_event_listeners()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("jitted", [nnx.jit, jax.jit])
 def test_a_second_copy_of_the_parameters_is_told(jitted):
@@ -169,15 +149,6 @@ def test_a_static_argument_is_none_of_the_program(jit):
     assert program.copied > 500 * KIB
 
 
-@pytest.mark.slow
-def test_an_argument_that_nobody_reads_hides_no_copy():
-    model = bugs.ScanOverRemat(rngs())
-    (x,) = bugs.inputs_scan_over_remat()
-    step = nnx.jit(lambda model, x, unused: bugs.call_twice(model, x), donate_argnums=0)
-    (program,) = heard(lambda: step(model, x, jnp.ones((1000, 1000))))
-    assert program.copied > 500 * KIB
-
-
 def test_a_dtype_among_the_arguments_is_no_array():
     """An initializer of jax is called with one."""
     assert heard(lambda: nnx.Linear(256, 512, rngs=rngs())) == ()
@@ -202,14 +173,6 @@ def test_a_kernel_that_is_copied_is_told_and_a_batch_is_not():
     assert program.leaves[0].strip("'][").endswith("kernel")
     assert program.copied == pytest.approx(256 * KIB, rel=0.01)
     assert heard(lambda: jax.jit(handed_back)(numbers(WIDE))) == ()
-
-
-@pytest.mark.slow
-def test_a_batch_of_the_type_of_a_kernel_is_not_told():
-    model = nnx.Linear(*WIDE, rngs=rngs())
-    graphdef, state = nnx.split(model)
-    total = jax.jit(lambda state, x: handed_back(x) + nnx.merge(graphdef, state)(x).sum())
-    assert heard(lambda: total(state, numbers(WIDE))) == ()
 
 
 LEFT_OUT = {"loss_scaling"} if FLAX < (0, 10, 7) else set()

@@ -141,13 +141,6 @@ def test_what_a_while_loop_carries_through_is_unused():
     assert "neither reads nor writes model.spare" in piece
 
 
-def test_an_optimizer_that_is_handed_in_for_nothing():
-    model = linear()
-    optimizer = make_optimizer(model, optax.adam(1e-3))
-    (piece,) = check(lambda model, optimizer, x: model(x), model, optimizer, X, **JIT).advice
-    assert "the call neither reads nor writes optimizer" in piece
-
-
 def test_nothing_of_two_objects_is_used():
     model = linear()
     (piece,) = check(lambda model, other, x: x * 2, model, linear(), X, **JIT).advice
@@ -221,14 +214,3 @@ def test_a_variable_is_unused_as_a_whole_or_not_at_all():
     assert check(Trees().adds, X, **JIT).advice == ()
     (piece,) = check(Trees(), X, **JIT).advice
     assert "neither reads nor writes model.pair;" in piece
-
-
-def test_it_fails_where_it_is_asked_to():
-    assert check(Decoder(), X, **JIT, memory_advice="fail").verdict == "violated"
-    assert check(linear(), X, **JIT, memory_advice="fail").ok
-
-
-def test_of_an_abstract_module_too():
-    model = nnx.eval_shape(Decoder)
-    (piece,) = check(model, jax.ShapeDtypeStruct(X.shape, X.dtype), **JIT).advice
-    assert "model.spare" in piece
