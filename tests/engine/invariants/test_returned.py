@@ -180,6 +180,19 @@ def test_a_tree_that_refuses_types_is_looked_at_when_the_program_has_ended(nesti
     assert call(lambda x: Pose(x, lambda: x), X).output.scale().sum() == X.sum()
 
 
+OPERATIONS = (jnp.sin, jnp.cos, jnp.tan, jnp.exp, jnp.log1p, jnp.tanh, jnp.abs, jnp.floor, jnp.arctan, jnp.expm1)
+
+
+def test_what_such_a_tree_keeps_of_a_call_that_is_too_large_to_run_at_once_is_an_array():
+    """Un-nested, such a call is traced first: what the closure holds then is no array, and the call is run after all."""
+
+    def pose(x):
+        y = sum(operation(x) for operation in OPERATIONS)
+        return Pose(x, lambda: y)
+
+    np.testing.assert_allclose(call(pose, X).output.scale(), pose(X).scale(), rtol=1e-5)
+
+
 class Wrapped(nnx.Module):
     def __init__(self, model: nnx.Module) -> None:
         self.model = model

@@ -84,12 +84,19 @@ def test_a_call_in_functional_style_is_measured_by_what_it_is_handed():
 # What the call computes anew is no copy, whatever XLA needs for it
 
 
-@pytest.mark.parametrize("name", REWRITTEN)
+BESIDE_JIT = ("jit > scan", "jit > grad > remat")
+"""Each of the rows under both, but for those that differ in how the old value is read again."""
+
+
 @pytest.mark.parametrize(
-    "nesting",
+    "name, nesting",
     [
-        "jit",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("jit[functional]", "jit > scan", "jit > grad > remat")),
+        *((name, "jit") for name in REWRITTEN),
+        *(
+            pytest.param(name, nesting, marks=pytest.mark.full if "read again" in name else pytest.mark.slow)
+            for name in REWRITTEN
+            for nesting in BESIDE_JIT
+        ),
     ],
 )
 def test_a_leaf_that_is_rewritten_is_not_copied(name, nesting):
