@@ -77,6 +77,13 @@ def test_what_cannot_be_put_back_is_told_of_every_later_nesting_of_the_test():
             assert call(model, numbers(BATCH), nesting=nesting, example=example).outcome.verdict == "violated"
 
 
+def test_a_run_ends_with_the_leak_and_a_program():
+    found = check(Noisy(), numbers(BATCH), max_examples=0)
+    assert f"tracers remain in {PATH}" in flat(str(found))
+    assert "left by     jit\n" in str(found)
+    assert repr(PATH) in found.program()
+
+
 def test_without_the_invariant_the_call_is_not_checked():
     with pytest.raises(
         CheckError, match="runs with tracers that cannot be put back, in key .*: assert the invariant tracers"
