@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import pytest
-from checking import call, text
+from checking import call, flat, text
 from flax import nnx
 from healthy import BATCH, WIDTH, numbers, rngs
 
+from pytest_nnxcheck import check
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
