@@ -11,8 +11,8 @@ from flax import nnx
 
 from benchmarks.children import ROOT
 
-sys.path.insert(0, str(ROOT / "tests"))
-import reports
+sys.path.insert(0, str(ROOT / "tests" / "corpus"))
+import bugs
 from leaky import LEAKY
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -20,7 +20,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def scan_over_remat() -> Call:
     """google/flax#4871 as it lives on: a scan over rematerialized layers copies their parameters."""
-    return reports.call_twice, (reports.ScanOverRemat(nnx.Rngs(0)), *reports.inputs_scan_over_remat())
+    return bugs.call_twice, (bugs.ScanOverRemat(nnx.Rngs(0)), *bugs.inputs_scan_over_remat())
 
 
 def leaky(name: str) -> Call:
@@ -30,8 +30,8 @@ def leaky(name: str) -> Call:
 
 
 CASES: dict[str, Callable[[], Call]] = {
-    "step_other_dtype": lambda: (reports.step_other_dtype, (reports.Pair(64),)),
-    "step_drops_one": lambda: (reports.step_drops_one, (reports.Pair(64),)),
+    "step_other_dtype": lambda: (bugs.step_other_dtype, (bugs.Pair(64),)),
+    "step_drops_one": lambda: (bugs.step_drops_one, (bugs.Pair(64),)),
     "scan_over_remat": scan_over_remat,
     **{name: partial(leaky, name) for name in LEAKY},
 }

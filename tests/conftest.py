@@ -54,7 +54,6 @@ hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, d
 hypothesis.settings.load_profile("tests")
 
 TESTS = Path(__file__).parent
-sys.path.insert(0, str(TESTS))
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def subjects_of(group: str) -> Iterator[Subject]:
     elif group == "wild":
         import wild
 
-        yield from ((name, wild.HERE[name]) for name in wild.SUBJECTS)
+        yield from ((name, wild.WILD[name]) for name in wild.SUBJECTS)
     elif group == "reports":
         yield from of_reports(healthy.Case)
     elif group == "rewritten":
@@ -58,34 +58,34 @@ def subjects_of(group: str) -> Iterator[Subject]:
 
 def of_reports(case: Callable[..., Any]) -> Iterator[Subject]:
     """The public reports, and a training step over the living form of google/flax#4871 with its cure."""
-    import reports
+    import bugs
     from flax import nnx
 
     def built(make: Callable[..., Any], *options: Any) -> Any:
         return make(nnx.Rngs(0), *options)
 
-    yield "4520", lambda: case(built(reports.report_4520), reports.inputs_4520())
-    yield "4871", lambda: case(built(reports.report_4871), (0.0,))
-    x = reports.inputs_4819()
+    yield "4520", lambda: case(built(bugs.report_4520), bugs.inputs_4520())
+    yield "4871", lambda: case(built(bugs.report_4871), (0.0,))
+    x = bugs.inputs_4819()
     for remat, scan in ((False, False), (False, True), (True, False), (True, True)):
-        name, model = f"4819 {remat} {scan}", partial(built, reports.report_4819, remat, scan)
+        name, model = f"4819 {remat} {scan}", partial(built, bugs.report_4819, remat, scan)
         yield name, lambda model=model: case(model(), x)
-        for decode in (reports.autoregressive_decode, reports.autoregressive_decode_in_carry):
+        for decode in (bugs.autoregressive_decode, bugs.autoregressive_decode_in_carry):
             yield f"{name} {decode.__name__}", lambda decode=decode, model=model: case(decode, (model(), *x))
-    x = reports.inputs_scan_over_remat()
-    for how in ("remat", *reports.cures()):
-        model = partial(built, reports.ScanOverRemat, how)
+    x = bugs.inputs_scan_over_remat()
+    for how in ("remat", *bugs.cures()):
+        model = partial(built, bugs.ScanOverRemat, how)
         yield f"scan over {how}", lambda model=model: case(model(), x)
-        yield f"scan over {how}, twice", lambda model=model: case(reports.call_twice, (model(), *x))
+        yield f"scan over {how}, twice", lambda model=model: case(bugs.call_twice, (model(), *x))
         yield f"training step of scan over {how}", lambda model=model: training_step(case, model())
-    for step in (reports.step_in_place, reports.step_other_dtype, reports.step_drops_one):
-        yield step.__name__, lambda step=step: case(step, (reports.Pair(100_000),))
+    for step in (bugs.step_in_place, bugs.step_other_dtype, bugs.step_drops_one):
+        yield step.__name__, lambda step=step: case(step, (bugs.Pair(100_000),))
 
 
 def training_step(case: Callable[..., Any], model: Any) -> Any:
     """A step of Adam."""
+    import bugs
     import optax
-    import reports
     from flax import nnx
     from healthy import FLAX
 
@@ -96,7 +96,7 @@ def training_step(case: Callable[..., Any], model: Any) -> Any:
         optimizer.update(*((model, gradients) if FLAX >= (0, 11) else (gradients,)))
         return loss
 
-    return case(step, (model, optimizer, *reports.inputs_scan_over_remat()))
+    return case(step, (model, optimizer, *bugs.inputs_scan_over_remat()))
 
 
 def of_rewritten(case: Callable[..., Any]) -> Iterator[Subject]:
@@ -223,7 +223,7 @@ def main() -> int:
     if len(chosen.files) == 2:
         return 1 if difference(*chosen.files) else 0
     warnings.simplefilter("ignore")
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests" / "corpus")]
     groups = chosen.groups.split(",")
     if len(groups) == 1:
         write(chosen.files[0], groups, chosen.share, {"invariants": chosen.invariants})

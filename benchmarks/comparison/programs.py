@@ -14,8 +14,8 @@ from flax import nnx
 
 from benchmarks.children import ROOT
 
-sys.path.insert(0, str(ROOT / "tests"))
-import reports
+sys.path.insert(0, str(ROOT / "tests" / "corpus"))
+import bugs
 
 PROGRAM, TWIN = "COMPARISON_PROGRAM", "COMPARISON_TWIN"
 Twin = Literal["broken", "healthy"]
@@ -114,7 +114,7 @@ class WrittenOut(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.stem = nnx.Linear(16, 32, rngs=rngs)
-        self.backbone = reports.node_list(nnx.Linear(32, 32, rngs=rngs) for _ in range(3))
+        self.backbone = bugs.node_list(nnx.Linear(32, 32, rngs=rngs) for _ in range(3))
         self.head = nnx.Linear(32, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -147,7 +147,7 @@ class CountsInVariable(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(batch, 16) to (batch, 16)."""
-        reports.assign(self.calls, self.calls[...] + 1)
+        bugs.assign(self.calls, self.calls[...] + 1)
         return self.linear(x)
 
 
@@ -158,21 +158,21 @@ def tracer(twin: Twin) -> Program:
 
 def flax_4520(twin: Twin) -> Program:
     """google/flax#4520: a captured module whose call scans over its layers."""
-    model = reports.report_4520 if twin == "broken" else WrittenOut
-    return captured(call, model(nnx.Rngs(0)), *reports.inputs_4520())
+    model = bugs.report_4520 if twin == "broken" else WrittenOut
+    return captured(call, model(nnx.Rngs(0)), *bugs.inputs_4520())
 
 
 def flax_4871(twin: Twin) -> Program:
     """google/flax#4871 as it lives on: a scan over rematerialized layers, called twice in one program. 64 MiB of parameters."""
-    how: reports.Remat = "remat" if twin == "broken" else reports.cures()[0]
-    model = reports.ScanOverRemat(nnx.Rngs(0), how, depth=16, width=1024)
+    how: bugs.Remat = "remat" if twin == "broken" else bugs.cures()[0]
+    model = bugs.ScanOverRemat(nnx.Rngs(0), how, depth=16, width=1024)
     return functional(call_twice, model, jnp.ones((4, 1024)))
 
 
 def donation(twin: Twin) -> Program:
     """A donated leaf that comes back in another dtype."""
-    step = reports.step_other_dtype if twin == "broken" else reports.step_in_place
-    return passed_in(step, reports.Pair(100_000), donate_argnums=0)
+    step = bugs.step_other_dtype if twin == "broken" else bugs.step_in_place
+    return passed_in(step, bugs.Pair(100_000), donate_argnums=0)
 
 
 def retracing(twin: Twin) -> Program:
@@ -184,7 +184,7 @@ def dropped_update(twin: Twin) -> Program:
     """A `jax.jit` that gets a module, and updates a copy of it; that of nnx hands the update back."""
     subject = jitted_by_jax if twin == "broken" else jitted_by_nnx
     norm = nnx.BatchNorm(16, use_running_average=False, rngs=nnx.Rngs(0))
-    return passed_in(subject, norm, reports.numbers((4, 16)), reference=call)
+    return passed_in(subject, norm, bugs.numbers((4, 16)), reference=call)
 
 
 PROGRAMS: dict[str, Callable[[Twin], Program]] = {

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bugs import ScanOverRemat, cures, inputs_scan_over_remat
 from checking import flat
 from flax import nnx
 from healthy import assign
-from reports import ScanOverRemat, cures, inputs_scan_over_remat
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import targets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +12,8 @@ from flax import nnx
 from healthy import rngs
 
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.engine.example import Example
+from pytest_nnxcheck.engine.memo import Memo
 
 X = jnp.ones((2, 4))
 
@@ -73,70 +77,47 @@ def test_mutable_arrays_are_refused():
     assert call(Remembers(nnx.Variable(jnp.zeros((2, 4)))), X, nesting="jit").outcome.verdict == "held"
 
 
-def test_a_second_model_whose_plain_object_compares_arrays_is_refused_as_jax_does(pytester, inner_args):
-    pytester.makepyfile(
-        """
-        import dataclasses
+@dataclasses.dataclass
+class Rope:
+    table: jax.Array
 
-        import jax
-        import jax.numpy as jnp
-        import pytest
-        from flax import nnx
 
-        @dataclasses.dataclass
-        class Rope:
-            table: jax.Array
+@dataclasses.dataclass(eq=False)
+class ByIdentity:
+    table: jax.Array
 
-        @dataclasses.dataclass(eq=False)
-        class ByIdentity:
-            table: jax.Array
 
-        @dataclasses.dataclass
-        class ByTheRest:
-            table: jax.Array = dataclasses.field(compare=False)
+@dataclasses.dataclass
+class ByTheRest:
+    table: jax.Array = dataclasses.field(compare=False)
 
-        class Net(nnx.Module):
-            def __init__(self, rope):
-                self.rope = rope(jnp.arange(4.0))
-                self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
 
-            def __call__(self, x):
-                return self.linear(x * self.rope.table)
+class Net(nnx.Module):
+    def __init__(self, rope):
+        self.rope, self.linear = rope(jnp.arange(4.0)), nnx.Linear(4, 4, rngs=rngs())
 
-        @pytest.fixture(scope="module")
-        def net():
-            return Net(Rope)
+    def __call__(self, x):
+        return self.linear(x * self.rope.table)
 
-        marked = pytest.mark.nnx_invariants(transforms="jit", styles="argument")
-        X = jnp.ones((2, 4))
 
-        def test_why():
-            call = nnx.jit(lambda model, x: model(x))
-            call(Net(Rope), X)
-            with pytest.raises(ValueError, match="ambiguous|equality|comparable"):
-                call(Net(Rope), X)
+def of_one_test(*models):
+    """Calls with these models in the runs of one body."""
+    memo = Memo()
+    for model in models:
+        with Example(memo) as example:
+            assert call(model, X, nesting="jit", example=example).outcome.verdict == "held"
 
-        @marked
-        def test_in_the_body(nnx_wrap):
-            nnx_wrap(Net(Rope))(X)
 
-        @marked
-        @pytest.mark.parametrize("rope", [ByIdentity, ByTheRest])
-        def test_that_compares_no_arrays(nnx_wrap, rope):
-            nnx_wrap(Net(rope))(X)
-
-        @marked
-        def test_made_once(nnx_wrap, net):
-            nnx_wrap(net)(X)
-        """
-    )
-    result = pytester.runpytest_inprocess(*inner_args)
-    result.assert_outcomes(passed=4, failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E *CheckError: model.rope is a Rope with arrays, and == of two such raises: so does a jitted function that meets a second model*"
-        ]
-    )
+def test_a_second_model_whose_plain_object_compares_arrays_is_refused_as_jax_does():
+    jitted = nnx.jit(lambda model, x: model(x))
+    jitted(Net(Rope), X)
+    with pytest.raises(ValueError, match=r"ambiguous|equality|comparable"):
+        jitted(Net(Rope), X)
+    told = r"model.rope is a Rope with arrays, and == of two such raises: so does a jitted function that meets a second model"
+    with pytest.raises(CheckError, match=told):
+        of_one_test(Net(Rope), Net(Rope))
+    for rope in (ByIdentity, ByTheRest):
+        of_one_test(Net(rope), Net(rope))
 
 
 def test_a_module_with_deleted_arrays_is_refused():

@@ -84,25 +84,6 @@ def test_an_argument_that_is_a_tracer():
     assert call(lambda model, x: model(x["batch"]), model, {"batch": returned}).outcome.verdict == "held"
 
 
-class Trainer:
-    """A plain object with a model."""
-
-    def __init__(self, last: Any) -> None:
-        self.model = nnx.Linear(4, 4, rngs=rngs())
-        self.last = last
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.model(x)
-
-
-def test_a_plain_object_that_holds_a_tracer():
-    kept: list[Any] = []
-    jax.jit(lambda x: kept.append(x * 2) or x)(X)
-    found = call(Trainer(kept[0]), X)
-    assert "tracers remain in self.last, before the call" in text(found)
-    assert call(Trainer(X), X).outcome.verdict == "held"
-
-
 def test_without_the_invariant_the_call_cannot_be_checked():
     with pytest.raises(
         CheckError, match="runs with tracers that cannot be put back, in .*index.*: assert the invariant"

@@ -104,11 +104,6 @@ class TestRun:
         assert len(RUNS) == 80
         assert str(report).endswith("; modes: graph held, tree held")
 
-    def test_nothing_changes_where_no_mode_is_named(self):
-        report = check(Model(), 1)
-        assert not any(":" in text for text in RUNS)
-        assert "mode" not in str(report)
-
     def test_the_draws_are_shared_among_the_modes(self):
         check(Model(), 1, modes="graph,graph_no_updates,tree", sweep="probes", max_examples=30)
         drawn = RUNS[9:]
@@ -148,25 +143,6 @@ class TestRun:
             assert report.modes == {raising: "failed", held: "held"}
             assert not report.ok
             assert [text for text in RUNS if raising in text] == [f"{raising}: un-nested"]
-
-    def test_an_exception_names_the_mode_in_which_the_body_passed(self):
-        with pytest.raises(TypeError) as caught:
-            assert_invariants(Model(failed=in_mode("tree")), 1, modes="graph,tree", **FEW)
-        assert "\n".join(caught.value.__notes__).splitlines() == [
-            "  nesting     tree: un-nested   graph: un-nested, the same test body",
-            "              passed",
-            "  replay      check(..., nesting='tree: un-nested')",
-            "  modes       graph held   7 held",
-            "              tree failed   1 failed; smallest tree: un-nested",
-        ]
-
-    def test_a_call_that_raises_in_all_modes_is_raised_as_it_is(self):
-        with pytest.raises(TypeError) as caught:
-            check(Model(failed=lambda n: True), 1, modes="graph,tree", **FEW)
-        assert "\n".join(caught.value.__notes__).splitlines() == [
-            "  modes       graph failed   1 failed; smallest graph: un-nested",
-            "              tree failed   1 failed; smallest tree: un-nested",
-        ]
 
     def test_a_closure_that_one_mode_refuses_is_drawn_in_the_others(self):
         model = Model(rejected=lambda n: n.mode == "graph" and any(layer.captures for layer in n.layers))
@@ -240,29 +216,6 @@ def test_which_modes_a_model_survives_is_one_command(run_inner, pytester):
         ]
     )
     assert 'name="nnx_modes" value="graph held, tree violated"' in (pytester.path / "out.xml").read_text()
-
-
-@has_modes
-def test_the_replay_line_runs_the_mode_that_broke(run_inner):
-    result = run_inner(TWINS, "--nnx-modes", "graph,tree")
-    line = next(line for line in result.outlines if " replay " in line)
-    nesting = re.search(r"--nnx-nesting '(.*)'", line)[1]
-    again = run_inner(
-        TWINS + "    assert RUNS == ['tree: jit > jit']\n",
-        "--nnx-modes",
-        "graph,tree",
-        "--nnx-nesting",
-        nesting,
-        "-kbreaks",
-    )
-    again.assert_outcomes(failed=1, deselected=1)
-    again.stdout.fnmatch_lines(["E * nesting * tree: jit > jit * replayed, no other was tried"])
-
-
-def test_a_mode_that_is_none(run_inner):
-    result = run_inner(TWINS, "--nnx-modes", "graph,treee")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: option --nnx-modes: unknown mode 'treee', did you mean 'tree'?"])
 
 
 @has_modes

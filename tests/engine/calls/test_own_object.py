@@ -68,12 +68,6 @@ def test_a_call_that_goes_by_identity_raises_for_a_copy():
     assert IDENTITY in notes
 
 
-def test_so_does_a_body():
-    kind, notes = raised(lambda: wrap(predict)(linear(), numbers((1, 2)))["twice"])
-    assert kind is TypeError
-    assert IDENTITY in notes
-
-
 def test_a_mark_in_the_model_goes_with_the_copy():
     def body():
         model = nnx.Linear(2, 2, rngs=rngs())
@@ -118,23 +112,6 @@ def test_arrays_and_variables_have_an_identity_too(function):
     kind, notes = raised(body)
     assert kind is ValueError
     assert IDENTITY in notes
-
-
-def test_a_method_and_modules_in_a_list():
-    def body():
-        models = [linear(), linear()]
-        wrap(lambda models, x: twice(models[1], x))(models, x=numbers((1, 2)))
-
-    assert IDENTITY in raised(body)[1]
-
-    class Marked(nnx.Module):
-        def __init__(self):
-            self.linear = linear()
-
-        def run(self, x):
-            return twice(self.linear, x)
-
-    assert IDENTITY in raised(lambda: wrap(Marked().run)(numbers((1, 2))))[1]
 
 
 def test_an_array_of_numpy_is_none_of_jax():

@@ -60,10 +60,7 @@ def expected():
 
 
 READS = {
-    "assert_allclose": lambda y: np.testing.assert_allclose(y, np.maximum(y, 1)) or np.array(y),
     "float": lambda y: [[float(item) for item in row] for row in y],
-    "asarray": np.asarray,
-    "tolist": lambda y: y.tolist(),
     "device_get": jax.device_get,
     "branch": lambda y: np.asarray(y) if y.sum() > 0 else np.zeros((2, 4)),
     "jit": lambda y: np.asarray(jax.jit(lambda y: y * 1)(y)),
@@ -93,11 +90,7 @@ def test_every_read_gives_the_true_value_under_every_nesting(read, expected):
         np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
-SWALLOWS = {
-    "try": lambda y: _tried(lambda: float(y.sum())),
-    "helper": lambda y: next(iter([_tried(lambda: np.asarray(y).sum())])),
-    "raises": lambda y: _raised(lambda: float(y.sum())),
-}
+SWALLOWS = {"try": lambda y: _tried(lambda: float(y.sum())), "raises": lambda y: _raised(lambda: float(y.sum()))}
 
 
 def _tried(read):
@@ -122,19 +115,6 @@ def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
     assert [value for value in seen if value != -1.0] == pytest.approx(
         [expected.sum()] * (len(made.outcomes)), rel=1e-5
     )
-
-
-@pytest.mark.slow
-def test_an_assertion_that_fails_in_a_try_fails_the_test():
-    def body():
-        y = wrap(Counts())(numbers((2, 4)))
-        try:
-            small = bool(y.sum() < 0)
-        except RuntimeError:
-            small = True
-        assert not small
-
-    assert run(body, sweep="singles", max_examples=0)[1] is None
 
 
 def test_types_and_shapes_ask_for_no_values():

@@ -9,7 +9,6 @@ from checking import broken, call, takes_over, text
 from flax import nnx
 from healthy import FLAX, assign, numbers, rngs
 
-from pytest_nnxcheck import check
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.reporting import hints
 
@@ -146,26 +145,6 @@ def test_exactly_the_array_that_is_lost_is_named(name, nesting):
     assert [move.path for move in found.outcome.evidence.moves] == [path]
 
 
-@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_jax_keeps_the_buffers_of_the_healthy_ones():
-    for subject, cache in HEALTHY.values():
-        model, x, donated = args(cache)
-        leaves = jax.tree.leaves(donated)
-        old = {leaf.unsafe_buffer_pointer() for leaf in leaves}
-        new = jax.jit(subject, static_argnums=0, donate_argnums=2)(Held(model), x, donated)
-        assert old <= {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(new)}
-
-
-class Held:
-    """A model as a static argument."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def __call__(self, x):
-        return self.model(x)
-
-
 def test_an_abstract_cache_is_told_apart_too():
     x, cache = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args(two)[1:])
     model = nnx.eval_shape(linear)
@@ -265,15 +244,6 @@ def test_an_array_in_a_plain_dict_may_take_the_buffer_of_a_parameter(nesting):
     assert halved.outcome.violations[0].summary.startswith("model.linear.kernel   float32[4,4]   became bfloat16[4,4]")
 
 
-@has_plain_arrays
-def test_flax_gives_the_buffer_of_the_kernel_to_the_dict():
-    model = KeepsInDict()
-    old = graph.raw_leaves(model)[0][1].unsafe_buffer_pointer()
-    nnx.jit(lambda model, x: model(x).sum(), donate_argnums=0)(model, numbers((4, 4)))
-    assert graph.raw_leaves(model)[0][1].unsafe_buffer_pointer() != old
-    assert model.cache["y"].unsafe_buffer_pointer() == old
-
-
 SEEN: list[jax.Array] = []
 
 
@@ -312,38 +282,6 @@ def test_where_tracers_remain_nothing_is_said_of_buffers():
 
 
 # --- message and program
-
-
-@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # by jax before 0.10
-@pytest.mark.parametrize("nesting", ["jit", "jit > vmap"])
-@pytest.mark.parametrize(
-    "subject",
-    [
-        decode,
-        narrows_swapped,
-        *(pytest.param(other, marks=pytest.mark.full) for other in (decode_swapped, lstm, narrows_one, turned, halved)),
-    ],
-)
-def test_the_program_to_paste_says_what_the_message_says(subject, nesting):
-    """The whole program, run here: it names the leaves that the message names."""
-    cache = HEALTHY["LSTM"][1] if subject is lstm else two
-    scope = {"check": check, "subject": subject, "args": args(cache), "nesting": nesting}
-    exec("report = check(subject, *args, nesting=nesting, donate='state,cache')", scope)
-    (outcome,) = [each for each in scope["report"].outcomes if str(each.nesting) == nesting]
-    if outcome.verdict == "held":
-        assert scope["report"].program(outcome) == ""
-        return
-    program = (
-        scope["report"]
-        .program(outcome)
-        .replace("argument_0 = FILL_IN", "argument_0 = nnx.Linear(4, 4, rngs=nnx.Rngs(0))")
-    )
-    with pytest.raises(AssertionError) as raised:
-        exec(program, {"__name__": "pasted"})
-    (violation,) = outcome.violations
-    head, *rows = str(raised.value).splitlines()
-    assert head == "nnx invariant broken: donation"
-    assert [row.split("   ")[0].strip() for row in rows] == [finding.path for finding in violation.findings]
 
 
 def averages(state, average):

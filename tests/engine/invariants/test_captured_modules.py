@@ -156,35 +156,6 @@ def test_a_function_of_jax_that_jits_for_itself_is_no_jit_of_the_user_s(asks):
     assert hints.captured_by("jit") not in told
 
 
-class Counts(nnx.Module):
-    """Writes a statistic and draws noise."""
-
-    def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        self.total = nnx.BatchStat(jnp.zeros(shape))
-        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        assign(self.total, self.total[...] + x.sum())
-        return self.dropout(x)
-
-
-def test_what_a_mapped_function_writes_has_an_axis_of_its_own():
-    """As the hint on a module that `vmap` captured says: rows draw other noise, and each has its statistic."""
-    rows = BATCH[0]
-    axes = nnx.StateAxes({nnx.BatchStat: 0, nnx.RngState: 0, ...: None})
-
-    @nnx.split_rngs(splits=rows)
-    def cured(model: Any, x: jax.Array) -> jax.Array:
-        return nnx.vmap(lambda model, x: model(x), in_axes=(axes, 0))(model, x)
-
-    told = hints.captured_by("vmap")
-    assert "nnx.split_rngs for rngs, in_axes=nnx.StateAxes(...)" in told
-    ones = jnp.ones((rows, 64))
-    y = cured(Counts((rows,)), ones)
-    assert not (y[0] == y[1]).all()
-    assert call(cured, Counts((rows,)), ones, nesting="jit").outcome.verdict == "held"
-
-
 class Counter:
     """A plain object that counts in a function which a transform made of one that captured it."""
 
@@ -222,11 +193,7 @@ MAKERS = {
     "grad": jax.grad,
     "value_and_grad": jax.value_and_grad,
 }
-MADE = [
-    *MAKERS.items(),
-    *(pytest.param(f"{name}", getattr(nnx, nnx_name), id=f"nnx.{nnx_name}", marks=pytest.mark.slow)
-      for name, nnx_name in (("jit", "jit"), ("checkpoint", "remat"), ("grad", "grad"))),
-]  # fmt: skip
+MADE = [*MAKERS.items()]
 USED = [("scan", scanned), ("cond", chosen)]
 COUNTED = "captured self.count (BatchStat), self.total (BatchStat)"
 

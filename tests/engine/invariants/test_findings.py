@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-import reports
 from checking import broken, call, text
 from flax import nnx
 from leaky import LEAKY
@@ -34,29 +34,21 @@ def findings(found):
 )
 def test_a_lost_buffer_says_its_path_and_its_cause(step, expected):
     # Of several elements, so that newer jax cannot put bfloat16 where float32 was.
-    lost = findings(call(getattr(reports, step), reports.Pair(64), nesting="jit"))
+    lost = findings(call(getattr(bugs, step), bugs.Pair(64), nesting="jit"))
     assert [(type(finding), finding.path, finding.cause) for finding in lost] == expected
 
 
 def test_a_leaf_that_is_written_and_never_read_keeps_its_buffer():
-    def overwrites(pair: reports.Pair) -> None:
-        reports.assign(pair.b, jnp.full(64, 3.0))
+    def overwrites(pair: bugs.Pair) -> None:
+        bugs.assign(pair.b, jnp.full(64, 3.0))
 
-    found = call(overwrites, reports.Pair(64), nesting="jit")
+    found = call(overwrites, bugs.Pair(64), nesting="jit")
     assert found.outcome.verdict == "held", text(found)
-
-
-def test_buffers_that_are_shared_or_viewed_are_of_their_own_kind():
-    pair = reports.Pair(64)
-    pair.b = nnx.Param(pair.a[...])
-    assert findings(call(reports.step_in_place, pair, nesting="jit"))[0] == SharedBuffer(
-        "pair.a", other="pair.b", twice=True
-    )
 
 
 def test_an_array_that_is_donated_for_two_inputs_is_shared():
     array = jnp.ones(64)
-    found = call(reports.arrays_step, array, array, nesting="jit", donate="all")
+    found = call(bugs.arrays_step, array, array, nesting="jit", donate="all")
     assert findings(found) == [SharedBuffer("a", other="b", twice=True)], text(found)
     assert "a and b share a buffer: XLA refuses to donate it twice" in text(found)
 
@@ -83,7 +75,7 @@ def test_more_findings_than_rows_are_kept():
     def retypes(model: Wide) -> None:
         for _, variable in nnx.iter_graph(model):
             if isinstance(variable, nnx.Variable):
-                reports.assign(variable, variable[...].astype(jnp.bfloat16))
+                bugs.assign(variable, variable[...].astype(jnp.bfloat16))
 
     found = call(retypes, Wide(), nesting="jit")
     assert len(findings(found)) == 15

@@ -127,11 +127,6 @@ def test_a_jit_that_finds_its_trace_again_is_none(name):
     assert found.outcome.verdict == "held", text(found)
 
 
-def test_one_that_is_called_once_is_traced_again_in_the_next_call():
-    found = call(Layer(ANEW["lambda"]), INPUT, nesting="jit", invariants="recompilation")
-    assert "once a call" in text(found)
-
-
 def clips(x):
     return jax.jit(functools.partial(jnp.clip, min=0))(x)
 
@@ -172,10 +167,6 @@ def test_each_jit_of_the_users_is_one_trace(function, traces):
     with frames.jits_traced(functools.partial(inner_jits.note, noted)):
         jax.make_jaxpr(lambda x: function(x))(INPUT)  # noqa: PLW0108 - a trace of its own
     assert [called.rpartition(":")[0] for _, called in noted] == [near(__file__)] * traces
-
-
-def test_it_is_judged_only_where_recompilation_is_asserted():
-    assert call(Layer(ANEW["lambda"]), INPUT, nesting="jit").outcome.verdict == "held"
 
 
 def test_a_state_that_changes_is_told_first():

@@ -13,7 +13,7 @@ import pytest
 from checking import call, text
 from flax import nnx
 from healthy import BATCH, FLAX, WIDTH, assign, numbers, rngs
-from leaky import LEAKY, Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
+from leaky import Keeps, KeepsLast, KeepsLastInVariable, KeepsLastSetInInit, sets
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.text import near
@@ -87,14 +87,6 @@ def wrapped(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Ar
     return wrapper
 
 
-class Shift:
-    def __init__(self, start: jax.Array) -> None:
-        self.start = start
-
-    def apply(self, x: jax.Array) -> jax.Array:
-        return x + self.start
-
-
 HOOKS: dict[str, Any] = {}
 LATEST: Any = None
 
@@ -133,20 +125,6 @@ def test_a_function_that_was_kept_is_told_by_what_keeps_it(kept):
     assert (first, row.partition("   ")[0]) == ("leaked", path)
     assert second == ""
     assert line.startswith(f"created at {near(leaky.__file__)}:{Keeps.__call__.__code__.co_firstlineno + 1} ("), line
-
-
-@pytest.mark.parametrize(
-    "make, path",
-    [
-        (lambda y: functools.partial(jnp.add, y), "model.kept.last.args[0]"),
-        (lambda y: functools.partial(jnp.add, y=y), "model.kept.last.keywords['y']"),
-        (lambda y: Shift(y).apply, "model.kept.last.__self__.start"),
-    ],
-    ids=["partial", "partial with a keyword", "bound method"],
-)
-def test_what_stands_in_for_a_function_is_told_by_its_own_path(make, path):
-    found = call(in_box(make), numbers(BATCH), nesting="jit")
-    assert found.outcome.violations[0].hint == hints.hint("plain object", path=path)
 
 
 class Trainer:
@@ -273,12 +251,4 @@ def test_with_what_the_hint_says_all_default_nestings_hold(kept, cure):
     found = sweep(followed.leaky(), numbers(BATCH))
     assert found.violations[0].hint == hints.hint(followed.cause, **followed.filled)
     report = sweep(followed.cured[cure](), numbers(BATCH))
-    assert report.ok, str(report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["closure_cell", "class_attribute", "variable_metadata"])
-def test_the_healthy_twin_of_what_a_hint_names_holds_in_all_default_nestings(name):
-    twin = LEAKY[name].healthy()
-    report = sweep(twin.subject, *twin.args)
     assert report.ok, str(report)

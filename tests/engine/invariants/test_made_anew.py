@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 
 import optax
 import pytest
@@ -170,46 +169,6 @@ def test_the_same_objects_in_each_run_get_none():
     assert told_of(lambda: model) == []
 
 
-def test_it_is_told_only_where_recompilation_is_asserted():
-    assert told_of(MADE["a lambda"][0], invariants="memory") == []
-
-
 def test_what_differs_by_value_is_no_fault_of_a_body_with_arguments_of_its_own():
     assert told_of(MADE["another number"][0], memo=Memo(same_arguments=False)) == []
     assert len(told_of(MADE["a lambda"][0], memo=Memo(same_arguments=False))) == 1
-
-
-TEST = """
-import jax.numpy as jnp
-import optax
-import pytest
-from flax import nnx
-from hypothesis import given, strategies as st
-
-ADAM = optax.adam(1e-3)
-
-def trained(tx):
-    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
-    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
-
-mark = pytest.mark.nnx_invariants(transforms="jit", styles="argument", max_examples=0, invariants="recompilation")
-
-@mark
-def test_anew(nnx_wrap):
-    nnx_wrap(lambda model, optimizer, x: model(x))(*trained(optax.adam(1e-3)), jnp.ones((2, 4)))
-
-@mark
-def test_once(nnx_wrap):
-    nnx_wrap(lambda model, optimizer, x: model(x))(*trained(ADAM), jnp.ones((2, 4)))
-"""
-
-
-def test_a_note_of_the_test_stands_in_the_summary_and_the_report(pytester, inner_args):
-    pytester.makepyfile(TEST)
-    result = pytester.runpytest_inprocess(*inner_args, "-p", "no:cacheprovider", "-v", "--nnx-report=r.json")
-    result.assert_outcomes(passed=2)
-    tests = json.loads((pytester.path / "r.json").read_text())["tests"]
-    told = {test["nodeid"].partition("::")[2]: test["notes"] for test in tests}
-    assert "optimizer.tx.init (optax." in told["test_anew"][0]
-    assert told["test_once"] == []
-    assert "no two have an equal optimizer.tx.init" in " ".join(result.stdout.str().split())

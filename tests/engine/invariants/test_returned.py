@@ -157,20 +157,6 @@ def test_the_layer_whose_trace_made_it_is_blamed(nesting):
     assert ("left by", nesting.split(" > ")[-1]) in leaky.outcome.violations[0].details
 
 
-def test_the_path_starts_at_the_output():
-    class Box:
-        def __init__(self, scale):
-            self.scale = scale
-
-    class Boxed(nnx.Module):
-        def __init__(self, scale):
-            self.box = Box(scale)
-
-    leaky = call(lambda x: (x, Boxed(x.sum())), X, nesting="jit")
-    assert "tracers remain in output[1].box.scale" in text(leaky)
-    assert call(lambda x: (x, Boxed(x.size)), X, nesting="jit").outcome.verdict == "held"
-
-
 @jax.tree_util.register_pytree_node_class
 class Pose:
     """A tree that makes arrays of what it is given, and refuses types."""

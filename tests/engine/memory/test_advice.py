@@ -288,8 +288,3 @@ def test_the_summary_tells_it_with_v_and_the_reports_always(inner, pytester):
     assert labels[:3] == ["un-nested", "line", "buffer"]
     assert text in (pytester.path / "r.md").read_text()
     assert f"advice: {text}" in (pytester.path / "r.html").read_text()
-
-
-@pytest.mark.slow
-def test_without_v_the_summary_says_where_to_look(inner):
-    inner().stdout.fnmatch_lines(["*5 held; worst peak *; see -v for advice on memory"])

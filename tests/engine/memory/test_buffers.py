@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import bugs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reports
 from checking import source
-from compiling import P, X, compile_, memory_of, stacked_again
+from compiling import P, X, memory_of, stacked_again
 from flax import nnx
-from healthy import FLAX
 from jax import lax
 
-from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.xla.buffers import read
 
 STATE = 0
 
@@ -42,21 +39,7 @@ def functional(model, calls=1):
     return run, state
 
 
-def nbytes(state):
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-
-
 # Totals
-
-
-@pytest.mark.parametrize("donate, times", [((), 4.0), ((0,), 2.0)], ids=["kept", "donated"])
-def test_ten_convolutions_hold_four_inputs_and_two_where_it_is_donated(donate, times):
-    (x,) = reports.inputs_926()
-    memory = memory_of(reports.ten_convolutions, x, donate=donate)
-    assert round(memory.peak / x.nbytes, 3) == times
-    assert sum(buffer.bytes == x.nbytes for buffer in memory.buffers) == times
-    temporaries = {b.operation for b in memory.buffers if b.kind == "temporary" and b.bytes == x.nbytes}
-    assert temporaries <= {"convolution", "conv_general_dilated"}
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (1, 4096), (300, 128)])
@@ -79,26 +62,14 @@ def test_peak_is_the_sum_without_what_is_aliased():
 
 
 def scans(calls):
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls)
-    return run, state, *reports.inputs_scan_over_remat()
-
-
-def attention():
-    model = nnx.MultiHeadAttention(4, 64, decode=False, rngs=nnx.Rngs(0))
-    return *functional(model), jnp.ones((2, 16, 64))
-
-
-def gradient():
-    run, state = functional(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), calls=3)
-    return jax.grad(lambda state, x: (run(state, x) ** 2).mean()), state, jnp.ones((16, 64))
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0)), calls)
+    return run, state, *bugs.inputs_scan_over_remat()
 
 
 PROGRAMS = {
     "one scan": lambda: scans(1),
     "three scans": lambda: scans(3),
-    "attention": attention,
-    "gradient": gradient,
-    "convolutions": lambda: (reports.ten_convolutions, *reports.inputs_926()),
+    "convolutions": lambda: (bugs.ten_convolutions, *bugs.inputs_926()),
 }
 
 
@@ -282,60 +253,8 @@ def test_two_parameters_that_change_places_are_no_copies():
     assert state_copies(memory, {0, 1}) == ()
 
 
-def test_optimization_level_zero_gives_the_same_copies():
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls=3)
-    (x,) = reports.inputs_scan_over_remat()
-    fast = read(compile_(run, state, x, options={"xla_backend_optimization_level": 0}))
-    assert state_copies(fast, {0}) == state_copies(memory_of(run, state, x), {0})
-
-
 def test_a_part_of_a_parameter_is_named_and_is_not_whole():
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0), how="functional"))
-    memory = memory_of(run, state, *reports.inputs_scan_over_remat())
+    run, state = functional(bugs.ScanOverRemat(nnx.Rngs(0), how="functional"))
+    memory = memory_of(run, state, *bugs.inputs_scan_over_remat())
     (part,) = [buffer for buffer in memory.buffers if buffer.shape == "float32[128,128]"]
     assert (part.parameters, part.whole) == ((0,), False)
-
-
-@pytest.mark.parametrize("calls", [1, 2, 4])
-def test_a_scan_over_remat_copies_its_stack_for_every_further_call(calls):
-    # jax keeps the stack of whoever traced the same update of a slice first; within the plugin's programs that is seen through.
-    jax.clear_caches()
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0)), calls)
-    memory = memory_of(run, state, *reports.inputs_scan_over_remat())
-    copies = state_copies(memory, {0})
-    assert [(copy.shape, copy.bytes) for copy in copies] == [("float32[8,128,128]", nbytes(state))] * (calls - 1)
-    assert {source(copy).rpartition(":")[0] for copy in copies} <= {near(reports.__file__)}
-    assert round(memory.peak / nbytes(state), 1) == calls + 0.1
-
-
-@pytest.mark.parametrize("how", reports.cures())
-def test_the_cures_of_a_scan_over_remat_copy_nothing(how):
-    run, state = functional(reports.ScanOverRemat(nnx.Rngs(0), how), calls=2)
-    memory = memory_of(run, state, *reports.inputs_scan_over_remat())
-    assert memory.named
-    assert state_copies(memory, {0}) == ()
-    assert round(memory.peak / nbytes(state), 1) == 1.1
-
-
-@pytest.mark.skipif(FLAX >= (0, 10, 7), reason="newer flax rejects the program of google/flax#4871")
-@pytest.mark.parametrize("call_first, times", [(True, 1.0), (False, 0.0)], ids=["call first", "scan only"])
-def test_the_report_4871_holds_its_stack_twice(call_first, times):
-    model = reports.report_4871(nnx.Rngs(0))
-    state = nnx.state(model)
-    with compile_cache.judged_compiles():
-        memory = read(reports.run_4871(model, call_first, loops=2).lower(state, 0.0).compile())
-    assert round(memory.temporaries / nbytes(state), 1) == times
-    copies = state_copies(memory, {0})
-    assert [copy.shape for copy in copies] == ["float32[50,200,200]"] * round(times)
-
-
-def test_nnx_jit_without_donation_returns_a_copy_of_all_state():
-    model = nnx.Linear(64, 128, rngs=nnx.Rngs(0))
-
-    @jax.jit
-    def plain(state, x):
-        return nnx.merge(nnx.split(model)[0], state)(x), state
-
-    with compile_cache.judged_compiles():
-        memory = read(plain.lower(nnx.state(model), jnp.ones((4, 64))).compile())
-    assert sum(copy.bytes for copy in state_copies(memory, {0, 1})) == nbytes(nnx.state(model))

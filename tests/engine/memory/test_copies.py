@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import bugs
 import optax
 import pytest
-import reports
 from checking import broken, call, text
 from flax import nnx
 from healthy import FLAX, assign, numbers
@@ -32,10 +32,10 @@ def copies(found):
     ],
 )
 def test_scan_over_remat_copies_its_stack_for_every_further_call(nesting, once, twice):
-    (x,) = reports.inputs_scan_over_remat()
-    one = call(reports.ScanOverRemat(nnx.Rngs(0)), x, nesting=nesting)
+    (x,) = bugs.inputs_scan_over_remat()
+    one = call(bugs.ScanOverRemat(nnx.Rngs(0)), x, nesting=nesting)
     assert copies(one) == pytest.approx(once, abs=0.01)
-    two = call(reports.call_twice, reports.ScanOverRemat(nnx.Rngs(0)), x, nesting=nesting)
+    two = call(bugs.call_twice, bugs.ScanOverRemat(nnx.Rngs(0)), x, nesting=nesting)
     assert copies(two) == pytest.approx(twice, abs=0.01)
     assert f"the program holds {twice}.00 more copies of its state" in text(two)
 
@@ -52,9 +52,9 @@ def test_a_training_step_with_adam_copies_a_third_of_its_state(nesting):
     """The parameters; the moments are the other two thirds."""
 
     def step(how):
-        model = reports.ScanOverRemat(nnx.Rngs(0), how)
+        model = bugs.ScanOverRemat(nnx.Rngs(0), how)
         optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
-        return call(training_step, model, optimizer, *reports.inputs_scan_over_remat(), nesting=nesting)
+        return call(training_step, model, optimizer, *bugs.inputs_scan_over_remat(), nesting=nesting)
 
     found = step("remat")
     assert copies(found) == pytest.approx(1 / 3, abs=0.01)
@@ -63,36 +63,40 @@ def test_a_training_step_with_adam_copies_a_third_of_its_state(nesting):
     assert step("no_graph_updates").outcome.verdict == "held"
 
 
-@pytest.mark.parametrize("how", reports.cures())
+@pytest.mark.parametrize("how", bugs.cures())
 def test_its_cures_copy_nothing_where_the_loop_is_differentiated(how):
     found = call(
-        reports.call_twice,
-        reports.ScanOverRemat(nnx.Rngs(0), how),
-        *reports.inputs_scan_over_remat(),
-        nesting="jit > grad",
+        bugs.call_twice, bugs.ScanOverRemat(nnx.Rngs(0), how), *bugs.inputs_scan_over_remat(), nesting="jit > grad"
     )
     assert found.outcome.verdict == "held", text(found)
 
 
 def test_a_call_in_functional_style_is_measured_by_what_it_is_handed():
-    graphdef, state = nnx.split(reports.ScanOverRemat(nnx.Rngs(0)))
-    (x,) = reports.inputs_scan_over_remat()
-    found = call(lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x), state, x, nesting="jit")
+    graphdef, state = nnx.split(bugs.ScanOverRemat(nnx.Rngs(0)))
+    (x,) = bugs.inputs_scan_over_remat()
+    found = call(lambda state, x: bugs.call_twice(nnx.merge(graphdef, state), x), state, x, nesting="jit")
     assert copies(found) == pytest.approx(1, abs=0.01)
-    graphdef, state = nnx.split(reports.ScanOverRemat(nnx.Rngs(0), "functional"))
-    cured = call(lambda state, x: reports.call_twice(nnx.merge(graphdef, state), x), state, x, nesting="jit")
+    graphdef, state = nnx.split(bugs.ScanOverRemat(nnx.Rngs(0), "functional"))
+    cured = call(lambda state, x: bugs.call_twice(nnx.merge(graphdef, state), x), state, x, nesting="jit")
     assert cured.outcome.verdict == "held", text(cured)
 
 
 # What the call computes anew is no copy, whatever XLA needs for it
 
 
-@pytest.mark.parametrize("name", REWRITTEN)
+BESIDE_JIT = ("jit > scan", "jit > grad > remat")
+"""Each of the rows under both, but for those that differ in how the old value is read again."""
+
+
 @pytest.mark.parametrize(
-    "nesting",
+    "name, nesting",
     [
-        "jit",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("jit[functional]", "jit > scan", "jit > grad > remat")),
+        *((name, "jit") for name in REWRITTEN),
+        *(
+            pytest.param(name, nesting, marks=pytest.mark.full if "read again" in name else pytest.mark.slow)
+            for name in REWRITTEN
+            for nesting in BESIDE_JIT
+        ),
     ],
 )
 def test_a_leaf_that_is_rewritten_is_not_copied(name, nesting):
@@ -148,6 +152,6 @@ def test_a_program_is_compiled_again_only_where_there_is_room_for_copies(monkeyp
     large = numbers((512, 256))
     layer = lambda: nnx.Linear(256, 256, rngs=nnx.Rngs(0))  # noqa: E731
     assert compiled_again(monkeypatch, layer(), large) == 0  # hands nothing back
-    stack = lambda: (reports.ScanOverRemat(nnx.Rngs(0), depth=32, width=64), numbers((4, 64)))  # noqa: E731
+    stack = lambda: (bugs.ScanOverRemat(nnx.Rngs(0), depth=32, width=64), numbers((4, 64)))  # noqa: E731
     assert compiled_again(monkeypatch, *stack(), nesting="jit[functional]") == 0  # XLA drops what nobody reads
     assert compiled_again(monkeypatch, *stack()) == 1

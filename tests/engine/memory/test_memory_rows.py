@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_evidence import KiB, MiB
 
-from pytest_nnxcheck.core.evidence import Captured, Evidence, Growth, Held, Place, Split
+from pytest_nnxcheck.core.evidence import Evidence, Held, Place, Split
 from pytest_nnxcheck.engine.evidence import added, places
 from pytest_nnxcheck.reporting import memory_breakdown
 
@@ -60,13 +60,6 @@ def test_the_story_of_a_copy():
     )
 
 
-def test_a_program_that_is_the_un_nested_one_says_so():
-    same = dataclasses.replace(KNOWN, un_nested=KNOWN.split)
-    found = memory_breakdown.rows(same)
-    assert found[0] == ("un-nested", "25.0 MiB: the nesting adds nothing to the peak")
-    assert not any("un-nested" in row for _, row in found[1:])
-
-
 @pytest.mark.parametrize(
     "place, heading",
     [
@@ -79,45 +72,6 @@ def test_a_program_that_is_the_un_nested_one_says_so():
 )
 def test_a_place_says_what_is_known_of_it(place, heading):
     assert memory_breakdown.heading(place) == heading
-
-
-def test_what_no_line_is_shown_of_is_summed_up():
-    every = tuple(Place(f"m.py:{n}", (), False, 1, MiB, 0, 0, 0) for n in range(10))
-    found = memory_breakdown.rows(Evidence(split=Split(0, 0, 10 * MiB, 0, 0), places=every))
-    assert [label for label, _ in found] == ["line", "line", "line", ""]
-    assert found[-1][1] == "7.0 MiB more in 7 other places"
-
-
-def test_a_jaxlib_that_names_no_buffer_is_told():
-    found = memory_breakdown.rows(Evidence(split=Split(1, 1, MiB, 0, 0)))
-    assert found == (("line", "unknown: this jaxlib does not name the buffers"),)
-    assert memory_breakdown.rows(Evidence()) == ()
-
-
-def test_what_a_step_adds_is_told_with_its_parts():
-    known = Evidence(split=Split(0, 0, 0, 0, 0), growth=Growth("scan", 2, Split(KiB, 3 * KiB, 0, 0, 0)))
-    assert memory_breakdown.rows(known) == (
-        (
-            "growth",
-            "each further step of scan adds 4.0 KiB: outputs +3.0 KiB, arguments +1.0 KiB   (from 2 and 4 steps)",
-        ),
-    )
-    none = dataclasses.replace(known, growth=Growth("vmap[functional]", 2, Split(0, 0, 0, 0, 0)))
-    assert memory_breakdown.rows(none)[0][1].startswith(
-        "each further element of vmap[functional] adds nothing to the peak"
-    )
-
-
-def test_a_captured_array_is_told_with_its_line_or_without():
-    named = Captured(MiB, "float32[512,512]", "m.py:3", "table (closure of f)")
-    nameless = Captured(MiB, "float32[512,512]")
-    known = Evidence(split=Split(0, 0, 0, 0, 2 * MiB), captured=(named, nameless))
-    assert [row for label, row in memory_breakdown.rows(known) if label == "captured"] == [
-        "float32[512,512] 1.0 MiB   table (closure of f)   used at m.py:3",
-        "float32[512,512] 1.0 MiB   (no line)",
-    ]
-    small = dataclasses.replace(known, captured=(dataclasses.replace(named, bytes=64 * KiB - 1),))
-    assert not any(label == "captured" for label, _ in memory_breakdown.rows(small))
 
 
 HELD = st.builds(

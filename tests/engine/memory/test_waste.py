@@ -9,8 +9,6 @@ import pytest
 from pytest_nnxcheck.compat import primitives, staging
 from pytest_nnxcheck.jaxprs.waste import waste
 
-W = jnp.ones((8, 64, 64))
-
 
 def facts_of(call, *args):
     """All facts; the first output takes the place of the first input."""
@@ -85,47 +83,6 @@ ROWS = {
 def test_the_old_value_is_needed_beside_the_new_one_where_the_data_say_so(name):
     operation, call = ROWS[name]
     assert held_twice(call, jnp.ones((8, 8)), jnp.ones(8)) == ([(operation, 0)] if operation else [])
-
-
-def stacked_anew(body, steps=3):
-    call = jax.jit(lambda stack, x: jax.lax.scan(body, x, stack)[::-1])
-    return held_twice(call, jnp.ones((steps, 5)), jnp.ones(())) == [("stacked anew", 0)]
-
-
-def test_a_stack_of_which_each_step_writes_a_part_is_stacked_anew_and_no_other():
-    update = jax.jit(lambda old, h: old.at[0].set(h))
-    assert stacked_anew(lambda h, old: (h, old.at[0].set(h)))
-    assert stacked_anew(lambda h, old: (h, update(old, h)))
-    assert stacked_anew(lambda h, old: (h, BARRIER(old).at[0].set(h)))
-    assert stacked_anew(lambda h, old: (h, update(update(old, h), h).at[1].add(h)))
-    assert not stacked_anew(lambda h, old: (h, old.at[0].set(h)), steps=1)
-    assert not stacked_anew(lambda h, old: (h, old * 0.9)), "other values as a whole, as the mean of a norm"
-    assert not stacked_anew(lambda h, old: (h, jnp.zeros(5).at[0].set(old[1]))), "a new array"
-    assert not stacked_anew(lambda h, old: (h + old.sum(), BARRIER(old))), "handed on"
-
-
-def test_what_is_joined_has_all_of_each_leaf_and_nothing_else():
-    v = jnp.ones((2, 64, 64))
-    assert held_twice(lambda w, v: jnp.concatenate([w, v]) + 1, W, v) == [("joined", 0, 1)]
-    assert held_twice(lambda w, v: jnp.stack([v, w[:2], w[2:4], w[4:6], w[6:]]) + 1, W, v) == [("joined", 0, 1)]
-    assert held_twice(lambda w, v: jnp.concatenate([w[4:], w[:4]]) + 1, W, v) == [("cut and joined again", 0)]
-    assert held_twice(lambda w, v: jnp.concatenate([w.at[1].set(1)[4:], w[:4]]) + 1, W, v) == [
-        ("cut and joined again", 0)
-    ]
-    assert held_twice(lambda w, v: jnp.concatenate([w[4:], v]) + 1, W, v) == []
-    assert held_twice(lambda w, v: jnp.concatenate([w[2:], v * 2]) + 1, W, v) == []
-    assert held_twice(lambda w, v: jnp.concatenate([jnp.broadcast_to(w[0], v.shape), w[2:]]) + 1, W, v) == []
-
-
-def test_every_step_that_is_read_makes_a_stack_no_waste():
-    def steps(x, read):
-        return read(jax.lax.scan(lambda h, _: (h * 2, h), x, None, length=5)[1])
-
-    x = jnp.ones(3)
-    assert [stack.read for stack in facts_of(lambda x: steps(x, lambda every: every[-1]), x).stacks] == [True]
-    assert [stack.read for stack in facts_of(lambda x: steps(x, lambda every: x), x).stacks] == [False]
-    assert facts_of(lambda x: steps(x, lambda every: every.sum(0)), x).stacks == ()
-    assert facts_of(lambda x: steps(x, lambda every: every), x).stacks == ()
 
 
 def test_part_of_a_leaf_and_what_was_computed_are_no_recast():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import pytest
+from bugs import ScanOverRemat, inputs_scan_over_remat
 from checking import call
 from flax import nnx
 from healthy import assign, numbers, rngs
-from reports import ScanOverRemat, inputs_scan_over_remat
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.nesting import Nesting

@@ -37,13 +37,6 @@ def test_the_healthy_twin_holds(name):
         assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", ["class_attribute", "raises_afterwards"])
-def test_a_check_blames_the_plainest_nesting(name):
-    leaky = LEAKY[name].leaky()
-    report = check(leaky.subject, *leaky.args, sweep="singles", max_examples=0, styles="argument")
-    assert next(str(outcome.nesting) for outcome in report.outcomes if outcome.violations) == "jit"
-
-
 @pytest.mark.parametrize("name", REST)
 def test_where_flax_refuses_or_carries_the_value_nothing_is_said_of_tracers(name):
     leaky = LEAKY[name].leaky()

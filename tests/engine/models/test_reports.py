@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import bugs
 import jax
 import jax.numpy as jnp
 import pytest
-import reports
 import state_buffers
 from checking import broken, call, text
 from flax import nnx
@@ -31,19 +31,19 @@ def rngs() -> nnx.Rngs:
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 leaks in silence, later versions refuse")
 @pytest.mark.parametrize("nesting", [CLOSURE, "eval_shape[jax_closure]"])
 def test_4520_leaves_tracers_in_the_backbone(nesting):
-    found = call(reports.report_4520(rngs()), *reports.inputs_4520(), nesting=nesting)
+    found = call(bugs.report_4520(rngs()), *bugs.inputs_4520(), nesting=nesting)
     assert broken(found) == ["tracers"]
     rows = found.outcome.violations[0].details
     leaked = [row.split()[0] for label, row in rows if label == "leaked"]
     assert leaked == ["model.backbone.bias", "model.backbone.kernel"]
     assert ("left by", nesting) in rows
-    assert "reports.py" in text(found)
+    assert "bugs.py" in text(found)
 
 
 @pytest.mark.skipif(OLD_FLAX, reason="flax 0.10.2 leaks in silence")
 def test_4520_is_rejected_and_leaves_the_state_clean():
-    model = reports.report_4520(rngs())
-    found = call(model, *reports.inputs_4520(), nesting=CLOSURE)
+    model = bugs.report_4520(rngs())
+    found = call(model, *bugs.inputs_4520(), nesting=CLOSURE)
     assert found.outcome.verdict == "rejected"
     assert "different trace level" in found.outcome.reason
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(nnx.state(model)))
@@ -51,7 +51,7 @@ def test_4520_is_rejected_and_leaves_the_state_clean():
 
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 leaks in silence")
 def test_4520_is_found_by_a_check_that_names_no_nesting():
-    report = check(reports.report_4520(rngs()), *reports.inputs_4520(), sweep="probes", max_examples=0)
+    report = check(bugs.report_4520(rngs()), *bugs.inputs_4520(), sweep="probes", max_examples=0)
     assert {str(outcome.nesting) for outcome in report.outcomes if outcome.violations} >= {CLOSURE}
 
 
@@ -61,7 +61,7 @@ def test_4520_is_found_by_a_check_that_names_no_nesting():
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence, later versions refuse")
 @pytest.mark.parametrize("x", [0, 0.0])
 def test_4871_holds_its_parameters_twice_after_a_first_call(x):
-    model = reports.report_4871(rngs())
+    model = bugs.report_4871(rngs())
     found = call(model, x, nesting=COPYING)
     assert broken(found) == ["memory"]
     assert "copy of model.blocks.param" in text(found)
@@ -72,8 +72,8 @@ def test_4871_holds_its_parameters_twice_after_a_first_call(x):
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence")
 @pytest.mark.parametrize("call_first, copies", [(True, "1.00"), (False, "")])
 def test_4871_own_run_of_a_state_copies_it_after_a_first_call(call_first, copies):
-    model = nnx.eval_shape(lambda: reports.report_4871(rngs()))
-    run = reports.run_4871(model, call_first)
+    model = nnx.eval_shape(lambda: bugs.report_4871(rngs()))
+    run = bugs.run_4871(model, call_first)
     found = call(run, nnx.state(model), jax.ShapeDtypeStruct((), jnp.float32), nesting="jit")
     assert broken(found) == (["memory"] if copies else [])
     assert f"the program holds {copies} more copies of its state" in text(found) or not copies
@@ -81,7 +81,7 @@ def test_4871_own_run_of_a_state_copies_it_after_a_first_call(call_first, copies
 
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 copies in silence")
 def test_4871_holds_its_parameters_once_without_a_first_call():
-    found = call(reports.report_4871(rngs()), 0.0, nesting="jit[functional] > scan[jax_closure]")
+    found = call(bugs.report_4871(rngs()), 0.0, nesting="jit[functional] > scan[jax_closure]")
     assert found.outcome.verdict == "held"
     assert found.outcome.peak < 1.01 * 8_000_000
     assert "scan[jax_closure] left tracers in model.blocks.param" in text(found)
@@ -90,14 +90,14 @@ def test_4871_holds_its_parameters_once_without_a_first_call():
 @pytest.mark.skipif(not OLD_FLAX, reason="flax 0.10.2 leaks in silence")
 @pytest.mark.parametrize("nesting", ["jit > scan[jax_closure]", "jit > call_first > scan[jax_closure]"])
 def test_4871_blames_the_scan_where_the_state_is_returned(nesting):
-    found = call(reports.report_4871(rngs()), 0.0, nesting=nesting)
+    found = call(bugs.report_4871(rngs()), 0.0, nesting=nesting)
     assert broken(found) == ["tracers"]
     assert ("left by", "scan[jax_closure]") in found.outcome.violations[0].details
 
 
 @pytest.mark.skipif(OLD_FLAX, reason="flax 0.10.2 copies in silence")
 def test_4871_is_rejected():
-    found = call(reports.report_4871(rngs()), 0.0, nesting=COPYING)
+    found = call(bugs.report_4871(rngs()), 0.0, nesting=COPYING)
     assert found.outcome.verdict == "rejected"
 
 
@@ -105,8 +105,8 @@ def test_4871_is_rejected():
 @pytest.mark.parametrize("nesting", ["un-nested", "remat", "jit"])
 def test_4871_own_run_with_an_integer_names_the_path(nesting):
     """Jax 0.5.3 traces it, with a parameter that nobody passes: what is only traced must not count as held."""
-    model = reports.report_4871(rngs())
-    found = call(reports.run_4871(model, call_first=False), nnx.state(model), 0, nesting=nesting)
+    model = bugs.report_4871(rngs())
+    found = call(bugs.run_4871(model, call_first=False), nnx.state(model), 0, nesting=nesting)
     assert found.outcome.verdict == "failed"
     assert isinstance(found.error, jax.errors.UnexpectedTracerError)
     assert "blocks.param" in text(found)
@@ -116,7 +116,7 @@ def test_4871_own_run_with_an_integer_names_the_path(nesting):
 # A scan over nnx.remat, the live form of google/flax#4871
 
 
-@pytest.mark.parametrize("how", reports.cures())
+@pytest.mark.parametrize("how", bugs.cures())
 @pytest.mark.parametrize(
     "nesting",
     [
@@ -126,23 +126,19 @@ def test_4871_own_run_with_an_integer_names_the_path(nesting):
     ],
 )
 def test_a_cured_scan_holds(nesting, how):
-    found = call(
-        reports.call_twice, reports.ScanOverRemat(rngs(), how), *reports.inputs_scan_over_remat(), nesting=nesting
-    )
+    found = call(bugs.call_twice, bugs.ScanOverRemat(rngs(), how), *bugs.inputs_scan_over_remat(), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
 
 
 def test_the_hint_of_a_scan_over_remat_names_a_cure_that_holds():
-    found = call(reports.call_twice, reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), nesting="jit")
+    found = call(bugs.call_twice, bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat(), nesting="jit")
     named = "graph_updates=False" if FLAX >= (0, 12) else "under jax.checkpoint"
     assert named in found.outcome.violations[0].hint
-    assert ("no_graph_updates" if FLAX >= (0, 12) else "functional") in reports.cures()
+    assert ("no_graph_updates" if FLAX >= (0, 12) else "functional") in bugs.cures()
 
 
 def test_one_call_in_the_subject_is_enough_for_the_sweep():
-    report = check(
-        reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat(), max_examples=0, styles="functional"
-    )
+    report = check(bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat(), max_examples=0, styles="functional")
     assert [str(outcome.nesting) for outcome in report.outcomes if outcome.violations] == [
         "jit[functional] > call_first"
     ]
@@ -153,7 +149,7 @@ def test_one_call_in_the_subject_is_enough_for_the_sweep():
 
 @pytest.mark.parametrize("remat, scan", COMBINATIONS)
 def test_4819_decoding_with_the_model_captured(remat, scan):
-    found = call(reports.autoregressive_decode, reports.report_4819(rngs(), remat, scan), *reports.inputs_4819())
+    found = call(bugs.autoregressive_decode, bugs.report_4819(rngs(), remat, scan), *bugs.inputs_4819())
     if not (remat or scan):
         assert found.outcome.verdict == "held"
         return
@@ -161,21 +157,21 @@ def test_4819_decoding_with_the_model_captured(remat, scan):
     silent = OLD_FLAX or (FLAX < (0, 12) and not scan)
     assert found.outcome.verdict == ("violated" if silent else "failed")
     assert "different trace level" in str(found.error) or silent
-    assert f"while_loop at {near(reports.__file__)}:" in text(found)
+    assert f"while_loop at {near(bugs.__file__)}:" in text(found)
     assert "captured model (Report4819)" in text(found)
     assert "nnx.while_loop(cond, body, (model, x))" in text(found)
 
 
 @pytest.mark.parametrize("remat, scan", COMBINATIONS)
 def test_4819_the_form_that_the_hint_names_holds(remat, scan):
-    subject = reports.autoregressive_decode_in_carry
-    found = call(subject, reports.report_4819(rngs(), remat, scan), *reports.inputs_4819())
+    subject = bugs.autoregressive_decode_in_carry
+    found = call(subject, bugs.report_4819(rngs(), remat, scan), *bugs.inputs_4819())
     assert found.outcome.verdict == "held"
 
 
 @pytest.mark.parametrize("remat, scan", COMBINATIONS)
 def test_4819_the_model_itself_under_while_loop(remat, scan):
-    model, inputs = reports.report_4819(rngs(), remat, scan), reports.inputs_4819()
+    model, inputs = bugs.report_4819(rngs(), remat, scan), bugs.inputs_4819()
     assert call(model, *inputs, nesting="while_loop").outcome.verdict == "held"
     assert call(model, *inputs, nesting="while_loop[functional]").outcome.verdict == "held"
     captured = call(model, *inputs, nesting="while_loop[closure]")
@@ -190,13 +186,13 @@ def test_4819_the_model_itself_under_while_loop(remat, scan):
 @pytest.mark.parametrize("n", [4, 100_000])
 @pytest.mark.parametrize("nesting", ["jit", "jit[functional]"])
 def test_a_step_in_place_keeps_its_pointers(n, nesting):
-    found = call(reports.step_in_place, reports.Pair(n), nesting=nesting)
+    found = call(bugs.step_in_place, bugs.Pair(n), nesting=nesting)
     assert found.outcome.verdict == "held", text(found)
 
 
 @pytest.mark.parametrize("n", [4, 100_000])
 def test_a_step_to_another_dtype_loses_the_buffer(n):
-    found = call(reports.step_other_dtype, reports.Pair(n), nesting="jit")
+    found = call(bugs.step_other_dtype, bugs.Pair(n), nesting="jit")
     assert broken(found) == ["donation"]
     assert f"pair.b   float32[{n}]   became bfloat16[{n}]: dtype changed" in text(found)
     assert "pair.a" not in text(found)
@@ -204,7 +200,7 @@ def test_a_step_to_another_dtype_loses_the_buffer(n):
 
 @pytest.mark.parametrize("n", [4, 100_000])
 def test_a_step_that_drops_an_array_loses_the_buffer(n):
-    found = call(reports.step_drops_one, reports.Pair(n), nesting="jit")
+    found = call(bugs.step_drops_one, bugs.Pair(n), nesting="jit")
     assert broken(found) == ["donation"]
     assert f"pair.b   float32[{n}]   not returned" in text(found)
 
@@ -212,10 +208,10 @@ def test_a_step_that_drops_an_array_loses_the_buffer(n):
 @pytest.mark.parametrize("n", [4, 100_000])
 def test_plain_arrays_are_donated_where_asked(n):
     arrays = (jnp.arange(n, dtype=jnp.float32), jnp.ones(n))
-    assert call(reports.arrays_step, *arrays, nesting="jit", donate="all").outcome.verdict == "held"
-    other = call(reports.arrays_step_other_dtype, *arrays, nesting="jit", donate="all")
+    assert call(bugs.arrays_step, *arrays, nesting="jit", donate="all").outcome.verdict == "held"
+    other = call(bugs.arrays_step_other_dtype, *arrays, nesting="jit", donate="all")
     assert f"b   float32[{n}]   an output is bfloat16[{n}]: dtype changed" in text(other)
-    dropped = call(reports.arrays_step_drops_one, *arrays, nesting="jit", donate="all")
+    dropped = call(bugs.arrays_step_drops_one, *arrays, nesting="jit", donate="all")
     assert "not returned" in text(dropped)
     assert not any(array.is_deleted() for array in arrays)
 
@@ -225,16 +221,16 @@ def test_plain_arrays_are_donated_where_asked(n):
 
 @pytest.mark.parametrize("donate, times", [("none", 4.0), ("all", 2.0)])
 def test_926_ten_convolutions(donate, times):
-    (x,) = reports.inputs_926()
-    found = call(reports.ten_convolutions, x, nesting="jit", donate=donate)
+    (x,) = bugs.inputs_926()
+    found = call(bugs.ten_convolutions, x, nesting="jit", donate=donate)
     assert found.outcome.verdict == "held", text(found)
     assert found.outcome.peak / x.nbytes == pytest.approx(times, abs=0.01)
 
 
 @pytest.mark.parametrize("donate, verdict", [("none", "violated"), ("all", "held")])
 def test_926_against_a_budget_of_three_inputs(donate, verdict):
-    (x,) = reports.inputs_926()
-    found = call(reports.ten_convolutions, x, nesting="jit", donate=donate, memory_budget=3 * x.nbytes)
+    (x,) = bugs.inputs_926()
+    found = call(bugs.ten_convolutions, x, nesting="jit", donate=donate, memory_budget=3 * x.nbytes)
     assert found.outcome.verdict == verdict
 
 

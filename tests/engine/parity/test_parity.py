@@ -147,23 +147,6 @@ def test_an_output_that_differs_is_named_with_its_place_in_what_the_call_returns
     assert " after, 1 of 24 elements" in text(found)
 
 
-@pytest.mark.slow
-def test_the_second_step_of_a_scan_counts_too(monkeypatch):
-    def scan(f, plan):
-        def layer(state, *inputs):
-            return tuple(leaf.at[1].set(leaf[0]) for leaf in right(f, plan)(state, *inputs))
-
-        return layer
-
-    right = loops.scan_functional
-    monkeypatch.setattr(loops, "scan_functional", scan)
-    assert (
-        broken(parity(norm(), X, nesting="scan[functional]")) == []
-    )  # BatchNorm's output does not depend on its state
-    drop = HEALTHY["dropout"]()
-    assert "output differs" in text(parity(drop.subject, *drop.args, nesting="scan[functional]"))
-
-
 # --- Python attributes
 
 
@@ -190,14 +173,6 @@ def test_a_python_attribute_that_the_call_sets_is_not_what_a_functional_layer_ha
     assert note.startswith(NOT_HANDED_OUT)
     assert found.outcome.notes == ()
     assert parity(Counts(plain=False), X, nesting=nesting).facts.notes == ()
-
-
-def test_it_is_noted_once_for_all_functional_layers():
-    few = {"invariants": "tracers,parity", "styles": "functional", "sweep": "singles", "max_examples": 0}
-    found = check(Counts(plain=True), X, **few)
-    assert found.ok, str(found)
-    assert len([note for note in found.notes if note.startswith(NOT_HANDED_OUT)]) == 1
-    assert check(Counts(plain=False), X, **few).notes == ()
 
 
 class Remembers(nnx.Module):
@@ -248,13 +223,6 @@ def test_a_count_of_a_plain_object_is_the_same_for_both_of_what_is_compared(plai
     looped = parity(Trainer(plain).step, X, nesting="scan")
     assert looped.outcome.verdict == ("violated" if plain else "held")
     assert ("output differs from that of the un-nested call" in text(looped)) == plain
-
-
-@pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
-def test_a_layer_in_tree_mode_drops_a_python_attribute(monkeypatch):
-    monkeypatch.setattr(wrappers, "jit_argument", lambda f, plan: nnx.jit(f, graph=False))
-    assert "model.calls: 1 expected, 0 after" in text(parity(Counts(plain=True), X, nesting="jit"))
-    assert parity(Counts(plain=False), X, nesting="jit").outcome.verdict == "held"
 
 
 @pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")

@@ -170,20 +170,6 @@ def test_what_rounding_decides_is_no_alarm_in_whichever_direction_it_does(signs)
 
 
 @pytest.mark.slow
-def test_a_call_that_no_trace_takes_is_judged_without_its_precision():
-    """What rounding decides in a jit inside it is told, but no exception of a trace of ours."""
-
-    def branches(model, optimizer, x):
-        if float(x.sum()) > 1e6:
-            return x.sum()
-        return nnx.jit(step)(model, optimizer, x)
-
-    found = call(branches, *mixed_step(), invariants="parity")
-    assert found.error is None
-    assert "model.first.bias" in text(found)
-
-
-@pytest.mark.slow
 def test_an_update_that_is_dropped_there_is_found_all_the_same(monkeypatch):
     right = wrappers.jit_functional
 
@@ -254,18 +240,6 @@ def test_what_a_flag_steers_in_the_next_step_differs_though_the_flag_is_not_comp
 def test_with_what_the_hint_says_it_holds(nesting, example):
     found = call(Starts(plain=False), X, nesting=nesting, invariants="parity", example=example)
     assert found.outcome.verdict == "held", text(found)
-
-
-@pytest.mark.skipif(not TREE, reason="tree mode came with flax 0.12")
-@pytest.mark.usefixtures("in_tree_mode")
-def test_for_other_values_no_cure_was_tried_and_none_is_told():
-    def renames(model, x):
-        model.name = "used"
-        return x
-
-    found = call(renames, Starts(plain=True), X, nesting="jit", invariants="parity")
-    assert "model.name: 'used' expected, 'new' after" in text(found)
-    assert found.outcome.violations[0].hint == ""
 
 
 class Hinge(nnx.Module):

@@ -46,12 +46,7 @@ def empty():
 
 @pytest.mark.parametrize(
     "nesting",
-    [
-        "jit",
-        "eval_shape",
-        *slow("vmap[functional]", "jit > scan > remat"),
-        *full("remat", "scan", "while_loop"),
-    ],
+    ["jit", "eval_shape", *slow("vmap[functional]", "jit > scan > remat"), *full("remat", "scan", "while_loop")],
 )
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_entry_whose_key_is_garbage_is_no_leak(nesting, keeps):

@@ -56,10 +56,6 @@ def test_a_place_that_is_read_only_and_was_not_written_is_none():
     assert check(reads, linear(), X, **FEW).notes == ()
 
 
-def test_otherwise_there_is_none():
-    assert check(linear(), X, **FEW).notes == ()
-
-
 def loaded(path, how):
     """A layer whose kernel comes out of a memory-mapped checkpoint."""
     np.save(path, np.ones((64, 64), np.float32))
@@ -134,12 +130,7 @@ def test_every_leaf_that_an_array_overlaps_is_told():
 def test_an_address_is_in_the_file_that_is_mapped_there():
     spans = [(16, 32, "a"), (32, 40, "b"), (64, 80, "c")]
     pointers = {"before": 15, "first": 16, "last": 31, "next": 32, "gap": 40, "inside": 70, "end": 80}
-    assert in_mapped_files(pointers.items(), spans) == [
-        ("first", "a"),
-        ("last", "a"),
-        ("next", "b"),
-        ("inside", "c"),
-    ]
+    assert in_mapped_files(pointers.items(), spans) == [("first", "a"), ("last", "a"), ("next", "b"), ("inside", "c")]
 
 
 def test_anonymous_memory_and_devices_are_no_files(tmp_path, monkeypatch):

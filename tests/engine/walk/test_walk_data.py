@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checking import replace_metadata
 from flax import nnx
 from kept_tracers import (
     STATIC,
@@ -45,32 +44,6 @@ def test_attribute_that_was_none(kept: Keep) -> None:
             return x
 
     check_static(Net(), kept, "model.last", "attribute")
-
-
-@leaky_and_healthy
-def test_plain_list(kept: Keep) -> None:
-    class Net(nnx.Module):
-        def __init__(self) -> None:
-            self.log = ["first"]
-
-        def __call__(self, x: Any) -> Any:
-            self.log.append(kept(x * 2))
-            return x
-
-    check_static(Net(), kept, "model.log[1]", "list")
-
-
-@leaky_and_healthy
-def test_plain_dict(kept: Keep) -> None:
-    class Net(nnx.Module):
-        def __init__(self) -> None:
-            self.debug = {"post": 1}
-
-        def __call__(self, x: Any) -> Any:
-            self.debug["pre"] = kept(x * 2)
-            return x
-
-    check_static(Net(), kept, "model.debug['pre']", "dict")
 
 
 class Log:
@@ -229,20 +202,6 @@ def test_value_of_a_variable_is_named_as_the_variable(kept: Keep) -> None:
     assert found_in(("box", box)) == ([("box.w", "CountsThenKeeps")] if kept is whole else [])
     before.places.restore()
     np.testing.assert_array_equal(variables.variable_value(box.w), jnp.zeros(3))
-
-
-@leaky_and_healthy
-def test_metadata_of_a_variable(kept: Keep) -> None:
-    class Net(nnx.Module):
-        def __init__(self) -> None:
-            self.box = Box()
-            self.box.w = nnx.Param(jnp.ones(3), norm=None)
-
-        def __call__(self, x: Any) -> Any:
-            replace_metadata(self.box.w, {"norm": kept(x * 2)})
-            return x
-
-    check(Net(), kept, "model.box.w.norm (metadata)", "metadata")
 
 
 def set_metadata(variable: Any, norm: Any) -> None:

@@ -118,9 +118,7 @@ FLEETING = (generator, exception, raised, traceback, iterator, cycle)
 
 
 @pytest.mark.parametrize("kind", FLEETING)
-def test_what_changes_without_a_place_that_tells_is_opened_anew(
-    kind: Callable[[], Kept],
-) -> None:
+def test_what_changes_without_a_place_that_tells_is_opened_anew(kind: Callable[[], Kept]) -> None:
     root, put = kind()
     box = SimpleNamespace(holds=root)
     earlier = walk([("box", box)])

@@ -82,16 +82,16 @@ def test_a_multiple_is_told_to_be_for_marked_tests(watch, pytester):
 
 
 COPIES = """
-import reports
+import bugs
 from flax import nnx
 
 def test_twice():
-    model = reports.ScanOverRemat(nnx.Rngs(0))
-    nnx.jit(reports.call_twice)(model, *reports.inputs_scan_over_remat())
+    model = bugs.ScanOverRemat(nnx.Rngs(0))
+    nnx.jit(bugs.call_twice)(model, *bugs.inputs_scan_over_remat())
 
 def test_once():
-    model = reports.ScanOverRemat(nnx.Rngs(0), "functional")
-    nnx.jit(reports.call_twice)(model, *reports.inputs_scan_over_remat())
+    model = bugs.ScanOverRemat(nnx.Rngs(0), "functional")
+    nnx.jit(bugs.call_twice)(model, *bugs.inputs_scan_over_remat())
 """
 
 

@@ -160,7 +160,7 @@ def test_a_program_ends_well_once_the_code_is_mended(programs, monkeypatch):
 WITH_BOTH = """
 @marked(target="v5e")
 def test_both(nnx_wrap):
-    nnx_wrap(reports.call_twice)(reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat())
+    nnx_wrap(bugs.call_twice)(bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat())
 """
 
 

@@ -14,7 +14,7 @@ from broken_tests import BROKEN, LAYER, MENDED
 from flax import nnx
 from forms_of_tests import FORMS
 from healthy import FLAX
-from pasted_programs import HEAD, TESTS, run_programs, told
+from pasted_programs import CORPUS, HEAD, run_programs, told
 
 from pytest_nnxcheck.reproducer.files import Programs
 
@@ -46,7 +46,7 @@ def shown(tmp_path_factory, inner_args):
     names = [(f"test_{number}.py", nesting) for number, nesting in enumerate([*BROKEN, "jit[functional]"])]
     for (name, _), source in zip(names, [*BROKEN.values(), FORMS], strict=True):
         (folder / name).write_text(HEAD + source, "utf-8")
-    (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n{LAYER}", "utf-8")
+    (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(CORPUS)!r})\n{LAYER}", "utf-8")
     options = [*inner_args, "-p", "no:randomly", "--nnx-max-examples", "0", "--nnx-devices", "2", "-W", "ignore"]
     command = [sys.executable, "-c", RUN_SUITES, json.dumps(names), *options]
     done = subprocess.run(command, capture_output=True, cwd=folder, check=False)

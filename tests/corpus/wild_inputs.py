@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from healthy import WIDTH, assign, numbers, rngs
-from wild_cases import TOKENS, Case, X, subject
+from healthy import WIDTH, Case, assign, numbers, rngs
+from wild_cases import TOKENS, X, subject
 from wild_training import Mlp
 
 

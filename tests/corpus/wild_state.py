@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from healthy import FLAX, WIDTH, assign, node_list, numbers, rngs
-from wild_cases import LEFT_OUT, Case, X, subject
+from healthy import FLAX, WIDTH, Case, assign, node_list, numbers, rngs
+from wild_cases import WILD, X, subject
 from wild_training import Attention
 
 # --- state that comes and goes
@@ -35,10 +35,6 @@ def sow_and_pop():
         return y, nnx.pop(model, nnx.Intermediate)
 
     return Case(forward, (Sows(rngs()), numbers(X)))
-
-
-if (0, 11) <= FLAX < (0, 12):
-    LEFT_OUT["sow_and_pop"] = "nnx.scan of flax 0.11 refuses a call that sows and pops"
 
 
 class LazyCache(nnx.Module):
@@ -153,10 +149,6 @@ def an_array_beside_the_variables():
     return Case(Table(), (numbers(X),))
 
 
-if FLAX < (0, 12):
-    LEFT_OUT["an_array_beside_the_variables"] = "flax before 0.12 has no plain arrays in a module"
-
-
 @subject
 def an_array_beside_the_variables_that_changes():
     class Counter(nnx.Module):
@@ -168,10 +160,6 @@ def an_array_beside_the_variables_that_changes():
             return x * self.count
 
     return Case(Counter(), (numbers(X),))
-
-
-if FLAX < (0, 12):
-    LEFT_OUT["an_array_beside_the_variables_that_changes"] = "flax before 0.12 has no plain arrays in a module"
 
 
 @subject
@@ -198,3 +186,9 @@ def a_cache_taken_away():
             return self.linear(x)
 
     return Case(Warm(), (numbers(X),), settings={"donate": "none", "styles": "argument,functional"})
+
+
+if (0, 11) <= FLAX < (0, 12):  # nnx.scan refuses a call that sows and pops
+    del WILD["sow_and_pop"]
+if FLAX < (0, 12):  # has no plain arrays in a module
+    del WILD["an_array_beside_the_variables"], WILD["an_array_beside_the_variables_that_changes"]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parent
+CORPUS = Path(__file__).parents[2] / "corpus"
 BLOCK = """
 import sys
 class Block:
@@ -75,12 +75,12 @@ def told(text):
 
 HEAD = f"""
 import sys
-sys.path.insert(0, {str(TESTS)!r})
+sys.path.insert(0, {str(CORPUS)!r})
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 from healthy import FLAX, assign, rngs
-import reports
+import bugs
 marked = pytest.mark.nnx_invariants
 """

@@ -32,20 +32,20 @@ def test_set_in_init(nnx_wrap):
 
 @marked
 def test_copies(nnx_wrap):
-    nnx_wrap(reports.call_twice)(reports.ScanOverRemat(rngs()), *reports.inputs_scan_over_remat())
+    nnx_wrap(bugs.call_twice)(bugs.ScanOverRemat(rngs()), *bugs.inputs_scan_over_remat())
 
 @marked
 @pytest.mark.parametrize("remat, scan", [(True, False)])
 def test_crash(nnx_wrap, remat, scan):
-    nnx_wrap(reports.autoregressive_decode)(reports.report_4819(rngs(), remat, scan), *reports.inputs_4819())
+    nnx_wrap(bugs.autoregressive_decode)(bugs.report_4819(rngs(), remat, scan), *bugs.inputs_4819())
 
 @marked
-@pytest.mark.parametrize("step", [reports.step_other_dtype, reports.step_drops_one])
+@pytest.mark.parametrize("step", [bugs.step_other_dtype, bugs.step_drops_one])
 def test_step(nnx_wrap, step):
-    nnx_wrap(step)(reports.Pair(100))
+    nnx_wrap(step)(bugs.Pair(100))
 
 @marked(donate="all")
-@pytest.mark.parametrize("step", [reports.arrays_step_other_dtype, reports.arrays_step_drops_one])
+@pytest.mark.parametrize("step", [bugs.arrays_step_other_dtype, bugs.arrays_step_drops_one])
 def test_arrays(nnx_wrap, step):
     nnx_wrap(step)(jnp.arange(100, dtype=jnp.float32), jnp.ones(100))
 
@@ -55,7 +55,7 @@ def halves(pair):
 
 @marked
 def test_shape(nnx_wrap):
-    nnx_wrap(halves)(reports.Pair(100))
+    nnx_wrap(halves)(bugs.Pair(100))
 
 P = jax.sharding.PartitionSpec
 
@@ -67,7 +67,7 @@ MESH = jax.sharding.Mesh(jax.devices(), ("x",))
 
 @marked
 def test_sharding(nnx_wrap):
-    pair = reports.Pair(4)
+    pair = bugs.Pair(4)
     assign(pair.a, jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(MESH, P("x"))))
     nnx_wrap(resharded)(pair)
 
@@ -79,7 +79,7 @@ def test_budget(nnx_wrap):
 
 @marked(memory_budget="0.5x")
 def test_several(nnx_wrap):
-    nnx_wrap(reports.step_other_dtype)(reports.Pair(5000))
+    nnx_wrap(bugs.step_other_dtype)(bugs.Pair(5000))
 
 WEIGHTS = jnp.ones((200, 200))
 
@@ -89,17 +89,17 @@ def test_captured(nnx_wrap):
 
 @marked
 def test_shared(nnx_wrap):
-    pair = reports.Pair(100)
+    pair = bugs.Pair(100)
     pair.b = nnx.Param(pair.a[...])
-    nnx_wrap(reports.step_in_place)(pair)
+    nnx_wrap(bugs.step_in_place)(pair)
 
 @marked
 def test_viewed(nnx_wrap):
     import numpy as np
 
-    pair = reports.Pair(1000)
+    pair = bugs.Pair(1000)
     pair.kept = frozenset([Box(np.asarray(pair.a[...]))])
-    nnx_wrap(reports.step_in_place)(pair)
+    nnx_wrap(bugs.step_in_place)(pair)
 
 class Box:
     def __init__(self, value):
@@ -132,15 +132,15 @@ def test_model_and_optimizer(nnx_wrap):
 
 @marked
 def test_abstract(nnx_wrap):
-    model = nnx.eval_shape(lambda: reports.ScanOverRemat(rngs()))
-    nnx_wrap(reports.call_twice)(model, jax.ShapeDtypeStruct((4, 128), jnp.float32))
+    model = nnx.eval_shape(lambda: bugs.ScanOverRemat(rngs()))
+    nnx_wrap(bugs.call_twice)(model, jax.ShapeDtypeStruct((4, 128), jnp.float32))
 
 @marked
 def test_abstract_dtype(nnx_wrap):
     def step(pair):
-        reports.step_other_dtype(pair)
+        bugs.step_other_dtype(pair)
 
-    nnx_wrap(step)(nnx.eval_shape(lambda: reports.Pair(100)))
+    nnx_wrap(step)(nnx.eval_shape(lambda: bugs.Pair(100)))
 
 @marked
 def test_abstract_update(nnx_wrap):
@@ -311,7 +311,7 @@ SEEN = ("Counts.seen.append(y)", "pass")
 MENDED = {
     "test_leak": (".leaky()", ".healthy()"),
     "test_set_in_init": ("case(KeepsLastSetInInit)", "__import__('leaky').LEAKY['dict'].healthy()"),
-    "test_copies": ("reports.ScanOverRemat(rngs())", "reports.ScanOverRemat(rngs(), 'functional')"),
+    "test_copies": ("bugs.ScanOverRemat(rngs())", "bugs.ScanOverRemat(rngs(), 'functional')"),
     "test_crash": ("remat=True, scan=False", "remat=False, scan=False"),
     "test_step[step_other_dtype]": ("import step_other_dtype", "import step_in_place as step_other_dtype"),
     "test_step[step_drops_one]": ("import step_drops_one", "import step_in_place as step_drops_one"),
@@ -320,14 +320,14 @@ MENDED = {
     "test_shape": ("[:50]", ""),
     "test_sharding": ('P(None, "x")', 'P("x")'),
     "test_budget": ("SIZE = 64", "SIZE = 8"),
-    "test_several": ("(reports.step_other_dtype)(reports.Pair(5000))", "(reports.step_in_place)(reports.Pair(50))"),
+    "test_several": ("(bugs.step_other_dtype)(bugs.Pair(5000))", "(bugs.step_in_place)(bugs.Pair(50))"),
     "test_captured": ("WEIGHTS = jnp.ones((200, 200))", "WEIGHTS = jnp.ones((200, 1))"),
     "test_shared": ("nnx.Param(pair.a[...])", "nnx.Param(pair.a[...] + 0)"),
     "test_viewed": ("np.asarray(", "np.array("),
     "test_dropped_update": ("nnx.clone(optimizer)", "optimizer"),
     "test_model_and_optimizer": ("nnx.clone(optimizer)", "optimizer"),
-    "test_abstract": ("reports.ScanOverRemat(rngs())", "reports.ScanOverRemat(rngs(), 'functional')"),
-    "test_abstract_dtype": ("reports.step_other_dtype", "reports.step_in_place"),
+    "test_abstract": ("bugs.ScanOverRemat(rngs())", "bugs.ScanOverRemat(rngs(), 'functional')"),
+    "test_abstract_dtype": ("bugs.step_other_dtype", "bugs.step_in_place"),
     "test_abstract_update": ("nnx.clone(optimizer)", "optimizer"),
     **dict.fromkeys(
         ["test_cached", "test_jit_partial", "test_state", "test_keys", "test_module", "test_method", "test_owner"], KEPT

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from flax.training.train_state import TrainState
-from healthy import FLAX, WIDTH, assign, node_list, numbers, rngs
-from wild_cases import Case, subject
+from flax.training import train_state
+from healthy import FLAX, WIDTH, Case, assign, node_list, numbers, rngs
+from wild_cases import WILD, X, subject
 
 CLASSES = 4
 
@@ -291,7 +293,7 @@ def loss_scaling():
 def train_state_of_linen_habits():
     """Only the state of the loop, and the graph in its closure."""
     graphdef, params = nnx.split(Mlp(rngs()))
-    state = TrainState.create(
+    state = train_state.TrainState.create(
         apply_fn=lambda params, x: nnx.merge(graphdef, params)(x), params=params, tx=optax.adam(1e-3)
     )
 
@@ -304,3 +306,47 @@ def train_state_of_linen_habits():
         return state.apply_gradients(grads=gradients), value
 
     return Case(step, (state, batch_of()), settings={"donate": "state,state"})
+
+
+# --- trainers
+
+
+class Trainer:
+    """No graph node: a plain object that holds the model, its optimizer and a history of Python numbers."""
+
+    def __init__(self, tied=False):
+        self.model, self.optimizer = optimizer_of(Mlp(rngs()))
+        self.models = {"eval": self.model, "ema": Mlp(rngs())}
+        self.calls = 0
+        self.names = ["loss"]
+        self.step_fn = step_of()
+
+    def step(self, batch):
+        self.calls += 1
+        return {name: self.step_fn(self.model, self.optimizer, batch) for name in self.names}
+
+    def __call__(self, x):
+        return self.models["eval"](x) - self.models["ema"](x)
+
+
+WILD |= {
+    "method_of_a_trainer": lambda: Case(Trainer().step, (batch_of(),)),
+    "callable_object_that_holds_models": lambda: Case(Trainer(), (numbers(X),)),
+    "trainer_as_argument": lambda: Case(lambda trainer, batch: trainer.step(batch), (Trainer(), batch_of())),
+}
+
+
+@dataclasses.dataclass
+class TrainState:
+    model: Any
+    optimizer: Any
+    ema: Any = None
+    epoch: int = 0
+
+
+@subject
+def train_state_as_plain_dataclass():
+    def step(state, batch):
+        return step_of()(state.model, state.optimizer, batch)
+
+    return Case(step, (TrainState(*optimizer_of(Mlp(rngs()))), batch_of()))

@@ -1,4 +1,4 @@
-"""How models are called: decoding steps, flags, keywords and defaults."""
+"""How models are called, what is called, and what comes back: decoding, flags, partials, methods, jitted functions, trainers, outputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from healthy import WIDTH, assign, numbers, rngs
-from wild_cases import Case, X, subject
+from healthy import WIDTH, Case, assign, numbers, rngs
+from wild_cases import WILD, X, subject
+from wild_inputs import Batch
+from wild_training import Mlp, TrainState, batch_of, optimizer_of, step_of
 
 # --- decoding
 
@@ -96,29 +98,14 @@ def cache_in_the_module():
     return Case(decode_step, (layer, numbers((2, 1, WIDTH))), {"deterministic": True})
 
 
-@subject
-def cache_as_named_tuple():
-    return decoding(Cache)
-
-
-@subject
-def cache_as_struct_dataclass():
-    return decoding(StructCache)
-
-
-@subject
-def cache_as_registered_dataclass():
-    return decoding(RegisteredCache)
-
-
-@subject
-def cache_as_plain_dataclass():
-    return decoding(PlainCache)
-
-
-@subject
-def cache_as_slotted_dataclass():
-    return decoding(SlottedCache)
+KINDS = {
+    "named_tuple": Cache,
+    "struct_dataclass": StructCache,
+    "registered_dataclass": RegisteredCache,
+    "plain_dataclass": PlainCache,
+    "slotted_dataclass": SlottedCache,
+}
+WILD |= {f"cache_as_{name}": functools.partial(decoding, kind) for name, kind in KINDS.items()}
 
 
 @subject
@@ -203,27 +190,18 @@ def pooled(model, x, *, mode=Mode.LAST, train=False, dtype=jnp.float32, scale=1.
     return y if shape is None else y.reshape(shape)
 
 
-@subject
-def flags_and_keywords():
-    flags = {
-        "mode": "mean",
-        "train": True,
-        "dtype": jnp.bfloat16,
-        "scale": 0.5,
-        "shape": (2, -1),
-        "activation": jnp.tanh,
-    }
-    return Case(pooled, (nnx.Linear(WIDTH, 4, rngs=rngs()),), {"x": numbers(X), **flags})
+FLAGS = {"mode": "mean", "train": True, "dtype": jnp.bfloat16, "scale": 0.5, "shape": (2, -1), "activation": jnp.tanh}
 
 
-@subject
-def enum_flag():
-    return Case(pooled, (nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X)), {"mode": Mode.MEAN})
+def linear():
+    return nnx.Linear(WIDTH, 4, rngs=rngs())
 
 
-@subject
-def defaults_alone():
-    return Case(pooled, (nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X)))
+WILD |= {
+    "flags_and_keywords": lambda: Case(pooled, (linear(),), {"x": numbers(X), **FLAGS}),
+    "enum_flag": lambda: Case(pooled, (linear(), numbers(X)), {"mode": Mode.MEAN}),
+    "defaults_alone": lambda: Case(pooled, (linear(), numbers(X))),
+}
 
 
 @subject
@@ -261,7 +239,7 @@ def unhashable_config():
     def forward(model, x, config, names):
         return model(x) * len(config.names) * len(names)
 
-    return Case(forward, (nnx.Linear(WIDTH, 4, rngs=rngs()), numbers(X), Config(), {"c"}))
+    return Case(forward, (linear(), numbers(X), Config(), {"c"}))
 
 
 @subject
@@ -273,5 +251,133 @@ def optax_transformation_as_argument():
         nnx.update(model, optax.apply_updates(params, updates))
         return opt_state
 
-    model, tx = nnx.Linear(WIDTH, 4, rngs=rngs()), optax.adam(1e-3)
+    model, tx = linear(), optax.adam(1e-3)
     return Case(step, (model, tx, tx.init(nnx.state(model, nnx.Param)), numbers(X)))
+
+
+# --- what is called
+
+
+class Heads(nnx.Module):
+    scale = 2.0
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(WIDTH, 4, rngs=rngs)
+
+    @classmethod
+    def make_and_apply(cls, other, x):
+        return other.linear(x) * cls.scale
+
+    @staticmethod
+    def apply(model, x):
+        return model.linear(x)
+
+    @nnx.jit
+    def jitted(self, x):
+        return self.linear(x)
+
+    @functools.partial(nnx.jit, static_argnames=("train",))
+    def flagged(self, x, *, train):
+        return self.linear(x) * (2 if train else 1)
+
+    @nnx.remat
+    def rematted(self, x):
+        return self.linear(x)
+
+
+WILD |= {
+    "partial_of_keywords": lambda: Case(
+        functools.partial(functools.partial(pooled, linear()), mode="mean", train=True), (numbers(X),)
+    ),
+    "bound_method": lambda: Case(nnx.Embed(10, WIDTH, rngs=rngs()).attend, (numbers(X),)),
+    "class_method": lambda: Case(Heads.make_and_apply, (Heads(rngs()), numbers(X))),
+    "static_method": lambda: Case(Heads.apply, (Heads(rngs()), numbers(X))),
+    "unbound_method": lambda: Case(Heads.rematted, (Heads(rngs()), numbers(X))),
+    "rematted_method": lambda: Case(Heads(rngs()).rematted, (numbers(X),)),
+    "jitted_method": lambda: Case(Heads(rngs()).jitted, (numbers(X),)),
+    "jitted_method_with_a_flag": lambda: Case(functools.partial(Heads(rngs()).flagged, train=True), (numbers(X),)),
+    "jit_of_a_step": lambda: Case(
+        nnx.jit(step_of(), donate_argnames=("model",)), (*optimizer_of(Mlp(rngs())), batch_of())
+    ),
+}
+
+
+@subject
+def jax_jit_with_static_names():
+    @functools.partial(jax.jit, static_argnames=("graphdef", "power"))
+    def forward(graphdef, state, x, *, power):
+        model = nnx.merge(graphdef, state)
+        return model(x) ** power, nnx.state(model)
+
+    graphdef, state = nnx.split(nnx.BatchNorm(WIDTH, rngs=rngs()))
+    return Case(forward, (graphdef, state, numbers(X)), {"power": 2})
+
+
+@subject
+def vmapped_ensemble():
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def make(key):
+        return nnx.Linear(WIDTH, 4, rngs=nnx.Rngs(key))
+
+    forward = nnx.vmap(lambda model, x: model(x), in_axes=(0, None))
+    return Case(forward, (make(jax.random.split(jax.random.key(0), 2)), numbers(X)))
+
+
+# --- outputs
+
+
+class Output(NamedTuple):
+    logits: Any
+    aux: Any = None
+
+
+def nothing(model, x):
+    model(x)
+
+
+def new_nodes(model, x):
+    keys = nnx.Rngs(jax.random.key(0))
+    return nnx.Linear(WIDTH, 4, rngs=keys), nnx.Cache(model(x)), keys
+
+
+def trained(model, optimizer, batch):
+    loss = step_of()(model, optimizer, batch)
+    return model, optimizer, loss
+
+
+def returning(returned, model=linear):
+    return lambda: Case(returned, (model(), numbers(X)))
+
+
+def batch_norm():
+    return nnx.BatchNorm(WIDTH, rngs=rngs())
+
+
+WILD |= {
+    "text_none_and_numbers": returning(
+        lambda model, x: {"y": model(x), "name": "linear", "none": None, "nested": (None, [x.shape, 1.5, True])}
+    ),
+    "nothing_returned": returning(nothing, batch_norm),
+    "the_models_returned": lambda: Case(trained, (*optimizer_of(Mlp(rngs())), batch_of())),
+    "new_nodes_returned": returning(new_nodes),
+    "parts_of_the_model_returned": returning(
+        lambda model, x: (model.layers[0], model.layers[0].kernel, model(x)), lambda: Mlp(rngs())
+    ),
+    "states_returned": returning(
+        lambda model, x: (model(x), nnx.split(model), nnx.state(model, nnx.BatchStat)), batch_norm
+    ),
+    "named_tuple_returned": returning(lambda model, x: Output(model(x))),
+    "plain_dataclass_returned": returning(
+        lambda model, x: TrainState(model, {"y": [model(x)]}, ema=Batch(x, x), epoch=3)
+    ),
+    "pullback_returned": returning(lambda model, x: (*jax.vjp(model, x),)),
+}
+
+if hasattr(nnx, "jit_partial"):  # from flax 0.12 on
+    WILD["jit_partial"] = lambda: Case(
+        nnx.jit_partial(step_of(), *optimizer_of(Mlp(rngs())), graph=False), (batch_of(),)
+    )
+if hasattr(nnx, "cached_partial"):  # after flax 0.10.2
+    WILD["cached_partial"] = lambda: Case(
+        nnx.cached_partial(nnx.jit(step_of()), *optimizer_of(Mlp(rngs()))), (batch_of(),)
+    )
