@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant("html_page.tag", Replaces("html.escape(str(value))", "value"), "test_page.py"),
     Mutant("html_page.full_width", Replaces("min(budget, _HEADROOM * highest)", "budget"), "test_page.py"),
     Mutant("baseline_file._value", Replaces("type(value) is int", "isinstance(value, int)"), "test_baseline_file.py"),
-    Mutant("baseline_update.gone", Drops("end.narrowed"), "test_baseline_policy.py"),
+    Mutant("selection.is_narrowed", Replaces("row.narrows", "False"), "test_baseline_run.py"),
     Mutant("hints.buffer", Drops("'not returned'"), "test_hints.py"),
     Mutant("hints.tracer_left", Never("leak.place == 'module'"), "test_kept_state.py"),
     Mutant("hints.asks_to_hand_on", Drops("not is_plain(leak)"), "test_wording.py"),
