@@ -8,23 +8,14 @@ from collections.abc import Iterator, Sequence
 from pytest_nnxcheck.core.evidence import (
     FLOOR,
     SHOWN,
-    Advice,
     Captured,
     Evidence,
     Held,
-    HeldTwice,
-    LargeLine,
-    NotDonated,
     Place,
-    Recast,
-    Saved,
     Split,
-    Stack,
-    Unused,
 )
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.text import Row, format_bytes, some
-from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.core.text import Row, format_bytes
 
 BUFFERS = (2, 1, 0)
 """Rows that people read within a minute: three lines, and so many buffers of each. The evidence holds the rest."""
@@ -217,35 +208,3 @@ def growth(evidence: Evidence) -> Iterator[Row]:
 
 
 NOTHING = Split(0, 0, 0, 0, 0)
-
-
-def advice(piece: Advice) -> str:
-    """What most authors would change in the un-nested call."""
-    at = f" ({piece.line})" if piece.line else ""
-    size = format_bytes(piece.bytes)
-    match piece:
-        case Recast():
-            cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
-            return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
-        case HeldTwice():
-            whose = listed(piece.names[0], piece.names[1:])
-            return f"{size}: all of {whose} once more, {hints.TWICE[piece.operation]}{at}"
-        case Saved():
-            return (
-                f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
-                f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
-            )
-        case Stack():
-            cure = (
-                "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
-            )
-            return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
-        case LargeLine():
-            handed = format_bytes(piece.handed)
-            what = f"one line holds more than state, inputs and outputs together, {handed}"
-            return f"{size}, {piece.type} {piece.operation}: {what}{at}"
-        case Unused():
-            return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
-        case NotDonated():
-            why = f"{piece.function} is a jit that changes {' and '.join(piece.arguments)}, and does not donate that"
-            return f"{size}: {why}: old and new lie side by side; write {piece.donate} in its {piece.jit}{at}"

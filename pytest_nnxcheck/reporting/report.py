@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import MODES, severity
-from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
+from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row
-from pytest_nnxcheck.reporting import notes, tally, target_rows, wording
+from pytest_nnxcheck.reporting import tally, target_rows, violations
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
@@ -153,7 +153,7 @@ def in_short(outcome: Outcome) -> str:
     if not outcome.violations:
         return headline(outcome)
     first = outcome.violations[0]
-    return f"nnx {first.invariant}: {wording.place(first, outcome.evidence)}"
+    return f"nnx {first.invariant}: {violations.place(first, outcome.evidence)}"
 
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
@@ -246,43 +246,6 @@ def replay(report: Report, nesting: Nesting) -> str:
         return f"check(..., nesting={str(nesting)!r})"
     options = f"{report.options} " if report.options else ""
     return f"pytest {shlex.quote(report.argument)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
-
-
-def left_out(outcomes: Iterable[Outcome]) -> list[str]:
-    """One note for each reason for which layers, or nestings of several, cannot take the call."""
-    misfits: dict[Misfit, dict[Nesting, Misfit]] = {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.nesting.plainness):
-        if outcome.misfit is not None:
-            misfits.setdefault(outcome.misfit, {})[outcome.nesting] = outcome.misfit
-    return [*map(_left_out, misfits.values())]
-
-
-def _left_out(misfits: dict[Nesting, Misfit]) -> str:
-    """``scan, while_loop left out: each carries the state, ...``."""
-    shown = [nesting for nesting in misfits if len(nesting) == 1] or [*misfits][:1]
-    first = misfits[shown[0]]
-    if first.layer is None or len(shown[0]) != 1:
-        sentence = notes.of_misfit(first)
-    else:
-        sentence = f"{'each' if len(shown) > 1 else 'it'} {notes.reason(first)}"
-    return f"{', '.join(map(str, shown))} left out: {sentence}"
-
-
-def not_run(layer: Layer, *, left_out: bool) -> str:
-    """Why a nesting with a layer that cannot work was not run."""
-    return f"not run: {layer} is left out" if left_out else f"not run: {layer.style} is refused"
-
-
-def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """One note for each reason for which flax refused styles: by style the outcome of its probe."""
-    reasons: dict[str, list[str]] = {}
-    for style, outcome in outcomes.items():
-        reasons.setdefault(outcome.reason, []).append(style)
-    return [
-        f"{', '.join(styles)} refused by this flax, as for every module that a call changes, or hands to a transform of its own: "
-        f"{outcomes[styles[0]].nesting} raises {reason}; drawn no more"
-        for reason, styles in reasons.items()
-    ]
 
 
 def wrapped(lines: str, width: int, label: str = "") -> str:

@@ -28,7 +28,7 @@ from pytest_nnxcheck.core.outcome import (
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import counted, some
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally
+from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, report, tally
 from pytest_nnxcheck.runner import exclusions, neighbours, strategies, sweep
 from pytest_nnxcheck.runner.errors import add_notes, drop_own_notes, passes_through, plainest
 from pytest_nnxcheck.runner.execution import Body, Executed, Executor
@@ -92,13 +92,13 @@ class Run:
         return report.Report(
             outcomes,
             self.settings,
-            (*known, *report.refused(self.refusals), *report.left_out(outcomes)),
+            (*known, *left_out.refused_styles(self.refusals), *left_out.layers_left_out(outcomes)),
             test_id,
             argument,
             options,
             texts,
             self.not_run,
-            advice=tuple(dict.fromkeys(memory_breakdown.advice(piece) for call in calls for piece in call.advice)),
+            advice=tuple(dict.fromkeys(hints.advice(piece) for call in calls for piece in call.advice)),
             un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
         )
 
@@ -334,7 +334,7 @@ class Run:
         shown = next(filter(excluded.rejects, nesting.layers), None)
         if shown is not None and not excluded.closed and nesting not in self.outcomes:
             unfit = any(layer in excluded.unfit for layer in nesting.layers)
-            words = report.not_run(shown, left_out=shown in excluded.unfit)
+            words = left_out.not_run(shown, left_out=shown in excluded.unfit)
             outcome = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
             self.outcomes[nesting] = outcome
             self.publish(NestingRuledOut(outcome))

@@ -26,9 +26,9 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.reporting import hints, notes, report, tally
-from pytest_nnxcheck.reporting.memory_breakdown import advice
-from pytest_nnxcheck.reporting.wording import worded
+from pytest_nnxcheck.reporting import hints, left_out, notes, tally
+from pytest_nnxcheck.reporting.hints import advice
+from pytest_nnxcheck.reporting.violations import worded
 
 KIB = 1024
 FLOAT, HALF = ArrayType("float32", (4, 64)), ArrayType("bfloat16", (4, 64))
@@ -296,11 +296,11 @@ def test_a_violation_that_found_nothing_keeps_the_text_that_it_was_made_with():
 
 
 def test_every_kind_of_misfit_and_of_fact_has_its_sentence():
-    assert set(notes.MISFITS) == {*get_args(MisfitKind)}
+    assert set(left_out.MISFITS) == {*get_args(MisfitKind)}
     assert set(notes.FACTS) == {*get_args(FactKind)}
 
 
-def left_out(nesting, misfit, **more):
+def unfit(nesting, misfit, **more):
     return Outcome(Nesting.parse(nesting), "rejected", unfit=True, misfit=misfit, **more)
 
 
@@ -308,18 +308,18 @@ def test_layers_that_cannot_take_a_call_for_one_reason_share_a_line():
     scan, loop, cond = map(Layer, ("scan", "while_loop", "cond"))
     added = Misfit("added", "model.hidden", layer=scan)
     outcomes = (
-        left_out("scan", added),
-        left_out("while_loop", replace(added, layer=loop)),
-        left_out("jit > scan", added),
-        left_out("cond", replace(added, branches=True, layer=cond)),
-        left_out("grad", Misfit("no parameter"), reason="known (grad)"),
-        left_out("jit > vmap", None, reason="not run: vmap is left out", excluded=True),
+        unfit("scan", added),
+        unfit("while_loop", replace(added, layer=loop)),
+        unfit("jit > scan", added),
+        unfit("cond", replace(added, branches=True, layer=cond)),
+        unfit("grad", Misfit("no parameter"), reason="known (grad)"),
+        unfit("jit > vmap", None, reason="not run: vmap is left out", excluded=True),
         Outcome(Nesting.parse("remat"), "held"),
     )
-    assert report.left_out(outcomes) == [
+    assert left_out.layers_left_out(outcomes) == [
         "scan, while_loop left out: each carries the state, and the call adds model.hidden to it",
         "cond left out: it hands on the state where it skips the call, and the call adds model.hidden to it",
         "grad left out: the state holds no floating point nnx.Param to differentiate by",
     ]
     assert worded(outcomes[2]).reason == "scan carries the state, and the call adds model.hidden to it"
-    assert report.left_out(outcomes[2:3]) == [f"jit > scan left out: {worded(outcomes[2]).reason}"]
+    assert left_out.layers_left_out(outcomes[2:3]) == [f"jit > scan left out: {worded(outcomes[2]).reason}"]

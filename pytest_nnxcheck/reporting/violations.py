@@ -1,4 +1,4 @@
-"""The sentences of an outcome: summary, rows and hint of each violation, made of what it found, and its notes. Nothing reads them back."""
+"""The sentences of a violation: summary, rows and hint, made of its findings, one function an invariant. No code reads them back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pytest_nnxcheck.core.outcome import (
     Violation,
 )
 from pytest_nnxcheck.core.text import Row, format_bytes, some
-from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
+from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
 """The findings of one violation: of one class, but for those of memory and donation."""
@@ -47,8 +47,9 @@ Text = tuple[str, Iterable[Row], str]
 """Summary, rows and hint."""
 
 SHOWN = 6
+"""Findings that have a row: as many as people read. The others are counted."""
 SHOWN_BUFFERS = 12
-"""Findings that have a row; the others are counted."""
+"""The same of donation: a lost buffer takes one row, and who mends them wants the list."""
 
 
 def worded(outcome: Outcome) -> Outcome:
@@ -58,7 +59,7 @@ def worded(outcome: Outcome) -> Outcome:
     violations = tuple(
         with_text(violation, outcome.evidence, on_targets=violation is tells) for violation in outcome.violations
     )
-    reason = outcome.reason if outcome.misfit is None else notes.of_misfit(outcome.misfit)
+    reason = outcome.reason if outcome.misfit is None else left_out.of_misfit(outcome.misfit)
     return replace(outcome, violations=violations, reason=reason, notes=(*outcome.notes, *notes.texts(outcome.facts)))
 
 
@@ -73,18 +74,13 @@ def with_text(violation: Violation, evidence: Evidence | None, *, on_targets: bo
         rows = (*rows, *((label, text) for text in notes.explanation(cause)))
     if evidence is not None and on_targets:
         rows = (*rows, *target_rows.rows(evidence.targets))
-    if evidence is not None and violation.invariant == "memory":
-        rows = (*rows, *of_cpu(evidence))
+    if evidence is not None and evidence.split is not None and violation.invariant == "memory":
+        where = memory_breakdown.rows(evidence)
+        if where and evidence.targets:
+            peak = format_bytes(evidence.split.peak)
+            rows = (*rows, ("on the CPU", f"peak {peak}; the rows below are of this program"))
+        rows = (*rows, *where)
     return replace(violation, summary=summary, details=rows, hint=hint)
-
-
-def of_cpu(evidence: Evidence) -> tuple[Row, ...]:
-    """Where the bytes of the CPU's program are; below rows of targets it is said that they are of that."""
-    where = memory_breakdown.rows(evidence)
-    if not where or not evidence.targets or evidence.split is None:
-        return where
-    peak = format_bytes(evidence.split.peak)
-    return (("on the CPU", f"peak {peak}; the rows below are of this program"), *where)
 
 
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
@@ -98,7 +94,7 @@ def place(violation: Violation, evidence: Evidence | None) -> str:
         return some(paths, 2)
     match violation.findings[:1]:
         case [MemoryWasted(advice=(first, *_))]:
-            return memory_breakdown.advice(first)
+            return hints.advice(first)
         case [StateCopied() | CopiedOnTarget() as first]:
             copies = [held.name for held in (evidence.buffers if evidence else ()) if held.name and held.whole]
             size = first.bytes if isinstance(first, StateCopied) else first.on.copies
@@ -114,12 +110,12 @@ def tracers(findings: Findings) -> Text:
     first, shown = findings[0], findings[:SHOWN]
     if isinstance(first, TracerLeft):
         rows = [row for finding in shown for row in leaked(finding.leak)]
-        layer = first.leak.layer
-        un_nested = "a transform before the call" if first.leak.before else "the call itself, un-nested"
-        left_by = ("left by", str(layer) if layer else un_nested)
         paths = ", ".join(finding.path for finding in findings[:2])
-        before = ", before the call" if first.leak.before else ""
-        return f"tracers remain in {paths}{before}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
+        when, un_nested = "", "the call itself, un-nested"
+        if first.leak.before:
+            when, un_nested = ", before the call", "a transform before the call"
+        left_by = ("left by", str(first.leak.layer or un_nested))
+        return f"tracers remain in {paths}{when}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
     if isinstance(first, MadeInEndedTrace):
         rows = [("pinned", f"{finding.path}   {finding.type}") for finding in shown]
         summary = f"{first.path} was made in a trace that has ended: flax refuses every write to it"
@@ -129,6 +125,7 @@ def tracers(findings: Findings) -> Text:
 
 
 def leaked(leak: Leak) -> list[Row]:
+    """What holds a tracer, and the line that made it."""
     row = ("leaked", f"{leak.path}   {leak.holder} {leak.type}   <- {leak.kind}")
     return [row, ("", f"created at {leak.line}")] if leak.line else [row]
 
@@ -140,12 +137,12 @@ def memory(findings: Findings) -> Text:
     """What breaks the bound, with the figures; or advice that was asked to be a violation."""
     first = findings[0]
     if isinstance(first, MemoryWasted):
-        texts = dict.fromkeys(map(memory_breakdown.advice, first.advice))
+        texts = dict.fromkeys(map(hints.advice, first.advice))
         return "the un-nested call spends memory that it need not", [("advice", text) for text in texts], ""
     summary, *others = map(of_memory, findings)
     on_cpu = [finding.figures for finding in findings if isinstance(finding, OnCpu)]
     bounds = [finding.bound for finding in findings if isinstance(finding, OverBudgetOnTarget)]
-    # Without a figure of the CPU's, the budget of a target has a row of its own.
+    # Without figures of the CPU, which show it, the budget of a target has a row of its own.
     figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
     return summary, [*(("", text) for text in others), *figures], hint_of_memory(findings)
 
@@ -176,30 +173,28 @@ def of_memory(finding: OnCpu | FindingOnTarget) -> str:
 
 
 def totals(figures: Figures) -> list[Row]:
-    """The sums; where the bytes are is told by `memory_breakdown`."""
-    split, bound = figures.split, figures.bound
+    """The sums; `memory_breakdown` says where the bytes are."""
+    split = figures.split
     parts = " + ".join(
         f"{name} {format_bytes(getattr(split, name))}" for name in ("arguments", "outputs", "temporaries", "constants")
     )
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {parts} - aliased {format_bytes(split.aliased)}"),
-        budget(bound),
-        ("expected", f"{format_bytes(bound.expected)}   state {format_bytes(figures.state)}"),
+        budget(figures.bound),
+        ("expected", f"{format_bytes(figures.bound.expected)}   state {format_bytes(figures.state)}"),
     ]
     return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
 
 
 def budget(bound: Bound) -> Row:
-    return "budget", f"{format_bytes(bound.budget)} ({origin(bound)})"
-
-
-def origin(bound: Bound) -> str:
-    """Where a budget comes from."""
+    """A budget, and where it comes from."""
     if bound.multiple:
-        return f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
-    axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
-    asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
-    return f"memory_budget {asked}{axes}".rstrip()
+        origin = f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
+    else:
+        axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
+        asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
+        origin = f"memory_budget {asked}{axes}".rstrip()
+    return "budget", f"{format_bytes(bound.budget)} ({origin})"
 
 
 # --- donation
@@ -312,13 +307,13 @@ def finite(findings: Findings) -> Text:
 
 def recompilation(findings: Findings) -> Text:
     """What another call is traced again for; the first is the summary."""
-    inside = [each for each in findings if isinstance(each, JitTracedAgain)]
-    traced = [("traced", of_jit(each)) for each in inside[:SHOWN]]
-    findings = tuple(each for each in findings if isinstance(each, TypeMoved))
-    if not findings:
+    inside = tuple(finding for finding in findings if isinstance(finding, JitTracedAgain))
+    moved = tuple(finding for finding in findings if isinstance(finding, TypeMoved))
+    traced = [("traced", of_jit(finding)) for finding in inside[:SHOWN]]
+    if not moved:
         summary = f"each call traces {inside[0].path} again, for the same types: it makes a jit anew, or a function that a jit is handed"
-        return summary, [*traced, *rest(tuple(inside))], hints.hint("jit made anew")
-    first = findings[0]
+        return summary, [*traced, *rest(inside)], hints.hint("jit made anew")
+    first = moved[0]
     if not first.label:
         return (
             "a second call with the same types is traced again: no attribute and no type of a leaf differs",
@@ -326,10 +321,10 @@ def recompilation(findings: Findings) -> Text:
             "",
         )
     rows = [
-        ("changed", f"{each.path}   {each.before} before the call, {each.after} after it") for each in findings[:SHOWN]
+        ("changed", f"{each.path}   {each.before} before the call, {each.after} after it") for each in moved[:SHOWN]
     ]
-    rows = [*rows, *rest(findings), *traced]
-    return f"a second call is traced again: {first.path} has changed", rows, hints.moved(first)
+    summary = f"a second call is traced again: {first.path} has changed"
+    return summary, [*rows, *rest(moved), *traced], hints.moved(first)
 
 
 def of_jit(finding: JitTracedAgain) -> str:
