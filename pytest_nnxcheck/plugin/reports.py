@@ -28,7 +28,7 @@ from pytest_nnxcheck.plugin.marker import has_ended
 from pytest_nnxcheck.plugin.worker_data import Part
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.pages import markdown
-from pytest_nnxcheck.reporting.records import Place, Records
+from pytest_nnxcheck.reporting.records import Records
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
@@ -121,9 +121,10 @@ class Publisher:
         try:
             return self._records(item, call)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
-            test = records.empty_test(item.nodeid)
-            test["message"] = records.plain(f"nnx report: cannot tell of this test: {type(error).__name__}: {error}")
-            return {"test": test, "nestings": []}
+            record = records.unknown(item.nodeid)
+            why = f"nnx report: cannot tell of this test: {type(error).__name__}: {error}"
+            record["test"]["message"] = records.plain(why)
+            return record
 
     def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
         record = self._of_run(item.nodeid)
@@ -138,17 +139,15 @@ class Publisher:
 
     def _of_run(self, nodeid: str) -> Records:
         run = self.unreported.get(nodeid)
-        if run is None:
-            return {"test": records.empty_test(nodeid), "nestings": []}
-        return records.of_report(run.report(), self.folder)
+        return records.unknown(nodeid) if run is None else records.of_report(run.report(), self.folder)
 
-    def _place(self, path: str, line: int) -> Place:
-        """A place in a file, from a line counted from 0."""
+    def _place(self, path: str, line: int) -> records.Record:
+        """A line of a file, handed in counted from 0: relative to pytest's root directory where it lies below, and counted from 1."""
         file = Path(path)
         inside = file.is_relative_to(self.root)
         return {"file": records.plain((file.relative_to(self.root) if inside else file).as_posix()), "line": line + 1}
 
-    def _call_line(self, excinfo: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> Place | None:
+    def _call_line(self, excinfo: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> records.Record | None:
         """The innermost line of the test's own file that the exception came through: its call of what nnx_wrap returned."""
         lines = [entry.lineno for entry in excinfo.traceback if os.fspath(entry.path) == os.fspath(item.path)]
         return self._place(os.fspath(item.path), lines[-1]) if lines else None
@@ -165,10 +164,9 @@ class Publisher:
         elif report.when == "teardown" and report.failed and report.nodeid in self.tests:
             self._add_error(self.tests[report.nodeid], report)
         elif worker_data.is_crash(report):
-            crashed: Records = {"test": records.empty_test(report.nodeid), "nestings": []}
-            record_of_test = self.tests.setdefault(report.nodeid, crashed)
-            if record_of_test["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
-                self._add_error(record_of_test, report)
+            record = self.tests.setdefault(report.nodeid, records.unknown(report.nodeid))
+            if record["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
+                self._add_error(record, report)
 
     def _add_error(self, record: Records, report: pytest.TestReport) -> None:
         test = record["test"]

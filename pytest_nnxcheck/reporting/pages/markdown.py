@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.reporting import records, target_rows
-from pytest_nnxcheck.reporting.records import OfNesting, Records
+from pytest_nnxcheck.reporting.records import Record, Records
 from pytest_nnxcheck.reporting.tally import counts
 
 COMMENT = 65_536
@@ -150,12 +150,12 @@ def _with_targets(table: str) -> str:
     return f"{names} targets |\n{rule}---|\n"
 
 
-def _on_targets(nestings: list[OfNesting]) -> str:
+def _on_targets(nestings: list[Record]) -> str:
     """The cell of that column."""
     return f" {text(target_rows.brief(records.targets_of(nestings))) or '-'} |"
 
 
-def _failing_row(record: Records, cell: Callable[[list[OfNesting]], str]) -> str:
+def _failing_row(record: Records, cell: Callable[[list[Record]], str]) -> str:
     shown = records.shown(record)
     nesting = code(shown["nesting"]) if shown else "-"
     peak, budget = (_bytes(shown["peak"]), _bytes(shown["budget"])) if shown else ("-", "-")
@@ -167,7 +167,7 @@ def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def _passing_row(record: Records, cell: Callable[[list[OfNesting]], str]) -> str:
+def _passing_row(record: Records, cell: Callable[[list[Record]], str]) -> str:
     test, worst = record["test"], records.worst_peak(record)
     name = code(test["nodeid"])
     left = f", {test['not_run']} not run" if test["not_run"] else ""
