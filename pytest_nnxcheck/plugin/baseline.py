@@ -37,14 +37,13 @@ from pytest_nnxcheck.reporting.baseline_file import Baseline
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
 
-NAME = "nnxcheck_baseline"
 _WIRE = "nnx_baseline"
 
 _measured = pytest.StashKey[dict[str, Measured]]()
 _result = pytest.StashKey[Result]()
 
 
-def start(config: pytest.Config) -> BaselineHooks | None:
+def register(config: pytest.Config) -> BaselineHooks | None:
     """Register the hooks, if the run has a baseline. Raises `SettingError` that says which option or file is wrong."""
     tolerance = options.value(config, "memory_tolerance")
     given = options.given(config, "baseline")
@@ -68,7 +67,7 @@ def start(config: pytest.Config) -> BaselineHooks | None:
     except SettingError as error:
         raise SettingError(f"{given.origin}: {error}") from None
     hooks = BaselineHooks(request, path, given.origin, stored)
-    config.pluginmanager.register(hooks, NAME)
+    config.pluginmanager.register(hooks, "nnxcheck_baseline")
     worker_data.of(config)
     return hooks
 

@@ -23,11 +23,10 @@ from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.plugin import worker_data
+from pytest_nnxcheck.plugin.options import Given
 from pytest_nnxcheck.plugin.selection import Selection
 from pytest_nnxcheck.plugin.worker_data import Part, WorkerData
 from pytest_nnxcheck.reporting.report import Report
-
-NAME = "nnxcheck_suite"
 
 
 class ExpectedFailuresWarning(pytest.PytestWarning):
@@ -80,6 +79,16 @@ def _table(pattern: str, entries: object, shown: str, lines: list[str]) -> Table
     headers = ((number, line.lstrip()) for number, line in enumerate(lines, 1))
     starts = (number for number, line in headers if line.startswith("[") and line.lstrip("[ ").startswith(names))
     return Table(pattern, tuple(replace(entry, origin=origin, table=pattern) for entry in parsed), next(starts, 1))
+
+
+def register(config: pytest.Config, file: Given) -> Suite:
+    """Register the file that the run names. Raises `SettingError` that names option and file."""
+    try:
+        suite = Suite(file.folder / file.value, file.value, worker_data.of(config))
+    except SettingError as error:
+        raise SettingError(f"{file.origin}: {error}") from None
+    config.pluginmanager.register(suite, "nnxcheck_suite")
+    return suite
 
 
 class Suite:
