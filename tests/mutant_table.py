@@ -443,7 +443,7 @@ MUTANTS = (
     Mutant("options.given", Swaps("on_command_line(config, name, options)", "in_ini_file(config, name)"), "test_options.py"),
     Mutant("marker._resolve", Replaces("reversed([*_from_markers(item)])", "_from_markers(item)"), "test_plugin_collection.py"),
     Mutant("worker_data.WorkerData.saw_all", Drops("not self.interrupted"), "test_worker_data.py"),
-    Mutant("hooks._replace_properties", Never("str(pair[0]).startswith('nnx_')"), "test_plugin.py test_plugin_forms.py"),
+    Mutant("hooks._run_under_nestings", Never("str(pair[0]).startswith('nnx_')"), "test_plugin.py test_plugin_forms.py"),
     Mutant("pytest_internals.tell", Replaces("min(margin, _MARGIN, key=len)", "margin"), "test_terminal.py"),
     Mutant("hooks.pytest_configure", Drops("config.add_cleanup(tell_from(config.rootpath))"), "test_terminal.py"),
     Mutant("known_failures.read", Replaces("RecursionError", "LookupError"), "test_input_files.py"),

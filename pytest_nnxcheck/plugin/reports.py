@@ -33,7 +33,6 @@ from pytest_nnxcheck.reporting.records import Records
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
 
-NAME = "nnxcheck_publish"
 TITLE = "nnx report"
 _WIRE = "nnx_records"
 _PACKAGES = ("pytest-nnxcheck", "jax", "jaxlib", "flax", "hypothesis", "pytest")
@@ -46,11 +45,13 @@ def rendered(suffix: str, document: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file to write: where it is, as it was typed, and who asked for it."""
+    """A file to write."""
 
     path: Path
     shown: str
+    """The path as it was typed."""
     origin: str
+    """The option that asked for it, in words."""
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put the whole report in place at once. Raises `OSError`."""
@@ -63,29 +64,22 @@ class Target:
             raise SettingError(f"{self.origin}: cannot write {self.shown}: {why}; {advice}")
 
 
-def targets(config: pytest.Config) -> tuple[Target, ...]:
-    """The files that command line or ini file ask for. Raises `SettingError` that names the source."""
-    given = options.given(config, "report")
-    if given is None:
-        return ()
-    return tuple(Target(given.folder / path, path, given.origin) for path in given.value)
-
-
 def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
-    """Register a publisher where there is something to publish. Raises `SettingError`."""
-    asked, summary = targets(config), markdown.step_summary(os.environ)
-    if not asked and summary is None:
+    """Register a publisher where there is something to publish. Raises `SettingError` that names the source."""
+    given, summary = options.given(config, "report"), markdown.step_summary(os.environ)
+    if given is None and summary is None:
         return
+    asked = tuple(Target(given.folder / path, path, given.origin) for path in given.value) if given else ()
     if not worker_data.is_worker(config):
         for target in asked:
             target.prepare()
     publisher = Publisher(config, asked, summary, unreported)
     worker_data.of(config).add("interrupted tests", Part(publisher.interrupted, publisher.absorb))
-    config.pluginmanager.register(publisher, NAME)
+    config.pluginmanager.register(publisher, "nnxcheck_publish")
 
 
 class Publisher:
-    """The records of the tests that have ended, and the hooks that gather, write and tell them."""
+    """The hooks that gather the records of tests, and write them at the end."""
 
     def __init__(
         self,
@@ -94,11 +88,10 @@ class Publisher:
         summary: Path | None,
         unreported: dict[str, Run],
     ) -> None:
-        self.root = config.rootpath
-        self.folder = config.invocation_params.dir
-        self.targets = asked
-        self.summary = summary
+        self.root, self.folder = config.rootpath, config.invocation_params.dir
+        self.targets, self.summary = asked, summary
         self.unreported = unreported
+        """The runs of tests of this process that have not ended, by node id."""
         self.is_worker = worker_data.is_worker(config)
         self.started = datetime.now(UTC)
         self.tests: dict[str, Records] = {}
@@ -114,10 +107,10 @@ class Publisher:
         report = yield
         not_called = report.when == "setup" and not report.passed and item.get_closest_marker(MARKER) is not None
         if not_called or has_ended(item, report):
-            setattr(report, _WIRE, self._told_or_why_not(item, call))
+            setattr(report, _WIRE, self._records_or_why_not(item, call))
         return report
 
-    def _told_or_why_not(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
+    def _records_or_why_not(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
         try:
             return self._records(item, call)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
@@ -132,7 +125,7 @@ class Publisher:
         path, line, _ = item.reportinfo()
         test["place"] = self._place(os.fspath(path), line or 0)
         if call.excinfo is not None:
-            test["message"] = records.plain(_told(call.excinfo.value))
+            test["message"] = records.plain(_text_of(call.excinfo.value))
             test["failed_at"] = self._call_line(call.excinfo, item) or test["place"]
         test["seconds"] = call.duration
         return record
@@ -211,14 +204,11 @@ class Publisher:
         if self.problems and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.summary is not None and document["tests"]:
-            self._fill_summary(self.summary, document)
-
-    def _fill_summary(self, summary: Path, document: Mapping[str, Any]) -> None:
-        """Nobody asked for it: where it cannot be written, that is said, and the run does not fail."""
-        try:
-            markdown.append(summary, document)
-        except OSError as error:
-            self.problems.append(f"cannot write the summary of the step: {atomic_file.reason(error)}")
+            # Nobody asked for it: where it cannot be written, a line says so, and the run does not fail.
+            try:
+                markdown.append(self.summary, document)
+            except OSError as error:
+                self.problems.append(f"cannot write the summary of the step: {atomic_file.reason(error)}")
 
     def _head(self, session: pytest.Session) -> dict[str, Any]:
         now = datetime.now(UTC)
@@ -242,8 +232,8 @@ class Publisher:
             terminalreporter.write_line(f"ERROR {records.plain(line)}", red=True)
 
 
-def _told(error: BaseException) -> str:
-    """The exception as the terminal shows it, the notes with it."""
+def _text_of(error: BaseException) -> str:
+    """The exception as the terminal shows it, with its notes."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
     head, colon, rest = text.partition(": ")
     ours = colon and head.startswith("pytest_nnxcheck.") and rest.startswith("nnx ")
