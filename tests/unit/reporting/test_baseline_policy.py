@@ -174,14 +174,6 @@ def test_the_message_names_the_target_that_grew():
     assert [line.split()[0] for line in both[3:6]] == ["peak", "v5e", "accept"]
 
 
-def test_the_message_without_a_split():
-    assert text_of(known_of(jit=0), now_of(jit=7))[3:] == [
-        "  peak        7 B, was 0 B: +7 B, tolerance 5%",
-        "  accept      pytest 't.py::test_x[a b]' --nnx-baseline-update",
-        "  replay      pytest 't.py::test_x[a b]' --nnx-nesting jit",
-    ]
-
-
 def test_many_that_grew_are_counted():
     names = "jit jit_jit jit_remat jit_scan jit_vmap jit_cond jit_switch".split()
     lines = text_of(known_of(**dict.fromkeys(names, 1)), now_of(**dict.fromkeys(names, 2)))
@@ -201,32 +193,6 @@ def test_what_the_evidence_does_not_name_is_not_called_gone():
     now = measured(Split(0, 0, 199, 0, 0), *map(held, range(60, 50, -1)))
     rows = [*baseline_comparison.buffer_rows(before.entry, now)]
     assert [row for row in rows if row.startswith("-")] == ["- 70 B temporary float32[4] dot"]
-
-
-FULL = Result("t", compared=9, grew=("jit",), shrank=2, new=1)
-OTHER = Result("t", differences=DIFFERS, compared=9)
-STAMPED = f"peaks is of another stamp, {DIFFERS}; "
-COMPARED = "peaks: 9 nestings compared"
-SHRANK = "2 nestings shrank by more than 5%: --nnx-baseline-update keeps the gain"
-
-
-@pytest.mark.parametrize(
-    "update, any_stamp, result, lines",
-    [
-        ("", False, FULL, [f"{COMPARED}, 1 grew by more than 5%", SHRANK, "1 nesting not in peaks: --nnx-baseline-update-new-only adds them"]),
-        ("new", False, FULL, [f"{COMPARED}, 1 grew by more than 5%", SHRANK]),
-        ("", False, OTHER, [STAMPED + "nothing was compared: --nnx-baseline-any-stamp compares all the same, --nnx-baseline-update measures all anew"]),
-        ("", True, OTHER, [STAMPED + "compared all the same (--nnx-baseline-any-stamp)", COMPARED]),
-        ("all", False, OTHER, []),
-    ],
-)  # fmt: skip
-def test_the_summary_counts(update, any_stamp, result, lines):
-    request = Request("peaks", FIVE, update, any_stamp)
-    assert [*baseline_comparison.summary(request, [result], exists=True)] == lines
-
-
-def test_the_summary_of_a_run_that_has_no_file_yet_counts_nothing():
-    assert [*baseline_comparison.summary(Request("peaks", FIVE, "new"), [Result("t")], exists=False)] == []
 
 
 # --- what a test hands over ----------------------------------------------------------------------------------------------
