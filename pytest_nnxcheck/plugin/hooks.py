@@ -362,5 +362,6 @@ def _line(nodeid: str, properties: Mapping[str, Any], config: pytest.Config) -> 
         return text + (f"; see -v for {' and '.join(what for _, what, _ in notes)}" if notes else "")
     for name, label in (("nnx_expected_failures", "expected to fail"), ("nnx_target_seconds", "compiled for targets")):
         text += f"\n    {label}: {properties[name]}" if properties.get(name) else ""
-    width = config.get_terminal_writer().fullwidth
-    return text + "".join(report.wrapped(lines, width, label) for lines, _, label in notes)
+    for lines, _, label in notes:
+        text += report.wrapped(lines, config.get_terminal_writer().fullwidth, label)
+    return text

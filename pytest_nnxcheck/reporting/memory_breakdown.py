@@ -18,19 +18,19 @@ from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.text import Row, format_bytes
 
 BUFFERS = (2, 1, 0)
-"""Rows that people read within a minute: three lines, and so many buffers of each. The evidence holds the rest."""
+"""Buffers that are shown of each of the first three lines: as many rows as people read within a minute. Reports hold the rest."""
 
 CAPTURED = 2
-"""Captured arrays that are shown."""
+"""Captured arrays that are shown: with one line of the user's the others are found as well."""
 
 SHARE = 0.05
-"""Of what a program holds beyond its arguments: what is smaller is summed up."""
+"""The part of a whole below which a line, a buffer or a summand is not shown: who cures it gains nothing that they would notice."""
 
 LEAST = 1024
-"""Bytes that are never told."""
+"""Bytes below which a line is not shown, however small the program is."""
 
 OUTER = 3
-"""Lines that are shown of those that called a line."""
+"""Callers of a line that are shown."""
 
 
 def rows(evidence: Evidence) -> tuple[Row, ...]:
