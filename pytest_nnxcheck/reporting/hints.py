@@ -9,34 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pytest_nnxcheck.core import evidence, outcome
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
-from pytest_nnxcheck.core.evidence import (
-    Advice,
-    HeldTwice,
-    LargeLine,
-    NotDonated,
-    Recast,
-    Saved,
-    Stack,
-    Twice,
-    Unused,
-)
+from pytest_nnxcheck.core.evidence import Advice, Twice
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import CapturedNode
 from pytest_nnxcheck.core.observation import ArrayType, Leak
-from pytest_nnxcheck.core.outcome import (
-    Finding,
-    LostBuffer,
-    Orphaned,
-    PeakCause,
-    SharedBuffer,
-    TracerLeft,
-    TypeMoved,
-    UpdateDropped,
-    ValueDiffers,
-    ViewedBuffer,
-    Violation,
-)
+from pytest_nnxcheck.core.outcome import Finding, PeakCause, TracerLeft, TypeMoved, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import format_bytes, some
 from pytest_nnxcheck.reporting.memory_breakdown import listed
 
@@ -234,17 +213,17 @@ def captured_by(name: str, nodes: Sequence[CapturedNode] = ()) -> str:
 def buffer(finding: Finding) -> str:
     """Advice for the first finding of donation."""
     match finding:
-        case SharedBuffer() | Orphaned():
+        case outcome.SharedBuffer() | outcome.Orphaned():
             return hint("shared")
-        case ViewedBuffer():
+        case outcome.ViewedBuffer():
             return hint("viewed")
-        case UpdateDropped():
+        case outcome.UpdateDropped():
             return hint("dropped")
-        case LostBuffer(cause="dtype", type=old, new=new, line=line):
+        case outcome.LostBuffer(cause="dtype", type=old, new=new, line=line):
             return other_dtype(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
-        case LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
+        case outcome.LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
             return hint("grows")
-        case LostBuffer(cause="sharding" | "not returned" as cause):
+        case outcome.LostBuffer(cause="sharding" | "not returned" as cause):
             return hint(cause)
     return ""
 
@@ -323,28 +302,28 @@ def advice(piece: Advice) -> str:
     at = f" ({piece.line})" if piece.line else ""
     size = format_bytes(piece.bytes)
     match piece:
-        case Recast():
+        case evidence.Recast():
             cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
             return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
-        case HeldTwice():
+        case evidence.HeldTwice():
             whose = listed(piece.names[0], piece.names[1:])
             return f"{size}: all of {whose} once more, {TWICE[piece.operation]}{at}"
-        case Saved():
+        case evidence.Saved():
             return (
                 f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
                 f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
             )
-        case Stack():
+        case evidence.Stack():
             cure = (
                 "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
             )
             return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
-        case LargeLine():
+        case evidence.LargeLine():
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"
             return f"{size}, {piece.type} {piece.operation}: {what}{at}"
-        case Unused():
+        case evidence.Unused():
             return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
-        case NotDonated():
+        case evidence.NotDonated():
             why = f"{piece.function} is a jit that changes {' and '.join(piece.arguments)}, and does not donate that"
             return f"{size}: {why}: old and new lie side by side; write {piece.donate} in its {piece.jit}{at}"

@@ -6,41 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from pytest_nnxcheck.core import outcome as data
 from pytest_nnxcheck.core.evidence import Bound, Evidence
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import (
-    ConstantsCaptured,
-    CopiedOnTarget,
-    DoesNotFit,
-    Figures,
-    Finding,
-    FindingOnTarget,
-    JitTracedAgain,
-    LostBuffer,
-    LostOnTarget,
-    MadeInEndedTrace,
-    MemoryWasted,
-    Orphaned,
-    Outcome,
-    OverBudgetOnTarget,
-    PeakCause,
-    PeakOverBudget,
-    SharedBuffer,
-    StateCopied,
-    TracerLeft,
-    TypeMoved,
-    ValueDiffers,
-    ViewedBuffer,
-    Violation,
-)
+from pytest_nnxcheck.core.outcome import Figures, Finding, Outcome, Violation
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
 """The findings of one violation: of one class, but for those of memory and donation."""
 
-OnCpu = PeakOverBudget | StateCopied | ConstantsCaptured
+OnCpu = data.PeakOverBudget | data.StateCopied | data.ConstantsCaptured
 """Findings of memory on the CPU: they have figures."""
 
 Text = tuple[str, Iterable[Row], str]
@@ -93,11 +70,11 @@ def place(violation: Violation, evidence: Evidence | None) -> str:
     if paths := [finding.path for finding in violation.findings if finding.path]:
         return some(paths, 2)
     match violation.findings[:1]:
-        case [MemoryWasted(advice=(first, *_))]:
+        case [data.MemoryWasted(advice=(first, *_))]:
             return hints.advice(first)
-        case [StateCopied() | CopiedOnTarget() as first]:
+        case [data.StateCopied() | data.CopiedOnTarget() as first]:
             copies = [held.name for held in (evidence.buffers if evidence else ()) if held.name and held.whole]
-            size = first.bytes if isinstance(first, StateCopied) else first.on.copies
+            size = first.bytes if isinstance(first, data.StateCopied) else first.on.copies
             return f"{copies[0] if copies else format_bytes(size)}: {violation.summary}"
     return violation.summary
 
@@ -108,7 +85,7 @@ def place(violation: Violation, evidence: Evidence | None) -> str:
 def tracers(findings: Findings) -> Text:
     """Tracers that are left, Variables that cannot be written, or leaves that were touched."""
     first, shown = findings[0], findings[:SHOWN]
-    if isinstance(first, TracerLeft):
+    if isinstance(first, data.TracerLeft):
         rows = [row for finding in shown for row in leaked(finding.leak)]
         paths = ", ".join(finding.path for finding in findings[:2])
         when, un_nested = "", "the call itself, un-nested"
@@ -116,7 +93,7 @@ def tracers(findings: Findings) -> Text:
             when, un_nested = ", before the call", "a transform before the call"
         left_by = ("left by", str(first.leak.layer or un_nested))
         return f"tracers remain in {paths}{when}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
-    if isinstance(first, MadeInEndedTrace):
+    if isinstance(first, data.MadeInEndedTrace):
         rows = [("pinned", f"{finding.path}   {finding.type}") for finding in shown]
         summary = f"{first.path} was made in a trace that has ended: flax refuses every write to it"
         return summary, [*rows, *rest(findings)], hints.hint("pinned")
@@ -136,12 +113,12 @@ def leaked(leak: Leak) -> list[Row]:
 def memory(findings: Findings) -> Text:
     """What breaks the bound, with the figures; or advice that was asked to be a violation."""
     first = findings[0]
-    if isinstance(first, MemoryWasted):
+    if isinstance(first, data.MemoryWasted):
         texts = dict.fromkeys(map(hints.advice, first.advice))
         return "the un-nested call spends memory that it need not", [("advice", text) for text in texts], ""
     summary, *others = map(of_memory, findings)
     on_cpu = [finding.figures for finding in findings if isinstance(finding, OnCpu)]
-    bounds = [finding.bound for finding in findings if isinstance(finding, OverBudgetOnTarget)]
+    bounds = [finding.bound for finding in findings if isinstance(finding, data.OverBudgetOnTarget)]
     # Without figures of the CPU, which show it, the budget of a target has a row of its own.
     figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
     return summary, [*(("", text) for text in others), *figures], hint_of_memory(findings)
@@ -149,25 +126,25 @@ def memory(findings: Findings) -> Text:
 
 def hint_of_memory(findings: Findings) -> str:
     """Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target."""
-    causes: list[PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
-    causes += [finding.cause for finding in findings if isinstance(finding, CopiedOnTarget)]
-    unfit = [finding.on.target for finding in findings if isinstance(finding, DoesNotFit)]
+    causes: list[data.PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
+    causes += [finding.cause for finding in findings if isinstance(finding, data.CopiedOnTarget)]
+    unfit = [finding.on.target for finding in findings if isinstance(finding, data.DoesNotFit)]
     if known := [cause for cause in causes if cause]:
         return hints.peak(known[0])
     return hints.does_not_fit(target_rows.larger_slices(unfit[0])) if unfit else ""
 
 
-def of_memory(finding: OnCpu | FindingOnTarget) -> str:
+def of_memory(finding: OnCpu | data.FindingOnTarget) -> str:
     if not isinstance(finding, OnCpu):
         return target_rows.sentence(finding)
     figures = finding.figures
     match finding:
-        case PeakOverBudget():
+        case data.PeakOverBudget():
             peak, most = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
             return f"peak {peak} is over the budget of {most}"
-        case StateCopied(bytes=size):
+        case data.StateCopied(bytes=size):
             return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
-        case ConstantsCaptured(bytes=size):
+        case data.ConstantsCaptured(bytes=size):
             kept = memory_breakdown.kept(figures.split) if memory_breakdown.left_out(size, figures.split) else ""
             return f"the call captures {format_bytes(size)} of constants" + (kept and f"; {kept}")
 
@@ -210,23 +187,23 @@ def donation(findings: Findings) -> Text:
 def of_buffer(finding: Finding) -> Row:
     path = finding.path
     match finding:
-        case LostOnTarget():
+        case data.LostOnTarget():
             return "lost", target_rows.sentence(finding)
-        case SharedBuffer(other=other, inside=True):
+        case data.SharedBuffer(other=other, inside=True):
             return "shared", f"{path} and {other} share a buffer: a jit inside the call donates it, and deletes both"
-        case Orphaned(other=other):
+        case data.Orphaned(other=other):
             return "deleted", f"{path} got the array of {other}, which a jit inside the call donates: it is deleted"
-        case SharedBuffer(other=other, twice=twice):
+        case data.SharedBuffer(other=other, twice=twice):
             refused = "donate it twice" if twice else "donate it and use it beside that"
             return "shared", f"{path} and {other} share a buffer: XLA refuses to {refused}"
-        case ViewedBuffer(holder=holder):
+        case data.ViewedBuffer(holder=holder):
             return "viewed", f"{path} is viewed by {holder}: its buffer cannot be reused"
-        case LostBuffer():
+        case data.LostBuffer():
             return "lost", f"{path}   {finding.type}   {loss(finding)}"
     return "dropped", f"{path}   not written back: the call updates a copy of the optimizer"
 
 
-def loss(finding: LostBuffer) -> str:
+def loss(finding: data.LostBuffer) -> str:
     """Why a buffer was lost."""
     match finding.cause:
         case "dtype" | "shape":
@@ -252,7 +229,7 @@ def parity(findings: Findings) -> Text:
     return differs(first), [*rows, *rest(findings)], hints.value(first)
 
 
-def differs(first: ValueDiffers) -> str:
+def differs(first: data.ValueDiffers) -> str:
     """The summary that a difference makes."""
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
@@ -272,7 +249,7 @@ def differs(first: ValueDiffers) -> str:
     return f"{first.path} differs from that of the un-nested call"
 
 
-def difference(finding: ValueDiffers) -> str:
+def difference(finding: data.ValueDiffers) -> str:
     """What is not as it should be."""
     match finding.label:
         case "missing":
@@ -307,8 +284,8 @@ def finite(findings: Findings) -> Text:
 
 def recompilation(findings: Findings) -> Text:
     """What another call is traced again for; the first is the summary."""
-    inside = tuple(finding for finding in findings if isinstance(finding, JitTracedAgain))
-    moved = tuple(finding for finding in findings if isinstance(finding, TypeMoved))
+    inside = tuple(finding for finding in findings if isinstance(finding, data.JitTracedAgain))
+    moved = tuple(finding for finding in findings if isinstance(finding, data.TypeMoved))
     traced = [("traced", of_jit(finding)) for finding in inside[:SHOWN]]
     if not moved:
         summary = f"each call traces {inside[0].path} again, for the same types: it makes a jit anew, or a function that a jit is handed"
@@ -327,7 +304,7 @@ def recompilation(findings: Findings) -> Text:
     return summary, [*rows, *rest(moved), *traced], hints.moved(first)
 
 
-def of_jit(finding: JitTracedAgain) -> str:
+def of_jit(finding: data.JitTracedAgain) -> str:
     """Which function a jit traces in each call, how often, and what calls it."""
     times = f"{finding.times} times" if finding.times > 1 else "once"
     where = f" ({finding.line})" if finding.line else ""
