@@ -29,10 +29,11 @@ SYMBOLS = {"held": "✓", "violated": "✗", "failed": "!", "expected": "~", "re
 """A sign for each verdict, beside its colour; ``unfit`` is what was rejected because a layer cannot take the call."""
 
 PROGRAMS = 2_000_000
-"""Characters of programs to paste that a page takes in."""
+"""Characters of programs to paste that a page takes in: a browser opens a few megabytes at once."""
 
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
 _HEADROOM = 4
+"""How many times the largest peak a bar reaches at most, to show a budget."""
 
 VOID = ("input", "wbr")
 """Elements that have no content, and no end."""
