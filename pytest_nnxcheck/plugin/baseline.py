@@ -174,15 +174,18 @@ class BaselineHooks:
         """What is stale, and what became of the file."""
         shown, update, stale, gone = self.request.shown, self.request.update, list[str](), list[str]()
         data, status = worker_data.of(session.config), session.exitstatus
-        # Only a run of everything that it was asked for, under all nestings, knows that something is no more.
-        if data.saw_all(status) and not selection.is_narrowed(session.config):
-            gone = self._gone(selection.Selection.of(session.config), data.collection)
+        # Only a run of whole files, to its end and under all nestings, knows that something in them is no more.
+        if self.stored is not None and data.saw_all(status) and not selection.is_narrowed(session.config):
+            selected, skipped = selection.Selection.of(session.config), tuple(data.collection.skipped)
+            whole = [test for test in self.stored.tests if selected.covers(test.partition("::")[0])]
+            gone = [test for test in whole if test not in data.collection.tests and not test.startswith(skipped)]
+            missed = [self.results[test] for test in whole if test in self.results]
             # Where nothing was compared, nothing is known of nestings.
             if update != "all" and not any(result.differences for result in self.results.values()):
                 stale = [f"  {on_one_line(test)}: there is no such test" for test in gone]
                 stale += [
-                    f"  {on_one_line(test)}: did not run under {', '.join(result.stale)}"
-                    for test, result in sorted(self.results.items())
+                    f"  {on_one_line(result.test)}: did not run under {', '.join(result.stale)}"
+                    for result in missed
                     if result.stale and not result.replayed
                 ]
         if stale:
@@ -192,16 +195,6 @@ class BaselineHooks:
             refusal = self._refusal(data, status, stale=bool(stale))
             sentence, is_written = (refusal, False) if refusal else self._write(gone)
             yield f"{shown} is {'written, ' if is_written else 'not written: '}{sentence}", not is_written
-
-    def _gone(self, selected: selection.Selection, collection: worker_data.Collection) -> list[str]:
-        """The tests of the baseline that are no more; of a place that was skipped nobody knows."""
-        there, unknown = collection.tests, tuple(collection.skipped)
-        known = self.stored.tests if self.stored is not None else {}
-        return [
-            test
-            for test in known
-            if test not in there and not test.startswith(unknown) and selected.covers(test.partition("::")[0])
-        ]
 
     def _refusal(self, data: worker_data.WorkerData, status: int, *, stale: bool) -> str:
         """Why a run must not leave a baseline, whatever it measured; empty if it may."""

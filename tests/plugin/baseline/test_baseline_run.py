@@ -172,6 +172,7 @@ def test_a_nesting_that_does_not_run_any_more_is_stale(run, peaks, monkeypatch):
         ERROR,
         f"  test_inner.py::test_x: did not run under {', '.join(sorted(map(str, CHAINS)))}",
     ]
+    assert run(fewer, "test_inner.py::test_x").ret == 0, "a test alone says nothing of the file"
     # The command line asks for less, this once.
     assert run(OK, "--nnx-transforms=jit,vmap").ret == 0
     assert run(OK, "-o", "nnx_transforms=jit,vmap").ret == 0
