@@ -59,7 +59,7 @@ def worst_on_targets(outcomes: Iterable[Outcome]) -> tuple[OnTarget, ...]:
 
 
 def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
-    """The same of programs, each with the seconds of all on its target."""
+    """Of each target the worst of its programs, with the seconds of all of them."""
     programs: dict[str, list[OnTarget]] = {}
     for on in targets:
         programs.setdefault(on.target, []).append(on)
@@ -71,6 +71,7 @@ def _badness(on: OnTarget) -> tuple[bool, bool, float]:
 
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
+"""Verdicts of several calls under one nesting, the worst last."""
 
 
 def record(outcomes: dict[Nesting, Outcome], outcome: Outcome) -> None:
@@ -80,6 +81,7 @@ def record(outcomes: dict[Nesting, Outcome], outcome: Outcome) -> None:
 
 
 def worse(old: Outcome, new: Outcome) -> Outcome:
+    """The outcome of two calls under one nesting: the worse verdict, the higher peak, the notes of both."""
     worst = max(old, new, key=lambda outcome: _RANK.index(outcome.verdict))
     measured = worst_peak([old, new]) or worst
     notes = tuple(dict.fromkeys([*old.notes, *new.notes]))

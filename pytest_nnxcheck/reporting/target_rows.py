@@ -1,4 +1,4 @@
-"""What is said of the compilers of targets: a row for each, a few words for a summary line, the sentence of what broke there. Made of the data alone."""
+"""The words on targets: a row for each, a few words for a summary line, the sentence of what broke there. Made of the data alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, FindingOnTa
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 
 PADDED, LITTLE = 0.1, 2**20
-"""Of a peak, and bytes: less padding is not told."""
+"""The part of a peak, and the bytes, below which padding is not shown: every compiler pads a little."""
 
 
 def rows(targets: Iterable[OnTarget]) -> tuple[Row, ...]:
@@ -101,6 +101,7 @@ def device(on: OnTarget) -> str:
 
 
 def lose(leaves: int) -> str:
+    """The verb for so many donated leaves."""
     return "loses its buffer" if leaves == 1 else "lose their buffer"
 
 
