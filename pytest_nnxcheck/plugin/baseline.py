@@ -22,16 +22,7 @@ from pytest_nnxcheck.core.settings import MARKER, TABLE, flag
 from pytest_nnxcheck.core.text import counted
 from pytest_nnxcheck.plugin import options, selection, worker_data
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
-from pytest_nnxcheck.reporting.baseline_comparison import (
-    ANY_STAMP,
-    NEW_ONLY,
-    UPDATE,
-    Measured,
-    Refused,
-    Request,
-    Result,
-    on_one_line,
-)
+from pytest_nnxcheck.reporting.baseline_comparison import ANY_STAMP, NEW_ONLY, UPDATE, Measured, Request, Result
 from pytest_nnxcheck.reporting.baseline_file import Baseline
 
 if TYPE_CHECKING:
@@ -182,9 +173,9 @@ class BaselineHooks:
             missed = [self.results[test] for test in whole if test in self.results]
             # Where nothing was compared, nothing is known of nestings.
             if update != "all" and not any(result.differences for result in self.results.values()):
-                stale = [f"  {on_one_line(test)}: there is no such test" for test in gone]
+                stale = [f"  {baseline_comparison.on_one_line(test)}: there is no such test" for test in gone]
                 stale += [
-                    f"  {on_one_line(result.test)}: did not run under {', '.join(result.stale)}"
+                    f"  {baseline_comparison.on_one_line(result.test)}: did not run under {', '.join(result.stale)}"
                     for result in missed
                     if result.stale and not result.replayed
                 ]
@@ -216,7 +207,7 @@ class BaselineHooks:
             after = baseline_comparison.renewed(before, self.results.values(), gone, new_only=new_only)
             if before != after:
                 atomic_file.write(self.path, baseline_file.format_baseline(after))
-        except (Refused, SettingError) as error:
+        except (baseline_comparison.Refused, SettingError) as error:
             return str(error), False
         except OSError as error:
             return f"{atomic_file.reason(error)}, what was there is as it was", False

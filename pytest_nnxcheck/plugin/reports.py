@@ -38,11 +38,6 @@ _WIRE = "nnx_records"
 _PACKAGES = ("pytest-nnxcheck", "jax", "jaxlib", "flax", "hypothesis", "pytest")
 
 
-def rendered(suffix: str, document: Mapping[str, Any]) -> str:
-    """The text of a report of the kind that a file with this suffix has."""
-    return str(importlib.import_module(f"pytest_nnxcheck.reporting.{REPORTS[suffix]}").render(document))
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """A file to write."""
@@ -55,13 +50,8 @@ class Target:
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put the whole report in place at once. Raises `OSError`."""
-        atomic_file.write(self.path, rendered(self.path.suffix.lower(), document))
-
-    def prepare(self) -> None:
-        """Make the folder, and see whether a file can be written there. Raises `SettingError`."""
-        if why := atomic_file.unwritable(self.path, make_folders=True):
-            advice = "write the name of a file in a folder that can be written"
-            raise SettingError(f"{self.origin}: cannot write {self.shown}: {why}; {advice}")
+        page = importlib.import_module(f"pytest_nnxcheck.reporting.{REPORTS[self.path.suffix.lower()]}")
+        atomic_file.write(self.path, page.render(document))
 
 
 def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
@@ -72,7 +62,9 @@ def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
     asked = tuple(Target(given.folder / path, path, given.origin) for path in given.value) if given else ()
     if not worker_data.is_worker(config):
         for target in asked:
-            target.prepare()
+            if why := atomic_file.unwritable(target.path, make_folders=True):
+                advice = "write the name of a file in a folder that can be written"
+                raise SettingError(f"{target.origin}: cannot write {target.shown}: {why}; {advice}")
     publisher = Publisher(config, asked, summary, unreported)
     worker_data.of(config).add("interrupted tests", Part(publisher.interrupted, publisher.absorb))
     config.pluginmanager.register(publisher, "nnxcheck_publish")
