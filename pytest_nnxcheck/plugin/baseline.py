@@ -119,7 +119,11 @@ class BaselineHooks:
             result,
             stamp=astuple(stamp),
             differences=differences,
-            lines=baseline_comparison.lines_of(test, measured),
+            lines=tuple(
+                baseline_file.format_line(test, nesting, now.entry)
+                for nesting, now in measured.items()
+                if not now.fleeting
+            ),
             replayed=run.settings.nesting is not None,
         )
         if not result.grew:

@@ -93,12 +93,6 @@ class Result:
         return {nesting: entry for _, nesting, entry in map(baseline_file.parse_line, self.lines)}
 
 
-def lines_of(test: str, measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    """The lines to write of a test."""
-    kept = {nesting: now.entry for nesting, now in measured.items() if not now.fleeting}
-    return tuple(baseline_file.format_line(test, nesting, entry) for nesting, entry in kept.items())
-
-
 CPU = ""
 """The CPU, among the names of targets."""
 

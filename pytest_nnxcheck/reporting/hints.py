@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pytest_nnxcheck.core import evidence, outcome
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
 from pytest_nnxcheck.core.evidence import Advice, Twice
-from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import CapturedNode
 from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import Finding, PeakCause, TracerLeft, TypeMoved, ValueDiffers, Violation
@@ -151,7 +150,9 @@ def tracer_left(finding: TracerLeft) -> str:
     if leak.layer is None:
         return ""
     if leak.layer.captures:
-        return hand_on(leak.layer)
+        name = leak.layer.transform
+        is_known = f"captured by {name}" in TABLE or name in (*TRANSFORMS, *FURTHER)
+        return captured_by(name) if is_known else hint("captured by registered", transform=name)
     if leak.place == "outside":
         return hint("outlives", holder="what is no part of the module")
     return hint("plain value, State", path=path) if leak.place == "module" and finding.has_data else ""
@@ -190,13 +191,6 @@ def asks_to_hand_on(violation: Violation) -> bool:
 def article(noun: str) -> str:
     """``a list``, ``an attribute``."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
-
-
-def hand_on(layer: Layer) -> str:
-    """Advice to hand the module to the layer that captured it."""
-    name = layer.transform
-    known = f"captured by {name}" in TABLE or name in (*TRANSFORMS, *FURTHER)
-    return captured_by(name) if known else hint("captured by registered", transform=name)
 
 
 def captured_by(name: str, nodes: Sequence[CapturedNode] = ()) -> str:

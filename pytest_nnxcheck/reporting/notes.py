@@ -58,15 +58,15 @@ PLACES: dict[data.Place, str] = {
 
 def texts(notes: Iterable[data.Note]) -> tuple[str, ...]:
     """The sentences of notes, in their order."""
-    return tuple(text for note in notes for text in of_note(note))
+    return tuple(map(of_note, notes))
 
 
-def of_note(note: data.Note) -> tuple[str, ...]:
-    """The sentences of a note; of what explains a failure also what to write instead."""
+def of_note(note: data.Note) -> str:
+    """The sentence of a note; of what explains a failure also what to write instead."""
     match note:
         case data.Fact():
             there, here = note.peaks or (0, 1)
-            text = FACTS[note.kind].format(
+            return FACTS[note.kind].format(
                 some=some(note.names),
                 all=", ".join(note.names),
                 of=note.of,
@@ -74,43 +74,40 @@ def of_note(note: data.Note) -> tuple[str, ...]:
                 times=f"{there / here:.2f}",
                 peaks=f"{format_bytes(there)} and {format_bytes(here)}",
             )
-            return (text,)
         case data.BufferRetyped():
-            return (f"{note.path}   {note.type}   {retyped(note)}, {PLACES[note.place]}",)
+            return f"{note.path}   {note.type}   {retyped(note)}, {PLACES[note.place]}"
         case data.InMappedFile():
             lie = f"{some(note.paths)} of {note.name} {'lies' if len(note.paths) == 1 else 'lie'}"
             instead = "XLA cannot reuse a buffer of NumPy's, so that the first donated step keeps both; write jnp.array(value) where it is loaded"
-            return (f"{lie} in a memory-mapped file ({note.file}): {instead}",)
+            return f"{lie} in a memory-mapped file ({note.file}): {instead}"
         case data.StateAdded():
             loops = all(layer.row.loop or layer.row.axis for layer in note.layers)
             kinds = "loop" if loops else "loop, branch or custom rule"
             layers = ", ".join(map(str, note.layers))
-            return (f"the call adds {', '.join(note.paths)}, which no {kinds} can carry: argument {layers} left out",)
+            return f"the call adds {', '.join(note.paths)}, which no {kinds} can carry: argument {layers} left out"
     return explanation(note)
 
 
-def explanation(cause: data.Explanation) -> tuple[str, ...]:
+def explanation(cause: data.Explanation) -> str:
     """What has to do with a failure, and what to write instead."""
     match cause:
         case Leak():
-            return (
-                f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else ""),
-            )
+            return f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else "")
         case data.CapturedBy():
             nodes = ", ".join(map(str, cause.nodes))
             by = f"{cause.transform} at {cause.line}" if cause.transform else f"the call, {cause.line},"
-            return (f"{by} captured {nodes}; {hints.captured_by(cause.transform, cause.nodes)}",)
+            return f"{by} captured {nodes}; {hints.captured_by(cause.transform, cause.nodes)}"
         case data.MergedVariables():
             whose = f"nnx.merge at {cause.line} takes over {some(cause.paths)} of its {cause.node} from another trace"
-            return (f"{whose}; {hints.hint('merged')}",)
+            return f"{whose}; {hints.hint('merged')}"
         case data.Mapped():
-            return (f"{cause.layer} maps {some(cause.names, 5)}, and broadcasts the rest",)
+            return f"{cause.layer} maps {some(cause.names, 5)}, and broadcasts the rest"
         case data.RaisedUnNested():
-            return (f"un-nested already: {cause.text}",)
+            return f"un-nested already: {cause.text}"
         case data.ValueAsked():
-            return (hints.hint("value"),)
+            return hints.hint("value")
         case str():
-            return (cause,)
+            return cause
 
 
 def retyped(leaf: data.BufferRetyped | LostBuffer) -> str:

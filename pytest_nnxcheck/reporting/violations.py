@@ -48,7 +48,7 @@ def with_text(violation: Violation, evidence: Evidence | None, *, on_targets: bo
         rows = (*rows, *more)
     for cause in violation.explained:
         label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
-        rows = (*rows, *((label, text) for text in notes.explanation(cause)))
+        rows = (*rows, (label, notes.explanation(cause)))
     if evidence is not None and on_targets:
         rows = (*rows, *target_rows.rows(evidence.targets))
     if evidence is not None and evidence.split is not None and violation.invariant == "memory":

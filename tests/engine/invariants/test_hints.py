@@ -299,7 +299,7 @@ def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesti
     found = call(functools.partial(Steps().__call__, how=asks), numbers((2, 4)), nesting=nesting)
     assert found.outcome.verdict == "failed"
     assert found.outcome.facts == (ValueAsked(),), text(found)
-    assert notes.explanation(ValueAsked()) == (hints.hint("value"),)
+    assert notes.explanation(ValueAsked()) == hints.hint("value")
     assert (
         call(functools.partial(Steps().__call__, how=cured), numbers((2, 4)), nesting=nesting).outcome.verdict == "held"
     )
