@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 TITLE = "nnx invariants"
 _baseline: pytest.StashKey[BaselineHooks | None] = pytest.StashKey()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
+"""The runs of tests that have not ended, by node id."""
 
 
 # --- options and configuration -------------------------------------------------------------------------------------------

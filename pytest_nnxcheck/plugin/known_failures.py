@@ -101,8 +101,11 @@ class Suite:
         self.data = data
         data.add("expected failures", Part(self.to_wire, self.absorb))
         self.ran: set[str] = set()
+        """The tests that ran to their end, by node id."""
         self.used: set[tuple[str, str]] = set()
+        """Table and key of the entries that were about a nesting that ran."""
         self.errors: list[str] = []
+        """The warnings of a run in which warnings are errors."""
 
     def entries(self, item: pytest.Item) -> tuple[Entry, ...]:
         """The entries for a test; where two tables have the same key, the earlier one wins."""
@@ -122,7 +125,7 @@ class Suite:
 
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Warn, where what all processes saw is known."""
+        """Warn of what matched nothing, in the process that knows what all of them saw."""
         if worker_data.is_worker(session.config) or not self.data.saw_all(session.exitstatus):
             return
         for table, text in self.complaints(Selection.of(session.config), self.data.collection.tests):
@@ -131,7 +134,7 @@ class Suite:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _warn(self, table: Table, text: str) -> None:
-        """A warning at the line of the table; where warnings are errors, the run fails, and no traceback of ours is shown."""
+        """Warn at the line of the table; where warnings are errors, the run fails, and no traceback of ours is shown."""
         try:
             warnings.warn_explicit(ExpectedFailuresWarning(text), None, str(self.path), table.line)
         except ExpectedFailuresWarning:
@@ -139,18 +142,18 @@ class Suite:
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what a warning that is an error was."""
+        """Show the warnings that are errors."""
         if self.errors:
             terminalreporter.section("nnx expected failures", red=True)
             for line in self.errors:
                 terminalreporter.write_line(f"ERROR {line}", red=True)
 
     def to_wire(self) -> dict[str, Any]:
-        """What this process saw, in plain types."""
+        """The observations of this process, in plain types."""
         return {"ran": sorted(self.ran), "used": [list(pair) for pair in sorted(self.used)]}
 
     def absorb(self, wire: Mapping[str, Any]) -> None:
-        """Add what another process saw."""
+        """Add the observations of another process."""
         self.ran.update(wire["ran"])
         self.used.update((table, key) for table, key in wire["used"])
 
