@@ -1,4 +1,4 @@
-"""The measured peaks of a run against those of the baseline: of one test what grew, of all tests the summary and the file that is written then.
+"""The comparison of measured peaks with those of the baseline: the message of a test that grew, the summary of a run, and the file after it.
 
 Pure functions over plain data: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -245,7 +245,7 @@ def summary(request: Request, results: Collection[Result], *, exists: bool) -> I
 
 
 class Refused(Exception):
-    """No new baseline can be made of the run; the text says why."""
+    """Raised where no new baseline can be made of a run; the text says why."""
 
 
 def renewed(

@@ -1,4 +1,4 @@
-"""The file of the memory baseline, as data, written and read: JSON Lines, one for the peak of each test and nesting.
+"""The file of the memory baseline, read and written: JSON Lines, one for the peak of each test and nesting.
 
 Nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -135,7 +135,7 @@ _ANEW = f"take back what changed the file, or delete it and {_WITH_UPDATE}"
 
 
 class _BadLine(ValueError):
-    """Says what is wrong with a line, and what to do."""
+    """Raised for a line that cannot be read; the text says what is wrong, and what to do."""
 
 
 def read(path: Path, shown: str) -> Baseline | None:

@@ -292,7 +292,7 @@ TWICE: dict[Twice, str] = {
 
 
 def advice(piece: Advice) -> str:
-    """What most authors would change in the un-nested call."""
+    """The sentence of a piece of advice: what most authors would change in the un-nested call."""
     at = f" ({piece.line})" if piece.line else ""
     size = format_bytes(piece.bytes)
     match piece:

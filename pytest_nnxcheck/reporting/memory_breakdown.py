@@ -36,7 +36,7 @@ OUTER = 3
 
 
 def rows(evidence: Evidence) -> tuple[Row, ...]:
-    """What made the peak: the un-nested program beside it, the lines with their largest buffers, what is captured, what a step adds."""
+    """The rows of a peak: the un-nested program beside it, the lines with their largest buffers, what is captured, what a step adds."""
     split = evidence.split
     if split is None:
         return ()
@@ -44,7 +44,7 @@ def rows(evidence: Evidence) -> tuple[Row, ...]:
 
 
 def of_un_nested(name: str, evidence: Evidence) -> tuple[Row, ...]:
-    """Where the bytes of a call are that runs in no nesting but a jit: its peak, and the lines that hold most of it."""
+    """The rows of the un-nested call under a jit: its peak, and the lines that hold most of it."""
     split = evidence.split or NOTHING
     return (("un-nested", f"{name}: peak {format_bytes(split.peak)}"), *where(evidence, split))
 
@@ -121,7 +121,7 @@ def shares(place: Place, split: Split) -> str:
 
 
 def un_nested(place: Place, evidence: Evidence) -> str:
-    """What the same line costs in the un-nested program, where that is another one."""
+    """The bytes of the same line in the un-nested program, where that is another program."""
     is_known = place.line or place.inserted or place.constants
     if evidence.un_nested is None or evidence.un_nested == evidence.split or not is_known:
         return ""
@@ -196,7 +196,7 @@ def text_of(array: Captured) -> str:
 
 
 def growth(evidence: Evidence) -> Iterator[Row]:
-    """What each further step of the generated loop adds to the peak."""
+    """The row on the bytes that each further step of the generated loop adds to the peak."""
     gain = evidence.growth
     if gain is None:
         return

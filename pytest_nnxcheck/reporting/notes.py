@@ -89,7 +89,7 @@ def of_note(note: data.Note) -> str:
 
 
 def explanation(cause: data.Explanation) -> str:
-    """What has to do with a failure, and what to write instead."""
+    """The sentence of what explains a failure, and what to write instead."""
     match cause:
         case Leak():
             return f"tracer left in {cause.path}: {cause.type}" + (f", created at {cause.line}" if cause.line else "")
@@ -111,5 +111,5 @@ def explanation(cause: data.Explanation) -> str:
 
 
 def retyped(leaf: data.BufferRetyped | LostBuffer) -> str:
-    """What a donated leaf has become, where its dtype or its shape is another."""
+    """The new type of a donated leaf whose dtype or shape changed."""
     return f"{'an output is' if leaf.output else 'became'} {leaf.new}: {leaf.cause} changed"

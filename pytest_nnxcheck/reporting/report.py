@@ -1,4 +1,4 @@
-"""The text that people read: the message of a failure, and one line a test in the terminal summary.
+"""The report of a check, and its text: the message of a failure, and one line a test in the terminal summary.
 
 The text is an interface: it is tested. Nothing here imports pytest, hypothesis, jax or flax.
 """
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """What the first of the broken nestings violates; empty if every invariant held."""
+        """The violations of the first broken nesting; empty if every invariant held."""
         return self.broken[0].violations if self.broken else ()
 
     @property
@@ -111,7 +111,7 @@ def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, .
 
 
 def rejected_modes(report: Report) -> str:
-    """The text for modes that flax does not take the call in; empty if there are none. The question was whether it survives them."""
+    """The text for modes that flax does not take the call in; empty if there are none. A test that names a mode asks whether the call survives it."""
     rejected = [mode for mode, verdict in report.modes.items() if verdict == "rejected"]
     if not rejected:
         return ""
@@ -234,7 +234,7 @@ def explained_note(outcome: Outcome | None) -> str:
 
 
 def _un_nested(report: Report, nesting: Nesting) -> str:
-    """What the same test body did un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
+    """How the same test body ended un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
     bare = [o for o in report.outcomes if not o.nesting.layers]
     if nesting.layers:
         passed = next((o.verdict == "held" for o in bare if o.nesting.mode == nesting.mode), True)
@@ -244,7 +244,7 @@ def _un_nested(report: Report, nesting: Nesting) -> str:
 
 
 def replay(report: Report, nesting: Nesting) -> str:
-    """What runs this nesting and no other."""
+    """The command, or the call, that runs this nesting and no other."""
     if not report.argument:
         return f"check(..., nesting={str(nesting)!r})"
     options = f"{report.options} " if report.options else ""
@@ -252,7 +252,7 @@ def replay(report: Report, nesting: Nesting) -> str:
 
 
 def wrapped(lines: str, width: int, label: str = "") -> str:
-    """Notes, one a line, below the line of their test: as wide as the terminal."""
+    """Notes below the line of their test, each filled to the width of the terminal."""
     return "".join("\n" + fill(label + note, max(width, 40), "    ", "      ") for note in lines.splitlines())
 
 

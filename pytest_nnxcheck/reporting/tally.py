@@ -1,4 +1,4 @@
-"""Outcomes, counted: kinds of verdicts, the worst of several, the worst peak, whether anything was checked, the verdict on a mode of flax."""
+"""Counts and worst cases of outcomes: verdicts, peaks, programs on targets, and the verdict on a mode of flax."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def counts(of: Mapping[str, int]) -> str:
 
 
 def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
-    """Whether flax rejected every nesting that is one, in any of the modes."""
+    """Whether in one of the modes flax rejected every nesting that has a layer."""
     nested = [outcome for outcome in outcomes if outcome.nesting.layers]
     checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
     return any(outcome.nesting.mode not in checked for outcome in nested)
@@ -67,6 +67,7 @@ def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
 
 
 def _badness(on: OnTarget) -> tuple[bool, bool, float]:
+    """Sort key: programs that do not fit last, before them those that were compiled, by the part of the limit that they use."""
     return not on.fits, not on.left_out, (on.peak or 0) / (on.limit or math.inf)
 
 
@@ -114,13 +115,13 @@ def of_mode(outcomes: list[Outcome]) -> Verdict:
     return worst or ("rejected" if rejection(outcomes) else "held")
 
 
-def ends(outcome: Outcome) -> bool:
+def closes_mode(outcome: Outcome) -> bool:
     """Whether flax refused, for its mode, the call itself or its plain jit: no nesting can run in that mode."""
     layers = [(layer.transform, layer.captures) for layer in outcome.nesting.layers]
-    return refuses(outcome) and layers in ([], [(JIT, False)])
+    return is_refused_by_mode(outcome) and layers in ([], [(JIT, False)])
 
 
-def refuses(outcome: Outcome) -> bool:
+def is_refused_by_mode(outcome: Outcome) -> bool:
     """Whether flax refused the nesting for what its mode cannot do."""
     return outcome.by_mode and outcome.verdict == "rejected"
 
@@ -128,8 +129,8 @@ def refuses(outcome: Outcome) -> bool:
 def rejection(outcomes: list[Outcome]) -> str:
     """Why flax does not take the call in a mode; empty if it does. What a closure keeps from flax proves nothing."""
     without_closure = [o for o in outcomes if o.nesting.layers and not o.nesting.captures]
-    refused = [outcome for outcome in outcomes if refuses(outcome)]
-    final = [outcome for outcome in refused if ends(outcome)]
+    refused = [outcome for outcome in outcomes if is_refused_by_mode(outcome)]
+    final = [outcome for outcome in refused if closes_mode(outcome)]
     if final or (refused and all(outcome.verdict == "rejected" for outcome in without_closure)):
         return (final or refused)[0].reason
     return ""

@@ -32,7 +32,7 @@ def fit(on: OnTarget) -> str:
 
 
 def details(on: OnTarget) -> Iterable[str]:
-    """What else is known of a program on a target; nothing of one that was refused or left out."""
+    """Further facts about a program on a target; none where it was refused or left out."""
     if on.left_out or on.refused:
         return
     if on.peak and on.unpadded is not None and on.peak - on.unpadded >= max(PADDED * on.peak, LITTLE):
@@ -55,7 +55,7 @@ def peak(size: int, bound: int) -> str:
 
 
 def share(on: OnTarget) -> str:
-    """Which part of the memory of a GPU the limit is."""
+    """The part of a GPU's memory that the limit is, in words."""
     if on.share == 1.0:
         return ""
     by_default = " by default" if on.share == SHARE else ""
@@ -80,7 +80,7 @@ def _brief(on: OnTarget) -> str:
 
 
 def sentence(finding: FindingOnTarget) -> str:
-    """What broke on a target."""
+    """The sentence of a finding on a target."""
     on = finding.on
     match finding:
         case DoesNotFit():

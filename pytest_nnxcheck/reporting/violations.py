@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
-"""The findings of one violation: of one class, but for those of memory and donation."""
+"""The findings of one violation: all of one class, but for those of memory, donation and recompilation."""
 
 OnCpu = data.PeakOverBudget | data.StateCopied | data.ConstantsCaptured
 """Findings of memory on the CPU: they have figures."""
@@ -61,12 +61,12 @@ def with_text(violation: Violation, evidence: Evidence | None, *, on_targets: bo
 
 
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
-    """How many findings have no row."""
+    """A row that counts the findings without a row."""
     return [("", f"and {len(findings) - shown} more")] if len(findings) > shown else []
 
 
 def place(violation: Violation, evidence: Evidence | None) -> str:
-    """What breaks an invariant, for one line of a summary: the leaves, or else the bytes."""
+    """The leaves that break an invariant, or else the bytes: for one line of a summary."""
     if paths := [finding.path for finding in violation.findings if finding.path]:
         return some(paths, 2)
     match violation.findings[:1]:
@@ -83,7 +83,7 @@ def place(violation: Violation, evidence: Evidence | None) -> str:
 
 
 def tracers(findings: Findings) -> Text:
-    """Tracers that are left, Variables that cannot be written, or leaves that were touched."""
+    """The text on tracers that are left, on Variables that cannot be written, or on leaves that were touched."""
     first, shown = findings[0], findings[:SHOWN]
     if isinstance(first, data.TracerLeft):
         rows = [row for finding in shown for row in leaked(finding.leak)]
@@ -102,7 +102,7 @@ def tracers(findings: Findings) -> Text:
 
 
 def leaked(leak: Leak) -> list[Row]:
-    """What holds a tracer, and the line that made it."""
+    """Rows of a tracer: what holds it, and the line that made it."""
     row = ("leaked", f"{leak.path}   {leak.holder} {leak.type}   <- {leak.kind}")
     return [row, ("", f"created at {leak.line}")] if leak.line else [row]
 
@@ -111,7 +111,7 @@ def leaked(leak: Leak) -> list[Row]:
 
 
 def memory(findings: Findings) -> Text:
-    """What breaks the bound, with the figures; or advice that was asked to be a violation."""
+    """The text on what breaks the bound, with the figures; or on advice that was asked to be a violation."""
     first = findings[0]
     if isinstance(first, data.MemoryWasted):
         texts = dict.fromkeys(map(hints.advice, first.advice))
@@ -135,6 +135,7 @@ def hint_of_memory(findings: Findings) -> str:
 
 
 def of_memory(finding: OnCpu | data.FindingOnTarget) -> str:
+    """The sentence of one finding of memory."""
     if not isinstance(finding, OnCpu):
         return target_rows.sentence(finding)
     figures = finding.figures
@@ -150,7 +151,7 @@ def of_memory(finding: OnCpu | data.FindingOnTarget) -> str:
 
 
 def totals(figures: Figures) -> list[Row]:
-    """The sums; `memory_breakdown` says where the bytes are."""
+    """Rows of the sums; `memory_breakdown` says where the bytes are."""
     split = figures.split
     parts = " + ".join(
         f"{name} {format_bytes(getattr(split, name))}" for name in ("arguments", "outputs", "temporaries", "constants")
@@ -164,7 +165,7 @@ def totals(figures: Figures) -> list[Row]:
 
 
 def budget(bound: Bound) -> Row:
-    """A budget, and where it comes from."""
+    """The row of a budget, with where it comes from."""
     if bound.multiple:
         origin = f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
     else:
@@ -178,13 +179,14 @@ def budget(bound: Bound) -> Row:
 
 
 def donation(findings: Findings) -> Text:
-    """Buffers that were lost, and those that cannot be donated; the first is the summary."""
+    """The text on buffers that were lost, or cannot be donated; the first is the summary."""
     first, *others = map(of_buffer, findings)
     rows = [*others[: SHOWN_BUFFERS - 1], *rest(findings, SHOWN_BUFFERS)]
     return first[1], rows, hints.buffer(findings[0])
 
 
 def of_buffer(finding: Finding) -> Row:
+    """The row of one finding of donation."""
     path = finding.path
     match finding:
         case data.LostOnTarget():
@@ -223,14 +225,14 @@ def loss(finding: data.LostBuffer) -> str:
 
 
 def parity(findings: Findings) -> Text:
-    """Values that differ; the first is the summary."""
+    """The text on values that differ; the first is the summary."""
     first = findings[0]
     rows = [(finding.label, f"{finding.path}   {difference(finding)}") for finding in findings[:SHOWN]]
     return differs(first), [*rows, *rest(findings)], hints.value(first)
 
 
 def differs(first: data.ValueDiffers) -> str:
-    """The summary that a difference makes."""
+    """The summary for the first difference."""
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
             return f"{first.path}: {difference(first)}"
@@ -250,7 +252,7 @@ def differs(first: data.ValueDiffers) -> str:
 
 
 def difference(finding: data.ValueDiffers) -> str:
-    """What is not as it should be."""
+    """The figures of a difference: what was expected, and what is there."""
     match finding.label:
         case "missing":
             return f"{finding.of} after the run"
@@ -271,7 +273,7 @@ def difference(finding: data.ValueDiffers) -> str:
 
 
 def finite(findings: Findings) -> Text:
-    """Values that are not finite, and are in the un-nested call; the first is the summary."""
+    """The text on values that are not finite, and are in the un-nested call; the first is the summary."""
     rows = [
         ("not finite", f"{finding.path}   {finding.type}   {finding.wrong} of {finding.elements} elements")
         for finding in findings[:SHOWN]
@@ -283,7 +285,7 @@ def finite(findings: Findings) -> Text:
 
 
 def recompilation(findings: Findings) -> Text:
-    """What another call is traced again for; the first is the summary."""
+    """The text on what a further call is traced again for; the first is the summary."""
     inside = tuple(finding for finding in findings if isinstance(finding, data.JitTracedAgain))
     moved = tuple(finding for finding in findings if isinstance(finding, data.TypeMoved))
     traced = [("traced", of_jit(finding)) for finding in inside[:SHOWN]]
@@ -305,7 +307,7 @@ def recompilation(findings: Findings) -> Text:
 
 
 def of_jit(finding: data.JitTracedAgain) -> str:
-    """Which function a jit traces in each call, how often, and what calls it."""
+    """A function that a jit traces in each call: how often, and what calls it."""
     times = f"{finding.times} times" if finding.times > 1 else "once"
     where = f" ({finding.line})" if finding.line else ""
     return f"{finding.path}{where}   {times} a call; its jit is called at {', '.join(finding.called)}"
@@ -315,7 +317,7 @@ def of_jit(finding: data.JitTracedAgain) -> str:
 
 
 def own(findings: Findings) -> Text:
-    """What breaks it, in its own words; the first is the summary."""
+    """The text of an invariant of the user's own, in its own words; the first breach is the summary."""
     first, *others = findings
     path = (("where", first.path),) if first.path else ()
     also = [row for breach in others[: SHOWN - 1] for row in (("also", breach.summary), *map(tuple, breach.details))]

@@ -20,7 +20,7 @@ def after(outcome: Outcome, exclusions: Exclusions, settings: Settings) -> Exclu
     A closure style is refused as a whole by its first nesting, which is its probe; a mode by its un-nested jit; a layer that alone
     cannot take the call is in no other nesting.
     """
-    if outcome.verdict == "rejected" and tally.ends(outcome):
+    if outcome.verdict == "rejected" and tally.closes_mode(outcome):
         exclusions = replace(exclusions, closed=True)
     if outcome.verdict == "rejected" and (style := refused_style(outcome.nesting, settings)):
         exclusions = replace(exclusions, refused=exclusions.refused | {style})
