@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.observation import Buffer
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import Checked, check_call
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.reporting import wording
+from pytest_nnxcheck.reporting import violations
 
 SINGLES = [str(Layer(transform, style)) for transform in TRANSFORMS for style in STYLES]
 
@@ -49,7 +49,7 @@ def call(
     """``subject(*args)`` under one nesting; settings as in the marker."""
     chosen = merge(parse_given(settings, lambda name: f"{name} of the test"))
     found = check_call(subject, args, {}, nesting=Nesting.parse(nesting), settings=chosen, example=example or Example())
-    return replace(found, outcome=wording.worded(found.outcome))
+    return replace(found, outcome=violations.worded(found.outcome))
 
 
 def takes_over(before: Any, after: Any) -> bool:

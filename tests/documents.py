@@ -70,7 +70,7 @@ def ended(
 ) -> records.Records:
     """The records of a test that pytest has seen end."""
     found = records.of_report(Report(tuple(outcomes), Settings(), test_id=nodeid, argument=nodeid, not_run=not_run))
-    found["test"].update({"outcome": end, "place": {"file": nodeid.partition("::")[0], "line": 3}} | more)  # type: ignore[typeddict-item]
+    found["test"].update({"outcome": end, "place": {"file": nodeid.partition("::")[0], "line": 3}} | more)
     return found
 
 

@@ -5,9 +5,9 @@ Pure functions over outcomes: nothing here imports jax, flax, hypothesis or pyte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_nnxcheck.core.catalogue import MODES, invariant_names, layer_names, rows_of, styles_of
 from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Nesting
@@ -24,16 +24,16 @@ EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
 class Entry:
     """A known failure: of an invariant, or of every nesting with these layers directly after one another.
 
-    Idle layers (`Transform.idle`) may be in between: they keep no layer from failing inside another.
+    A layer without a style is the transform in any style, a key without a mode is about every mode of flax.
     """
 
     key: str
     """An invariant, or layers. A layer without a style is the transform in any style; a key without a mode is for every mode of flax."""
     reason: str
     origin: str = "expected_failures"
-    """Where the entry was given, for messages."""
+    """Where the entry is written, in words."""
     table: str = ""
-    """The table of a file that the entry is in."""
+    """Its table, where it is in a file."""
 
     @classmethod
     def parse(cls, key: object, reason: object) -> Entry:
@@ -48,25 +48,26 @@ class Entry:
             raise Unreadable(f"expected failure {key!r} names no known invariant or nesting: {error}") from None
 
     @property
-    def invariant(self) -> str:
-        """The invariant that is expected to break; empty for a nesting."""
-        return self._words if self._words in invariant_names() else ""
-
-    @property
     def mode(self) -> str:
         """The mode of flax that the entry is about; empty where it is about all."""
-        mode, colon, _ = self.key.partition(": ")
-        return mode if colon else ""
+        return self.key.rpartition(": ")[0]
 
     @property
-    def _words(self) -> str:
-        return self.key.rpartition(": ")[2]
+    def invariant(self) -> str:
+        """The invariant that is expected to break; empty for a nesting."""
+        word = self.key.rpartition(": ")[2]
+        return word if word in invariant_names() else ""
+
+    @property
+    def _layers(self) -> list[str]:
+        words = self.key.rpartition(": ")[2]
+        return [] if words == UN_NESTED else words.split(" > ")
 
     def nesting(self, style: str = "argument") -> Nesting | None:
         """The nesting that the entry names, with this style where it names none; `None` for an invariant."""
         if self.invariant:
             return None
-        return Nesting(tuple(_layer(word, style) for word in self._layers()), self.mode or MODES[0])
+        return Nesting(tuple(_layer(word, style) for word in self._layers), self.mode or MODES[0])
 
     def in_mode(self, nesting: Nesting) -> bool:
         """Whether the entry is about the mode of this nesting."""
@@ -79,17 +80,14 @@ class Entry:
         if self.invariant:
             compiled = bool(nesting.layers) and nesting.layers[0].row.compiles
             return compiled or not any(row.compiled for row in rows_of([self.invariant]))
-        words = self._layers()
+        words = self._layers
         if not words:
             return not nesting.layers
         return any(_begin(nesting.layers[start:], words) for start in range(len(nesting)))
 
     def is_exactly(self, nesting: Nesting) -> bool:
         """Whether the entry names this nesting and none around it."""
-        return not self.invariant and len(self._layers()) == len(nesting) and self.covers(nesting)
-
-    def _layers(self) -> list[str]:
-        return [] if self._words == UN_NESTED else self._words.split(" > ")
+        return not self.invariant and len(self._layers) == len(nesting) and self.covers(nesting)
 
     def __str__(self) -> str:
         return f"{self.key!r} ({self.reason})"
@@ -102,16 +100,13 @@ def _layer(word: str, style: str) -> Layer:
     return Layer(word, style if style in styles else styles[0])
 
 
-def _fits(word: str, layer: Layer) -> bool:
-    return layer == Layer.parse(word) if "[" in word else layer.transform == word
-
-
 def _begin(layers: tuple[Layer, ...], words: list[str]) -> bool:
-    """Whether the layers begin with those that the words name, without idle layers in between."""
+    """Whether the layers begin with those that the words name."""
     named = 0
     for layer in layers:
-        if named < len(words) and _fits(words[named], layer):
+        if named < len(words) and words[named] in (layer.transform, f"{layer.transform}[{layer.style}]"):
             named += 1
+        # An idle layer (`Transform.idle`) keeps no layer from failing inside another.
         elif not layer.row.idle:
             break
     return named == len(words)
@@ -148,73 +143,45 @@ def add_up(*sources: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
-    """The outcome of a nesting that failed, without the failures that were expected; unchanged if none was.
-
-    An entry for a nesting counts only if no entry for an invariant excuses the nesting already.
-    """
-    entries = tuple(entries)
+    """The outcome of a nesting that failed, less what was expected of it; the same where nothing was."""
+    entries = [entry for entry in entries if entry.in_mode(outcome.nesting)]
     broken = {violation.invariant for violation in outcome.violations}
-    by_invariant = [entry for entry in entries if entry.invariant in broken and entry.in_mode(outcome.nesting)]
-    others = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in by_invariant})
+    used = [entry for entry in entries if entry.invariant in broken]
+    others = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in used})
     is_excused = bool(outcome.violations) and not others
-    by_nesting = [entry for entry in entries if not (is_excused or entry.invariant) and entry.covers(outcome.nesting)]
-    used = [*by_invariant, *by_nesting]
+    # An entry for a nesting counts only where no entry for an invariant excuses it already: else it is one too many.
+    if not is_excused:
+        by_nesting = [entry for entry in entries if not entry.invariant and entry.covers(outcome.nesting)]
+        used, is_excused = [*used, *by_nesting], bool(by_nesting)
     if not used:
         return outcome
     keys = tuple(dict.fromkeys([*outcome.expected, *(entry.key for entry in used)]))
     reasons = "; ".join(f"{entry.reason} ({entry.key})" for entry in used)
-    if is_excused or by_nesting:
+    if is_excused:
         notes = (*outcome.notes, *([outcome.reason] if outcome.reason else []))
         return replace(outcome, verdict="expected", reason=reasons, notes=notes, expected=keys)
     return replace(outcome, violations=others, notes=(*outcome.notes, f"expected to fail: {reasons}"), expected=keys)
 
 
-class Tally(NamedTuple):
-    """How many of the nestings that an entry covers failed as expected, or held."""
-
-    entry: Entry
-    failed: int
-    """Nestings in which the failure came true."""
-    held: int
-    others: int
-    """Nestings that failed otherwise, or were refused."""
-
-    @property
-    def matched(self) -> bool:
-        """Whether the entry is about anything that ran, or that flax refused."""
-        return bool(self.failed or self.held or self.others)
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing failed that was expected to: an unexpected pass."""
-        return bool(self.held and not self.failed)
-
-
-def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> Tally:
-    """Count the outcomes of the covered nestings; an invariant that is not asserted covers none."""
+def covered(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> list[Outcome]:
+    """The outcomes that the entry is about; none where it names an invariant that is not asserted."""
     is_asserted = not entry.invariant or entry.invariant in invariants
-    covered = [outcome for outcome in outcomes if is_asserted and entry.covers(outcome.nesting)]
-    failed = sum(entry.key in outcome.expected for outcome in covered)
-    held = sum(outcome.verdict == "held" for outcome in covered)
-    return Tally(entry, failed, held, len(covered) - failed - held)
+    return [outcome for outcome in outcomes if is_asserted and entry.covers(outcome.nesting)]
 
 
 def unexpected_passes(
     entries: Iterable[Entry], outcomes: Iterable[Outcome], invariants: Iterable[str], replayed: Nesting | None = None
-) -> tuple[str, ...]:
-    """A line for each entry that did not come true.
-
-    One nesting alone says nothing of an entry that names others as well. An entry of a file may be for other tests: where it
-    matches nothing in this one, that is not this test's fault.
-    """
+) -> Iterator[str]:
+    """A line for each entry that did not come true; of a replay only for those that name its nesting."""
     outcomes = tuple(outcomes)
-    judged = [entry for entry in entries if replayed is None or entry.is_exactly(replayed)]
-    tallies = [tally(entry, outcomes, invariants) for entry in judged]
-    return tuple(_line(count) for count in tallies if count.passed or not (count.matched or count.entry.table))
-
-
-def _line(count: Tally) -> str:
-    entry, held = count.entry, count.held
-    if not count.passed:
-        return f"expected failure {entry} matches no nesting that ran, take the entry out of {entry.origin}"
-    return f"expected failure {entry} did not happen: {counted(held, 'nesting')} held, take the entry out of {entry.origin}"
+    for entry in entries:
+        if replayed is not None and not entry.is_exactly(replayed):
+            continue
+        about = covered(entry, outcomes, invariants)
+        held = sum(outcome.verdict == "held" for outcome in about)
+        remedy = f"take the entry out of {entry.origin}"
+        if held and not any(entry.key in outcome.expected for outcome in about):
+            yield f"expected failure {entry} did not happen: {counted(held, 'nesting')} held, {remedy}"
+        # An entry of a file may be for other tests of its table.
+        elif not about and not entry.table:
+            yield f"expected failure {entry} matches no nesting that ran, {remedy}"

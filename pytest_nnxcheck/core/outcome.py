@@ -259,7 +259,7 @@ class Violation:
     """One broken invariant.
 
     ``summary`` is one line, ``details`` are (label, text) rows of the message, ``hint`` says what to change
-    and is empty where no advice is certain to be right. `reporting.wording` makes them of ``findings``, all that is broken as data, and of what
+    and is empty where no advice is certain to be right. `reporting.violations` makes them of ``findings``, all that is broken as data, and of what
     is ``explained`` beside it; no code reads the text.
     """
 

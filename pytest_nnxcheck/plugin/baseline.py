@@ -1,8 +1,7 @@
-"""The memory baseline of a run: hooks that measure every test, hold it against the file, and at the end write it and say what is stale.
+"""The memory baseline of a run: hooks that measure every test, compare it with the file, and at the end say what is stale and write the file.
 
-Registered as a plugin of pytest where a run has a baseline. Like `hooks`, this imports pytest and light modules only. What is compared, stale or written
-is decided by pure functions in `reporting`. Tests are compared where they run; their results cross to the controller of xdist with their
-reports, and only the controller writes.
+Like `hooks`, this imports pytest and light modules only. What is compared and written is decided by pure functions in `reporting`. Tests are compared
+where they run; their results cross to the controller of xdist with their reports, and only the controller writes.
 """
 
 from __future__ import annotations
@@ -20,33 +19,22 @@ from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NestingFinished
 from pytest_nnxcheck.core.settings import MARKER, TABLE, flag
+from pytest_nnxcheck.core.text import counted
 from pytest_nnxcheck.plugin import options, selection, worker_data
-from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
-from pytest_nnxcheck.reporting.baseline_comparison import (
-    ANY_STAMP,
-    NEW_ONLY,
-    UPDATE,
-    Comparison,
-    Measured,
-    Request,
-    Result,
-    Update,
-)
-from pytest_nnxcheck.reporting.baseline_file import Baseline, Key
-from pytest_nnxcheck.reporting.baseline_update import RunEnd
+from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
+from pytest_nnxcheck.reporting.baseline_comparison import ANY_STAMP, NEW_ONLY, UPDATE, Measured, Request, Result
+from pytest_nnxcheck.reporting.baseline_file import Baseline
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
 
-NAME = "nnxcheck_baseline"
-TITLE = "nnx memory baseline"
 _WIRE = "nnx_baseline"
 
-_measurements = pytest.StashKey["Measurements"]()
+_measured = pytest.StashKey[dict[str, Measured]]()
 _result = pytest.StashKey[Result]()
 
 
-def start(config: pytest.Config) -> BaselineHooks | None:
+def register(config: pytest.Config) -> BaselineHooks | None:
     """Register the hooks, if the run has a baseline. Raises `SettingError` that says which option or file is wrong."""
     tolerance = options.value(config, "memory_tolerance")
     given = options.given(config, "baseline")
@@ -61,45 +49,29 @@ def start(config: pytest.Config) -> BaselineHooks | None:
         raise SettingError(
             f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
         )
-    update: Update = "all" if UPDATE in asked else "new" if NEW_ONLY in asked else ""
-    path, request = given.folder / given.value, Request(given.value, tolerance, update, ANY_STAMP in asked)
+    request = Request(
+        given.value, tolerance, "all" if UPDATE in asked else "new" if NEW_ONLY in asked else "", ANY_STAMP in asked
+    )
+    path = given.folder / given.value
     try:
         stored = baseline_file.read(path, given.value)
     except SettingError as error:
         raise SettingError(f"{given.origin}: {error}") from None
     hooks = BaselineHooks(request, path, given.origin, stored)
-    config.pluginmanager.register(hooks, NAME)
+    config.pluginmanager.register(hooks, "nnxcheck_baseline")
     worker_data.of(config)
     return hooks
 
 
-class Measurements:
-    """What the first run of each nesting of a test measured."""
-
-    def __init__(self) -> None:
-        self.seen: set[Nesting] = set()
-        self.held: dict[str, Measured] = {}
-
-    def listen(self, event: object) -> None:
-        """Keep what held, on its first run: with arguments of the user's that hypothesis draws, further ones are others each time."""
-        if not isinstance(event, NestingFinished):
-            return
-        outcome, first = event.outcome, event.nesting not in self.seen
-        self.seen.add(event.nesting)
-        if first and event.whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
-            entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=event.drawn)
-            self.held[str(event.nesting)] = Measured(outcome, entry, fleeting=not event.repeats)
-
-
 class BaselineHooks:
-    """The baseline that is known, the results of the tests so far, and what is to be said at the end."""
+    """The baseline in the file, the results of the tests so far, and the lines to write at the end."""
 
     def __init__(self, request: Request, path: Path, origin: str, stored: Baseline | None) -> None:
         self.request, self.path, self.origin, self.stored = request, path, origin, stored
-        self.entries = stored.by_test() if stored else {}
         self.results: dict[str, Result] = {}
         self.failures = 0
         self.lines: list[tuple[str, bool]] = []
+        """Each with whether it is bad news."""
 
     @pytest.hookimpl
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -117,27 +89,50 @@ class BaselineHooks:
     # --- a test ---
 
     def listen(self, item: pytest.Item, run: Run) -> None:
-        """Note what the nestings of a test measure."""
-        item.stash[_measurements] = measurements = Measurements()
-        run.listeners.append(measurements.listen)
+        """Keep what the nestings of a test measure that hold."""
+        seen = set[Nesting]()
+        item.stash[_measured] = measured = dict[str, Measured]()
+
+        def keep(event: object) -> None:
+            # The first run of a nesting: with arguments of the user's that hypothesis draws, further ones are others each time.
+            if not isinstance(event, NestingFinished) or event.nesting in seen:
+                return
+            seen.add(event.nesting)
+            outcome = event.outcome
+            if event.whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
+                entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=event.drawn)
+                buffers = outcome.evidence.buffers if outcome.evidence else ()
+                measured[str(event.nesting)] = Measured(entry, buffers, fleeting=not event.repeats)
+
+        run.listeners.append(keep)
 
     def finished(self, item: pytest.Item, run: Run) -> str:
-        """Hold a test that is all right in itself against the baseline: the text of its failure, or nothing."""
-        test, measured, stamp = worker_data.nodeid(item), item.stash[_measurements].held, devices.stamp()
-        entries, comparison = self.entries.get(test, {}), Comparison()
-        differences = self.stored.stamp.differences(stamp) if self.stored else ""
-        if self.stored is not None and self.request.compares(differences):
-            excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
-            comparison = baseline_comparison.compare(entries, measured, self.request, excused)
-        lines, replayed = baseline_comparison.lines_of(test, measured), run.settings.nesting is not None
-        item.stash[_result] = Result(test, astuple(stamp), differences, lines, replayed, comparison)
-        if not comparison.grew:
+        """Compare a test that is all right in itself with the baseline: the text of its failure, or nothing."""
+        test, measured, stamp = worker_data.nodeid(item), item.stash[_measured], devices.stamp()
+        entries, result, differences = {}, Result(test), ""
+        if self.stored is not None:
+            entries, differences = self.stored.tests.get(test, {}), self.stored.stamp.differences(stamp)
+            if self.request.compares(differences):
+                excused = {str(outcome.nesting) for outcome in run.outcomes.values() if outcome.verdict == "expected"}
+                result = baseline_comparison.compare(test, entries, measured, self.request, excused)
+        item.stash[_result] = replace(
+            result,
+            stamp=astuple(stamp),
+            differences=differences,
+            lines=tuple(
+                baseline_file.format_line(test, nesting, now.entry)
+                for nesting, now in measured.items()
+                if not now.fleeting
+            ),
+            replayed=run.settings.nesting is not None,
+        )
+        if not result.grew:
             return ""
         checked = run.report()
         typed = options.typed(item.config.option, ("baseline", "memory_tolerance"))
         words = [checked.options, *(f"{flag(name)} {shlex.quote(value)}" for name, value in typed.items())]
         checked = replace(checked, options=" ".join(filter(None, words)))
-        return baseline_comparison.message(comparison, entries, measured, self.request, checked)
+        return baseline_comparison.message(result, entries, measured, self.request, checked)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -158,70 +153,74 @@ class BaselineHooks:
         self.failures += report.failed
         wire = getattr(report, _WIRE, None)
         if wire and (report.when == "call" or wire["test"] not in self.results):
-            self.results[wire["test"]] = Result.from_wire(wire)
+            self.results[wire["test"]] = Result(**wire)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write, and say what is stale, where the results of all processes are."""
+        """Say what is stale, and write, where the results of all processes are."""
         if session.config.option.collectonly or worker_data.is_worker(session.config):
             return
-        results, end = self.results.values(), self._end(session)
-        compared = baseline_comparison.summary(self.request, results, exists=self.stored is not None)
-        self.lines = [*((line, False) for line in compared), *self._ended(end)]
+        compared = baseline_comparison.summary(self.request, self.results.values(), exists=self.stored is not None)
+        self.lines = [*((line, False) for line in compared), *self._ended(session)]
         if any(red for _, red in self.lines) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _end(self, session: pytest.Session) -> RunEnd:
-        config, status = session.config, session.exitstatus
-        data, selected = worker_data.of(config), selection.Selection.of(config)
-        return RunEnd(
-            exit_status=int(status),
-            failures=self.failures,
-            interrupted=data.interrupted or status == pytest.ExitCode.INTERRUPTED,
-            broken=data.collection.broken,
-            complete=data.saw_all(status),
-            tests=data.collection.tests,
-            skipped=data.collection.skipped,
-            whole_files=frozenset(filter(selected.covers, map(baseline_update.file_of, self.entries))),
-            narrowed=selection.narrowed(config),
-            fewer_nestings=not selection.typed(config).isdisjoint(
-                flag(name) for name, row in TABLE.items() if row.narrows
-            ),
-            replayed=config.getoption("nnx_nesting") is not None,
-        )
-
-    def _ended(self, end: RunEnd) -> Iterator[tuple[str, bool]]:
-        """What is stale, and what became of the file: lines, and whether one is bad news."""
-        shown, results = self.request.shown, self.results.values()
-        removed = baseline_update.gone(self.stored, end) if self.stored else []
-        stale = [] if self.request.update == "all" else [*baseline_update.stale_lines(removed, results, end)]
+    def _ended(self, session: pytest.Session) -> Iterator[tuple[str, bool]]:
+        """What is stale, and what became of the file."""
+        shown, update, stale, gone = self.request.shown, self.request.update, list[str](), list[str]()
+        data, status = worker_data.of(session.config), session.exitstatus
+        # Only a run of whole files, to its end and under all nestings, knows that something in them is no more.
+        if self.stored is not None and data.saw_all(status) and not selection.is_narrowed(session.config):
+            selected, skipped = selection.Selection.of(session.config), tuple(data.collection.skipped)
+            whole = [test for test in self.stored.tests if selected.covers(test.partition("::")[0])]
+            gone = [test for test in whole if test not in data.collection.tests and not test.startswith(skipped)]
+            missed = [self.results[test] for test in whole if test in self.results]
+            # Where nothing was compared, nothing is known of nestings.
+            if update != "all" and not any(result.differences for result in self.results.values()):
+                stale = [f"  {baseline_comparison.on_one_line(test)}: there is no such test" for test in gone]
+                stale += [
+                    f"  {baseline_comparison.on_one_line(result.test)}: did not run under {', '.join(result.stale)}"
+                    for result in missed
+                    if result.stale and not result.replayed
+                ]
         if stale:
             yield f"ERROR {shown} has stale entries, {UPDATE} removes them:", True
-            yield from ((f"  {line}", True) for line in stale)
-        if self.request.update:
-            refusal = baseline_update.refusal(end, stale=bool(stale))
-            sentence, written = (refusal, False) if refusal else self._write(removed)
-            yield f"{shown} is {'written, ' if written else 'not written: '}{sentence}", not written
+            yield from ((line, True) for line in stale)
+        if update:
+            refusal = self._refusal(data, status, stale=bool(stale))
+            sentence, is_written = (refusal, False) if refusal else self._write(gone)
+            yield f"{shown} is {'written, ' if is_written else 'not written: '}{sentence}", not is_written
 
-    def _write(self, removed: list[Key]) -> tuple[str, bool]:
+    def _refusal(self, data: worker_data.WorkerData, status: int, *, stale: bool) -> str:
+        """Why a run must not leave a baseline, whatever it measured; empty if it may."""
+        if data.collection.broken:
+            return "not every test could be collected"
+        if data.interrupted or status == pytest.ExitCode.INTERRUPTED:
+            return "the run was interrupted"
+        if self.failures:
+            return f"{counted(self.failures, 'test')} failed"
+        if status:
+            return f"the run failed (exit status {int(status)})"
+        return f"it has stale entries, which only {UPDATE} removes" if stale else ""
+
+    def _write(self, gone: list[str]) -> tuple[str, bool]:
         """Put the new baseline in its place, on top of what the file is by now: what changed, or why nothing did."""
         try:
             before = baseline_file.read(self.path, self.request.shown)
-            after = baseline_update.renewed(
-                before, self.results.values(), removed, new_only=self.request.update == "new"
-            )
+            new_only = self.request.update == "new"
+            after = baseline_comparison.renewed(before, self.results.values(), gone, new_only=new_only)
             if before != after:
                 atomic_file.write(self.path, baseline_file.format_baseline(after))
-        except (baseline_update.Refused, SettingError) as error:
+        except (baseline_comparison.Refused, SettingError) as error:
             return str(error), False
         except OSError as error:
             return f"{atomic_file.reason(error)}, what was there is as it was", False
-        return baseline_update.changes(before, after), True
+        return baseline_comparison.changes(before, after), True
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """What was compared, what was written, and what is wrong with the file."""
         if self.lines:
-            terminalreporter.write_sep("=", TITLE, red=any(red for _, red in self.lines))
+            terminalreporter.write_sep("=", "nnx memory baseline", red=any(red for _, red in self.lines))
             for line, red in self.lines:
                 terminalreporter.write_line(line, red=red)

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.api import Wrap
     from pytest_nnxcheck.extension import Invariant
     from pytest_nnxcheck.plugin.baseline import BaselineHooks
-    from pytest_nnxcheck.plugin.known_failures import Suite
     from pytest_nnxcheck.runner.run import Run
 
 TITLE = "nnx invariants"
-_baseline = pytest.StashKey["BaselineHooks | None"]()
+_baseline: pytest.StashKey[BaselineHooks | None] = pytest.StashKey()
 _unreported = pytest.StashKey[dict[str, "Run"]]()
+"""The runs of tests that have not ended, by node id."""
 
 
 # --- options and configuration -------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; read command line and ini file, so that a bad value stops the run before it starts."""
     config.addinivalue_line("markers", table.marker_line())
-    config.stash[_unreported] = {}
+    config.stash[_unreported], config.stash[SUITE], config.stash[_baseline] = {}, None, None
     # Again: a plugin that a conftest brings in is too late for the hook above.
     _prepare_environment(config, config.option)
     config.add_cleanup(catalogue.forget_own_later())
@@ -90,40 +90,25 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         own_invariants(config.hook.pytest_nnx_invariants, config)
         config.stash[GIVEN] = options.of_a_check(config)
-        _register_reports(config)
-        config.stash[SUITE] = _register_known_failures(config)
-        config.stash[_baseline] = _start_baseline(config)
-        _register_watch(config)
+        _register_parts(config)
     except CheckError as error:
         raise pytest.UsageError(str(error)) from None
 
 
-def _register_known_failures(config: pytest.Config) -> Suite | None:
-    """Register what reads the file of expected failures, if there is one. Raises `SettingError` that names option and file."""
-    file = options.given(config, "expected_failures")
-    if file is None:
-        return None
-    from pytest_nnxcheck.plugin import known_failures, worker_data
+def _register_parts(config: pytest.Config) -> None:
+    """Add the hooks of what this run is asked for beside the checks; a run loads no other of these modules. Raises `SettingError`."""
+    if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
+        from pytest_nnxcheck.plugin import reports
 
-    try:
-        suite = known_failures.Suite(file.folder / file.value, file.value, worker_data.of(config))
-    except SettingError as error:
-        raise SettingError(f"{file.origin}: {error}") from None
-    config.pluginmanager.register(suite, known_failures.NAME)
-    return suite
+        reports.register(config, config.stash[_unreported])
+    if (file := options.given(config, "expected_failures")) is not None:
+        from pytest_nnxcheck.plugin import known_failures
 
+        config.stash[SUITE] = known_failures.register(config, file)
+    if options.of_a_run(config):
+        from pytest_nnxcheck.plugin import baseline
 
-def _start_baseline(config: pytest.Config) -> BaselineHooks | None:
-    """The hooks of the baseline, if the run has one. Raises `SettingError` that names its source."""
-    if not options.of_a_run(config):
-        return None
-    from pytest_nnxcheck.plugin import baseline
-
-    return baseline.start(config)
-
-
-def _register_watch(config: pytest.Config) -> None:
-    """Watch every test, where the run is asked to. Raises `SettingError` that names its source."""
+        config.stash[_baseline] = baseline.register(config)
     if options.given(config, "watch") is not None:
         from pytest_nnxcheck.plugin import watch
 
@@ -155,14 +140,6 @@ def _of_slice(target: options.Given) -> options.Given | None:
 
     count = wheels.slice_devices(target.value)
     return target._replace(value=count) if count > 1 and not devices.is_simulated(os.environ) else None
-
-
-def _register_reports(config: pytest.Config) -> None:
-    """Write reports at the end, where the run is asked for some or is one of GitHub Actions. Raises `SettingError`."""
-    if options.given(config, "report") is not None or os.environ.get("GITHUB_ACTIONS") == "true":
-        from pytest_nnxcheck.plugin import reports
-
-        reports.register(config, config.stash[_unreported])
 
 
 # --- collection ----------------------------------------------------------------------------------------------------------
@@ -244,6 +221,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
     __tracebackhide__ = True
     from pytest_nnxcheck.plugin import progress
+    from pytest_nnxcheck.reporting import report
 
     original = item.obj
     run, item.obj = _build(item)
@@ -256,7 +234,9 @@ def _run_under_nestings(item: pytest.Function) -> Generator[None, Any, Any]:
         raised = error
     finally:
         item.obj = original
-        _replace_properties(item, run)
+        # In place of the figures of an earlier run.
+        others = [pair for pair in item.user_properties if not str(pair[0]).startswith("nnx_")]
+        item.user_properties[:] = [*others, *report.properties(run.report())]
     final = _conclude(item, run, raised)
     if final is not None:
         raise final.with_traceback(final.__traceback__)
@@ -316,14 +296,6 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     return pytest.fail.Exception(problem, pytrace=False) if problem else None
 
 
-def _replace_properties(item: pytest.Item, run: Run) -> None:
-    """Put the report's figures on the item, in place of those of an earlier run."""
-    from pytest_nnxcheck.reporting import report
-
-    others = [pair for pair in item.user_properties if not str(pair[0]).startswith("nnx_")]
-    item.user_properties[:] = [*others, *report.properties(run.report())]
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -331,16 +303,15 @@ def pytest_runtest_makereport(
     """Take the class name off our first line, and have the short summary say which invariant broke, and where."""
     report = yield
     if report.when == "call" and call.excinfo is not None and item.get_closest_marker(MARKER) is not None:
-        tell(report.longrepr, _in_short(call.excinfo.value))
+        error, in_short = call.excinfo.value, ""
+        if isinstance(error, InvariantViolation):
+            from pytest_nnxcheck.reporting import report as texts
+
+            in_short = texts.in_short(error.outcome)
+        tell(report.longrepr, in_short)
     if has_ended(item, report):
         item.config.stash[_unreported].pop(item.nodeid, None)
     return report
-
-
-def _in_short(error: BaseException) -> str:
-    from pytest_nnxcheck.reporting import report
-
-    return report.in_short(error.outcome) if isinstance(error, InvariantViolation) else ""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -380,16 +351,18 @@ def _line(nodeid: str, properties: Mapping[str, Any], config: pytest.Config) -> 
     from pytest_nnxcheck.reporting import report
 
     text = f"{nodeid}  {report.summary_of(properties)}"
-    if (expected := properties.get("nnx_expected_failures")) and config.get_verbosity() > 0:
-        text += f"\n    expected to fail: {expected}"
-    if (seconds := properties.get("nnx_target_seconds")) and config.get_verbosity() > 0:
-        text += f"\n    compiled for targets: {seconds}"
-    rows = [
-        (properties.get("nnx_notes"), "what was left out", ""),
-        (properties.get("nnx_advice"), "advice on memory", "advice: "),
+    notes = [
+        (properties[name], what, label)
+        for name, what, label in (
+            ("nnx_notes", "what was left out", ""),
+            ("nnx_advice", "advice on memory", "advice: "),
+        )
+        if properties.get(name)
     ]
-    notes = [(lines, what, label) for lines, what, label in rows if lines]
-    if notes and config.get_verbosity() > 0:
-        width = config.get_terminal_writer().fullwidth
-        return text + "".join(report.wrapped(lines, width, label) for lines, _, label in notes)
-    return text + (f"; see -v for {' and '.join(what for _, what, _ in notes)}" if notes else "")
+    if config.get_verbosity() <= 0:
+        return text + (f"; see -v for {' and '.join(what for _, what, _ in notes)}" if notes else "")
+    for name, label in (("nnx_expected_failures", "expected to fail"), ("nnx_target_seconds", "compiled for targets")):
+        text += f"\n    {label}: {properties[name]}" if properties.get(name) else ""
+    for lines, _, label in notes:
+        text += report.wrapped(lines, config.get_terminal_writer().fullwidth, label)
+    return text

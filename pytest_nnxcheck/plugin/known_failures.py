@@ -1,10 +1,11 @@
-"""The file of a suite's expected failures: a table a test, and at the end a warning on what matched nothing.
+"""The file of a suite's expected failures: it is read, and at the end of the run a warning says what in it matched nothing.
 
 Registered as a plugin of pytest where a run has such a file. Like `hooks`, this imports pytest and light modules only.
 """
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -22,13 +23,10 @@ from pytest_nnxcheck.core.expected_failures import Entry
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.plugin import worker_data
+from pytest_nnxcheck.plugin.options import Given
 from pytest_nnxcheck.plugin.selection import Selection
 from pytest_nnxcheck.plugin.worker_data import Part, WorkerData
 from pytest_nnxcheck.reporting.report import Report
-
-NAME = "nnxcheck_suite"
-TITLE = "nnx expected failures"
-_WILD = frozenset("*?[")
 
 
 class ExpectedFailuresWarning(pytest.PytestWarning):
@@ -39,27 +37,16 @@ class ExpectedFailuresWarning(pytest.PytestWarning):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The expected failures of the tests whose node id matches; ``line`` is where the table starts in the file."""
+    """The expected failures of the tests whose node id matches a pattern."""
 
     pattern: str
     entries: tuple[Entry, ...]
     line: int = 1
+    """Where the table starts in the file."""
 
     def matches(self, nodeid: str) -> bool:
         """Whether the table is for this test: its node id, with or without its parameters, or a pattern for it."""
         return self.pattern in {nodeid, nodeid.partition("[")[0]} or fnmatchcase(nodeid, self.pattern)
-
-    @property
-    def file(self) -> str:
-        """The part of the pattern that is for the file."""
-        return self.pattern.partition("::")[0]
-
-    @property
-    def folder(self) -> str:
-        """The part of the pattern before which nothing is wild: a file or a folder."""
-        parts = Path(self.file).parts
-        wild = next((number for number, part in enumerate(parts) if _WILD & set(part)), len(parts))
-        return str(Path(*parts[:wild]))
 
 
 def read(path: Path, shown: str) -> tuple[Table, ...]:
@@ -73,10 +60,10 @@ def read(path: Path, shown: str) -> tuple[Table, ...]:
         raise SettingError(f"{shown} is no TOML file: {error}") from None
     except RecursionError:
         raise SettingError(f"{shown} is no TOML file of tables and texts: its brackets are nested too deeply") from None
-    return tuple(_table(pattern, entries, shown, _line(text, pattern)) for pattern, entries in tables.items())
+    return tuple(_table(pattern, entries, shown, text.splitlines()) for pattern, entries in tables.items())
 
 
-def _table(pattern: str, entries: object, shown: str, line: int) -> Table:
+def _table(pattern: str, entries: object, shown: str, lines: list[str]) -> Table:
     if not isinstance(entries, Mapping):
         example = '["tests/test_model.py::test_block"]'
         raise SettingError(f"{shown}: {pattern!r} stands outside of a table, write the test above it, as {example}")
@@ -87,19 +74,25 @@ def _table(pattern: str, entries: object, shown: str, line: int) -> Table:
         parsed = expected_failures.parse(entries)
     except Unreadable as error:
         raise SettingError(f"{origin}: {error}") from None
-    return Table(pattern, tuple(replace(entry, origin=origin, table=pattern) for entry in parsed), line)
-
-
-def _line(text: str, pattern: str) -> int:
-    headers = (
-        (number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith("[")
-    )
+    # tomllib says no lines. The name of another table may begin with this pattern.
     names = (f'"{pattern}"', f"'{pattern}'", f"{pattern} ", f"{pattern}]")
-    return next((number for number, header in headers if header.lstrip("[ ").startswith(names)), 1)
+    headers = ((number, line.lstrip()) for number, line in enumerate(lines, 1))
+    starts = (number for number, line in headers if line.startswith("[") and line.lstrip("[ ").startswith(names))
+    return Table(pattern, tuple(replace(entry, origin=origin, table=pattern) for entry in parsed), next(starts, 1))
+
+
+def register(config: pytest.Config, file: Given) -> Suite:
+    """Register the file that the run names. Raises `SettingError` that names option and file."""
+    try:
+        suite = Suite(file.folder / file.value, file.value, worker_data.of(config))
+    except SettingError as error:
+        raise SettingError(f"{file.origin}: {error}") from None
+    config.pluginmanager.register(suite, "nnxcheck_suite")
+    return suite
 
 
 class Suite:
-    """The tables of a run, what they matched, and the hooks that tell it."""
+    """The tables of a run, what they matched, and the hooks that warn of what matched nothing."""
 
     def __init__(self, path: Path, shown: str, data: WorkerData) -> None:
         self.path = path
@@ -108,8 +101,11 @@ class Suite:
         self.data = data
         data.add("expected failures", Part(self.to_wire, self.absorb))
         self.ran: set[str] = set()
+        """The tests that ran to their end, by node id."""
         self.used: set[tuple[str, str]] = set()
+        """Table and key of the entries that were about a nesting that ran."""
         self.errors: list[str] = []
+        """The warnings of a run in which warnings are errors."""
 
     def entries(self, item: pytest.Item) -> tuple[Entry, ...]:
         """The entries for a test; where two tables have the same key, the earlier one wins."""
@@ -124,12 +120,12 @@ class Suite:
             return
         self.ran.add(worker_data.nodeid(item))
         for entry in settings.expected_failures:
-            if entry.table and expected_failures.tally(entry, report.outcomes, settings.invariants).matched:
+            if entry.table and expected_failures.covered(entry, report.outcomes, settings.invariants):
                 self.used.add((entry.table, entry.key))
 
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Warn, where what all processes saw is known."""
+        """Warn of what matched nothing, in the process that knows what all of them saw."""
         if worker_data.is_worker(session.config) or not self.data.saw_all(session.exitstatus):
             return
         for table, text in self.complaints(Selection.of(session.config), self.data.collection.tests):
@@ -138,7 +134,7 @@ class Suite:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _warn(self, table: Table, text: str) -> None:
-        """A warning at the line of the table; where warnings are errors, the run fails, and no traceback of ours is shown."""
+        """Warn at the line of the table; where warnings are errors, the run fails, and no traceback of ours is shown."""
         try:
             warnings.warn_explicit(ExpectedFailuresWarning(text), None, str(self.path), table.line)
         except ExpectedFailuresWarning:
@@ -146,23 +142,23 @@ class Suite:
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say what a warning that is an error was."""
+        """Show the warnings that are errors."""
         if self.errors:
-            terminalreporter.section(TITLE, red=True)
+            terminalreporter.section("nnx expected failures", red=True)
             for line in self.errors:
                 terminalreporter.write_line(f"ERROR {line}", red=True)
 
     def to_wire(self) -> dict[str, Any]:
-        """What this process saw, in plain types."""
+        """The observations of this process, in plain types."""
         return {"ran": sorted(self.ran), "used": [list(pair) for pair in sorted(self.used)]}
 
     def absorb(self, wire: Mapping[str, Any]) -> None:
-        """Add what another process saw."""
+        """Add the observations of another process."""
         self.ran.update(wire["ran"])
         self.used.update((table, key) for table, key in wire["used"])
 
     def complaints(self, selection: Selection, tests: Collection[str]) -> Iterator[tuple[Table, str]]:
-        """What matched nothing, though it could have: the selection took in all that the table may be for."""
+        """Tables and entries that matched nothing, though the run looked at all tests that the table may be for."""
         for table in self.tables:
             if not covers(selection, table):
                 continue
@@ -176,6 +172,9 @@ class Suite:
 
 
 def covers(selection: Selection, table: Table) -> bool:
-    """Whether every test that a table may be for was looked at; those of a file that is not there were."""
-    missing = table.folder == str(Path(table.file)) and not (selection.root / table.folder).exists()
-    return missing or selection.covers(table.folder)
+    """Whether the run looked at every test that a table may be for; at those of a file that is not there it did."""
+    file = Path(table.pattern.partition("::")[0])
+    # The file or folder before the first part that is wild.
+    place = Path(*itertools.takewhile(lambda part: not set("*?[") & set(part), file.parts))
+    missing = place == file and not (selection.root / place).exists()
+    return missing or selection.covers(str(place))

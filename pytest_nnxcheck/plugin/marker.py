@@ -25,16 +25,17 @@ FIXTURE = "nnx_wrap"
 GIVEN: pytest.StashKey[Mapping[str, Any]] = pytest.StashKey()
 """Settings of the command line and the ini file, read."""
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-"""Those of a marked test, merged."""
+"""Settings of a marked test, merged."""
 _READ: pytest.StashKey[list[pytest.Mark]] = pytest.StashKey()
-"""The markers that they were read from."""
+"""The markers that the settings of a test were read from."""
 IN_BODY: pytest.StashKey[bool] = pytest.StashKey()
 """Whether the body of a marked test is running: a subtest in it reports as if the call had ended."""
 SUITE: pytest.StashKey[Suite | None] = pytest.StashKey()
+"""The file of expected failures, where the run has one."""
 
 
 def has_ended(item: pytest.Item, report: pytest.TestReport) -> bool:
-    """Whether a report tells of the call of a marked test."""
+    """Whether a report is of the call of a marked test, which has ended."""
     return report.when == "call" and item.get_closest_marker(MARKER) is not None and not item.stash.get(IN_BODY, False)
 
 
@@ -71,7 +72,7 @@ def own_invariants(hook: Any, config: pytest.Config) -> tuple[str, ...]:
 
 
 def _from_markers(item: pytest.Function) -> Iterator[dict[str, Any]]:
-    """What each marker gives, the nearest first."""
+    """The settings of each marker, the nearest first."""
     for node, mark in item.iter_markers_with_node(MARKER):
         origin = f"{MARKER} marker at {where(node)}"
         if mark.args:
@@ -131,6 +132,7 @@ def _refuse_test(item: pytest.Function) -> None:
 
 
 def refuse_test_case(node: pytest.Class, error: type[Exception]) -> None:
+    """Refuse a class of unittest that is marked, or has a marked test: raises ``error``."""
     cls = node.obj
     marks = [mark.name for name in dir(cls) for mark in _own_marks(inspect.getattr_static(cls, name))]
     if MARKER in marks or node.get_closest_marker(MARKER) is not None:

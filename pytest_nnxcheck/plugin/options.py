@@ -17,11 +17,13 @@ from pytest_nnxcheck.core.text import Unreadable
 
 
 class Given(NamedTuple):
-    """A setting that command line or ini file give: its value, where it came from, and the folder that a path in it starts from."""
+    """A setting that the command line or the ini file gives."""
 
     value: Any
     origin: str
+    """Where it came from, in words."""
     folder: Path
+    """Where a path in it starts from."""
 
 
 def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
@@ -45,7 +47,8 @@ def register(parser: pytest.Parser, arguments: Iterable[str] = ()) -> None:
 
 
 def _add_words(group: pytest.OptionGroup, name: str, words: tuple[str, ...], text: str) -> None:
-    """A flag that may have a word: argparse would take the path of ``--nnx-watch tests`` for its value if it had one, so each word is an option."""
+    """Add a flag that may have a word, each word as an option of its own."""
+    # With a value, argparse would take the path of ``--nnx-watch tests`` for it.
     for number, word in enumerate(words):
         written = [f"{flag(name)}={word}"] if number else [flag(name), f"{flag(name)}={word}"]
         group.addoption(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
 
 TERMINAL, LOG, OFTEN = 10.0, 60.0, 10.0
-"""Seconds before a test shows anything, on a terminal and in a log, and between two lines of it."""
+"""Seconds before a test shows anything, on a terminal and in a log, and between two lines of it: a person waits for ten, a log need not grow."""
 
 NOT_CHECKED = "not checked"
 """What stands for the verdict where the test made no call."""
@@ -43,6 +43,7 @@ class Progress:
         self.item = item
         self.count = Count(settings)
         self.of_nestings = item.config.get_verbosity() > 0
+        """Whether each nesting has a line, as with -v."""
         self.due = time.perf_counter() + patience
         self.said: dict[Nesting, str] = {}
 

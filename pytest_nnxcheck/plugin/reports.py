@@ -28,64 +28,50 @@ from pytest_nnxcheck.plugin.marker import has_ended
 from pytest_nnxcheck.plugin.worker_data import Part
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.pages import markdown
-from pytest_nnxcheck.reporting.records import Place, Records
+from pytest_nnxcheck.reporting.records import Records
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.runner.run import Run
 
-NAME = "nnxcheck_publish"
 TITLE = "nnx report"
 _WIRE = "nnx_records"
 _PACKAGES = ("pytest-nnxcheck", "jax", "jaxlib", "flax", "hypothesis", "pytest")
 
 
-def rendered(suffix: str, document: Mapping[str, Any]) -> str:
-    """The text of a report of the kind that a file with this suffix has."""
-    return str(importlib.import_module(f"pytest_nnxcheck.reporting.{REPORTS[suffix]}").render(document))
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file to write: where it is, as it was typed, and who asked for it."""
+    """A file to write."""
 
     path: Path
     shown: str
+    """The path as it was typed."""
     origin: str
+    """The option that asked for it, in words."""
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put the whole report in place at once. Raises `OSError`."""
-        atomic_file.write(self.path, rendered(self.path.suffix.lower(), document))
-
-    def prepare(self) -> None:
-        """Make the folder, and see whether a file can be written there. Raises `SettingError`."""
-        if why := atomic_file.unwritable(self.path, make_folders=True):
-            advice = "write the name of a file in a folder that can be written"
-            raise SettingError(f"{self.origin}: cannot write {self.shown}: {why}; {advice}")
-
-
-def targets(config: pytest.Config) -> tuple[Target, ...]:
-    """The files that command line or ini file ask for. Raises `SettingError` that names the source."""
-    given = options.given(config, "report")
-    if given is None:
-        return ()
-    return tuple(Target(given.folder / path, path, given.origin) for path in given.value)
+        page = importlib.import_module(f"pytest_nnxcheck.reporting.{REPORTS[self.path.suffix.lower()]}")
+        atomic_file.write(self.path, page.render(document))
 
 
 def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
-    """Register a publisher where there is something to publish. Raises `SettingError`."""
-    asked, summary = targets(config), markdown.step_summary(os.environ)
-    if not asked and summary is None:
+    """Register a publisher where there is something to publish. Raises `SettingError` that names the source."""
+    given, summary = options.given(config, "report"), markdown.step_summary(os.environ)
+    if given is None and summary is None:
         return
+    asked = tuple(Target(given.folder / path, path, given.origin) for path in given.value) if given else ()
     if not worker_data.is_worker(config):
         for target in asked:
-            target.prepare()
+            if why := atomic_file.unwritable(target.path, make_folders=True):
+                advice = "write the name of a file in a folder that can be written"
+                raise SettingError(f"{target.origin}: cannot write {target.shown}: {why}; {advice}")
     publisher = Publisher(config, asked, summary, unreported)
     worker_data.of(config).add("interrupted tests", Part(publisher.interrupted, publisher.absorb))
-    config.pluginmanager.register(publisher, NAME)
+    config.pluginmanager.register(publisher, "nnxcheck_publish")
 
 
 class Publisher:
-    """The records of the tests that have ended, and the hooks that gather, write and tell them."""
+    """The hooks that gather the records of tests, and write them at the end."""
 
     def __init__(
         self,
@@ -94,11 +80,10 @@ class Publisher:
         summary: Path | None,
         unreported: dict[str, Run],
     ) -> None:
-        self.root = config.rootpath
-        self.folder = config.invocation_params.dir
-        self.targets = asked
-        self.summary = summary
+        self.root, self.folder = config.rootpath, config.invocation_params.dir
+        self.targets, self.summary = asked, summary
         self.unreported = unreported
+        """The runs of tests of this process that have not ended, by node id."""
         self.is_worker = worker_data.is_worker(config)
         self.started = datetime.now(UTC)
         self.tests: dict[str, Records] = {}
@@ -114,16 +99,17 @@ class Publisher:
         report = yield
         not_called = report.when == "setup" and not report.passed and item.get_closest_marker(MARKER) is not None
         if not_called or has_ended(item, report):
-            setattr(report, _WIRE, self._told_or_why_not(item, call))
+            setattr(report, _WIRE, self._records_or_why_not(item, call))
         return report
 
-    def _told_or_why_not(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
+    def _records_or_why_not(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
         try:
             return self._records(item, call)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
-            test = records.empty_test(item.nodeid)
-            test["message"] = records.plain(f"nnx report: cannot tell of this test: {type(error).__name__}: {error}")
-            return {"test": test, "nestings": []}
+            record = records.unknown(item.nodeid)
+            why = f"nnx report: cannot tell of this test: {type(error).__name__}: {error}"
+            record["test"]["message"] = records.plain(why)
+            return record
 
     def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
         record = self._of_run(item.nodeid)
@@ -131,24 +117,22 @@ class Publisher:
         path, line, _ = item.reportinfo()
         test["place"] = self._place(os.fspath(path), line or 0)
         if call.excinfo is not None:
-            test["message"] = records.plain(_told(call.excinfo.value))
+            test["message"] = records.plain(_text_of(call.excinfo.value))
             test["failed_at"] = self._call_line(call.excinfo, item) or test["place"]
         test["seconds"] = call.duration
         return record
 
     def _of_run(self, nodeid: str) -> Records:
         run = self.unreported.get(nodeid)
-        if run is None:
-            return {"test": records.empty_test(nodeid), "nestings": []}
-        return records.of_report(run.report(), self.folder)
+        return records.unknown(nodeid) if run is None else records.of_report(run.report(), self.folder)
 
-    def _place(self, path: str, line: int) -> Place:
-        """A place in a file, from a line counted from 0."""
+    def _place(self, path: str, line: int) -> records.Record:
+        """A line of a file, handed in counted from 0: relative to pytest's root directory where it lies below, and counted from 1."""
         file = Path(path)
         inside = file.is_relative_to(self.root)
         return {"file": records.plain((file.relative_to(self.root) if inside else file).as_posix()), "line": line + 1}
 
-    def _call_line(self, excinfo: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> Place | None:
+    def _call_line(self, excinfo: pytest.ExceptionInfo[BaseException], item: pytest.Item) -> records.Record | None:
         """The innermost line of the test's own file that the exception came through: its call of what nnx_wrap returned."""
         lines = [entry.lineno for entry in excinfo.traceback if os.fspath(entry.path) == os.fspath(item.path)]
         return self._place(os.fspath(item.path), lines[-1]) if lines else None
@@ -165,10 +149,9 @@ class Publisher:
         elif report.when == "teardown" and report.failed and report.nodeid in self.tests:
             self._add_error(self.tests[report.nodeid], report)
         elif worker_data.is_crash(report):
-            crashed: Records = {"test": records.empty_test(report.nodeid), "nestings": []}
-            record_of_test = self.tests.setdefault(report.nodeid, crashed)
-            if record_of_test["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
-                self._add_error(record_of_test, report)
+            record = self.tests.setdefault(report.nodeid, records.unknown(report.nodeid))
+            if record["test"]["outcome"] != "interrupted":  # which is a crash too, to xdist
+                self._add_error(record, report)
 
     def _add_error(self, record: Records, report: pytest.TestReport) -> None:
         test = record["test"]
@@ -213,14 +196,11 @@ class Publisher:
         if self.problems and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self.summary is not None and document["tests"]:
-            self._fill_summary(self.summary, document)
-
-    def _fill_summary(self, summary: Path, document: Mapping[str, Any]) -> None:
-        """Nobody asked for it: where it cannot be written, that is said, and the run does not fail."""
-        try:
-            markdown.append(summary, document)
-        except OSError as error:
-            self.problems.append(f"cannot write the summary of the step: {atomic_file.reason(error)}")
+            # Nobody asked for it: where it cannot be written, a line says so, and the run does not fail.
+            try:
+                markdown.append(self.summary, document)
+            except OSError as error:
+                self.problems.append(f"cannot write the summary of the step: {atomic_file.reason(error)}")
 
     def _head(self, session: pytest.Session) -> dict[str, Any]:
         now = datetime.now(UTC)
@@ -244,8 +224,8 @@ class Publisher:
             terminalreporter.write_line(f"ERROR {records.plain(line)}", red=True)
 
 
-def _told(error: BaseException) -> str:
-    """The exception as the terminal shows it, the notes with it."""
+def _text_of(error: BaseException) -> str:
+    """The exception as the terminal shows it, with its notes."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
     head, colon, rest = text.partition(": ")
     ours = colon and head.startswith("pytest_nnxcheck.") and rest.startswith("nnx ")

@@ -1,4 +1,4 @@
-"""Which files and folders a run was asked to collect as a whole: only of these can it say that a test is gone."""
+"""The part of a suite that a run was asked for: only of files and folders that it collects as a whole can it say that a test is gone."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_nnxcheck.core.settings import TABLE, flag
+
 if TYPE_CHECKING:
     import pytest
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files and folders that a run was asked to collect as a whole; ``everything`` is the whole suite."""
+    """The files and folders that a run was asked to collect as a whole."""
 
     root: Path
     paths: tuple[Path, ...]
     everything: bool = False
+    """Whether these are all files that pytest finds by itself."""
 
     @classmethod
     def of(cls, config: pytest.Config) -> Selection:
@@ -30,7 +33,7 @@ class Selection:
         return cls(config.rootpath, paths, not cut and config.args_source is config.ArgsSource.TESTPATHS)
 
     def covers(self, place: str) -> bool:
-        """Whether everything in a file or folder, which starts from the root, was looked at."""
+        """Whether the run collected everything in a file or folder, whose path starts from the root."""
         return self.everything or any((self.root / place).is_relative_to(path) for path in self.paths)
 
 
@@ -42,17 +45,16 @@ def as_argument(item: pytest.Item) -> str:
     return f"{file}{colons}{name}"
 
 
-def typed(config: pytest.Config) -> set[str]:
-    """The options that this run alone was given: typed, in the environment, or as ``-o`` of the ini file's name."""
-    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
-    overridden = [name.partition("=")[0].strip() for name in config.getoption("override_ini", None) or []]
-    return {word.partition("=")[0] for word in words} | {f"--{name.replace('_', '-')}" for name in overridden}
-
-
-def narrowed(config: pytest.Config) -> bool:
-    """Whether the command line takes tests out by name or by mark; what the ini file always takes out is no narrowing."""
+def is_narrowed(config: pytest.Config) -> bool:
+    """Whether the command line takes out tests by name or mark, or nestings; what the ini file always takes out is no narrowing."""
     usual = config.getini("addopts")
-    typed = [config.getoption(name, "") for name in ("keyword", "markexpr")] + (
-        config.getoption("deselect", None) or []
-    )
-    return any(part and not any(arg.endswith(part) for arg in usual) for part in typed)
+    parts = [
+        *(config.getoption(name, "") for name in ("keyword", "markexpr")),
+        *(config.getoption("deselect", None) or []),
+    ]
+    if any(part and not any(arg.endswith(part) for arg in usual) for part in parts):
+        return True
+    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+    options = {word.partition("=")[0] for word in words}
+    ini_names = {name.partition("=")[0].strip() for name in config.getoption("override_ini", None) or []}
+    return any(flag(name) in options or f"nnx_{name}" in ini_names for name, row in TABLE.items() if row.narrows)

@@ -25,7 +25,6 @@ from pytest_nnxcheck.watch.programs import Programs
 from pytest_nnxcheck.watch.returns import Returns
 from pytest_nnxcheck.watch.roots import Root
 
-NAME = "nnxcheck_watch"
 TITLE = "nnx watch"
 _WIRE = "nnx_watch"
 _result = pytest.StashKey[dict[str, Any]]()
@@ -36,16 +35,16 @@ def register(config: pytest.Config) -> None:
     mode = options.value(config, "watch")
     if mode != "off" and not config.option.collectonly:
         budget = options.value(config, "memory_budget")
-        config.pluginmanager.register(WatchHooks(budget, fails=mode == "fail"), NAME)
+        config.pluginmanager.register(WatchHooks(budget, fails=mode == "fail"), "nnxcheck_watch")
 
 
 def _is_not_ours(caught: pytest.ExceptionInfo[BaseException]) -> bool:
-    """Where it is ours, one frame has to show, or pytest says that all are hidden."""
+    """Whether to hide our frames; where the failure is ours, one has to show, or pytest warns that all are hidden."""
     return not caught.errisinstance(pytest.fail.Exception)
 
 
 class WatchHooks:
-    """The fixtures that are alive, what was reported so far, and the results of the tests."""
+    """The hooks of a run that is watched, and what they know so far."""
 
     def __init__(self, budget: Budget | None, *, fails: bool) -> None:
         self.fails = fails
@@ -54,16 +53,18 @@ class WatchHooks:
         self.reported = Reported()
         self.returns = Returns()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
+        """The values of fixtures that pytest keeps."""
         self.results: dict[str, Mapping[str, Any]] = {}
+        """By node id, in plain types."""
 
     @pytest.hookimpl
     def pytest_sessionstart(self) -> None:
-        """Watch the returns of functions."""
+        """Start to watch the returns of functions."""
         self.returns.start()
 
     @pytest.hookimpl
     def pytest_unconfigure(self) -> None:
-        """Give back what was taken."""
+        """Stop that."""
         self.returns.stop()
 
     # --- fixtures ---
@@ -184,34 +185,22 @@ class WatchHooks:
         lines = [
             f"{nodeid}  {result['headline']}" for nodeid, result in sorted(self.results.items()) if result["kinds"]
         ]
-        for line in lines:
-            terminalreporter.write_line(line)
         partly = sum(not result["complete"] for result in results)
-        missing = [self.returns.missing, *sorted({result["unread"] for result in results}), self._no_bytes()]
+        missing = [self.returns.missing, *sorted({result["unread"] for result in results})]
+        if self.budget is not None and self.budget.bytes is None:
+            a_multiple = f"memory_budget {self.budget} is a multiple, which a test has that is marked"
+            missing.append(f"{a_multiple}: write bytes to hold all programs to it")
         count = message.summary(len(results), partly, kinds, missing)
-        terminalreporter.write_line(count)
-        if lines and not worker_data.is_worker(terminalreporter.config):
-            _summarize_step(count, lines)
-        verbose = terminalreporter.config.get_verbosity() > 0
-        for line in message.to_mark(self._unmarked(), all_=verbose):
-            terminalreporter.write_line(line)
-
-    def _unmarked(self) -> list[Unmarked]:
-        """Each function once: of its parameters the first that called a module, in whatever order they ran."""
+        # Of the parameters of a test the first that called a module, in whatever order they ran.
         found = [result["to_mark"] for _, result in sorted(self.results.items(), reverse=True) if result["to_mark"]]
-        return sorted({test["test"]: Unmarked(**test) for test in found}.values())
+        unmarked = sorted({test["test"]: Unmarked(**test) for test in found}.values())
+        is_verbose = terminalreporter.config.get_verbosity() > 0
+        for line in (*lines, count, *message.to_mark(unmarked, all_=is_verbose)):
+            terminalreporter.write_line(line)
+        if lines and not worker_data.is_worker(terminalreporter.config):
+            from pytest_nnxcheck.reporting.pages import markdown
 
-    def _no_bytes(self) -> str:
-        if self.budget is None or self.budget.bytes is not None:
-            return ""
-        return f"memory_budget {self.budget} is a multiple, which a test has that is marked: write bytes to hold all programs to it"
-
-
-def _summarize_step(count: str, lines: list[str]) -> None:
-    """Tell a step of GitHub Actions too: its summary may say of the marked tests that all is well."""
-    from pytest_nnxcheck.reporting.pages import markdown
-
-    summary = markdown.step_summary(os.environ)
-    if summary is not None:
-        with contextlib.suppress(OSError):  # the terminal has it
-            markdown.append_watch(summary, count, lines)
+            # The summary of a step of GitHub Actions may say of the marked tests that all is well.
+            if (summary := markdown.step_summary(os.environ)) is not None:
+                with contextlib.suppress(OSError):  # the terminal has it
+                    markdown.append_watch(summary, count, lines)

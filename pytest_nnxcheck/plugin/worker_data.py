@@ -1,4 +1,4 @@
-"""What a worker of xdist hands to the controller at its end, and all else that is known of xdist. A run without it is its own controller.
+"""All that is known of xdist: above all what a worker hands to the controller at its end. A run without xdist is its own controller.
 
 Like `hooks`, this imports pytest alone.
 """
@@ -6,7 +6,7 @@ Like `hooks`, this imports pytest alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,44 +37,42 @@ def is_crash(report: pytest.TestReport) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What the processes of a run collected: every marked test, deselected or not, and places of which nobody knows, since they were skipped.
-
-    ``finished`` says that one of them came to the end, ``broken`` that tests may be missing.
-    """
+    """The marked tests that the processes of a run collected."""
 
     finished: bool = False
+    """Whether one of the processes came to the end of its collection."""
     broken: bool = False
+    """Whether tests may be missing, since a file could not be collected."""
     tests: frozenset[str] = frozenset()
+    """Every one, deselected or not."""
     skipped: frozenset[str] = frozenset()
+    """Files and classes that were skipped as a whole: nobody knows which tests are in them."""
 
     def and_of(self, other: Collection) -> Collection:
-        """What both of two processes saw, together."""
+        """The collection of two processes, together."""
         return Collection(*(getattr(self, member.name) | getattr(other, member.name) for member in fields(self)))
 
     def to_wire(self) -> dict[str, Any]:
-        """In types that cross processes."""
-        return {
-            "finished": self.finished,
-            "broken": self.broken,
-            "tests": sorted(self.tests),
-            "skipped": sorted(self.skipped),
-        }
+        """The collection in types that cross processes."""
+        return {**asdict(self), "tests": sorted(self.tests), "skipped": sorted(self.skipped)}
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Collection:
-        """What `to_wire` made."""
+        """The collection that `to_wire` made plain."""
         return cls(wire["finished"], wire["broken"], frozenset(wire["tests"]), frozenset(wire["skipped"]))
 
 
 class Part(NamedTuple):
-    """What one of our plugins hands over: ``give`` makes plain types of it in a worker, ``take`` gets each worker's in the controller."""
+    """How one of our plugins hands over what it saw in a worker."""
 
     give: Callable[[], Any]
+    """Called in a worker, makes plain types of it."""
     take: Callable[[Any], None]
+    """Called in the controller, with those of each worker."""
 
 
 def of(config: pytest.Config) -> WorkerData:
-    """The data of a run, which are gathered from the first call on."""
+    """The data of a run; the first call starts to gather them."""
     if _data not in config.stash:
         config.stash[_data] = WorkerData()
         config.pluginmanager.register(config.stash[_data], NAME)
@@ -82,7 +80,7 @@ def of(config: pytest.Config) -> WorkerData:
 
 
 class WorkerData:
-    """What the processes of a run saw, and the hooks that gather it here and hand it over."""
+    """The hooks that gather what the processes of a run saw, and hand it over."""
 
     def __init__(self) -> None:
         self.collection = Collection()
@@ -91,7 +89,7 @@ class WorkerData:
         self._parts = {"collection": Part(self._give_collection, self._take_collection)}
 
     def add(self, name: str, part: Part) -> None:
-        """Have something handed over under this name."""
+        """Hand over a further part, under this name."""
         self._parts[name] = part
 
     def saw_all(self, exit_status: int) -> bool:

@@ -1,4 +1,4 @@
-"""The measured peaks of a test against those of the baseline: what grew, what shrank, what is new or stale, and the text of it.
+"""The comparison of measured peaks with those of the baseline: the message of a test that grew, the summary of a run, and the file after it.
 
 Pure functions over plain data: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -6,36 +6,38 @@ Pure functions over plain data: nothing here imports jax, flax, hypothesis or py
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
-from pytest_nnxcheck.core.evidence import SHOWN, Held, Split
-from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.evidence import SHOWN, Held, Split, Stamp
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.core.text import Row, counted, lay_out
 from pytest_nnxcheck.reporting import baseline_file, report
-from pytest_nnxcheck.reporting.baseline_file import Buffers, Entry
+from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, TargetPeak
 
-HEADLINE = "nnx memory baseline exceeded"
 UPDATE, NEW_ONLY, ANY_STAMP = map(flag, ("baseline_update", "baseline_update_new_only", "baseline_any_stamp"))
-Update = Literal["", "all", "new"]
+
 _ALSO = 5
-"""Further nestings that grew, and buffers of each kind, that are named."""
+"""Further nestings that grew, and buffers of each kind, that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a run does with its baseline, which messages call ``shown``: an update measures ``all`` anew, or adds what is ``new``."""
+    """What a run does with its baseline."""
 
     shown: str
+    """The file, as messages call it."""
     tolerance: Fraction
-    update: Update = ""
+    update: Literal["", "all", "new"] = ""
+    """Whether the run measures all entries anew, or adds new ones."""
     any_stamp: bool = False
 
     def compares(self, differences: str) -> bool:
-        """Whether peaks are held against a file whose stamp has these differences from that of the run."""
+        """Whether to compare with a file whose stamp has these differences from that of the run."""
         return self.update != "all" and (self.any_stamp or not differences)
 
     def grew(self, before: int, now: int) -> bool:
@@ -43,77 +45,52 @@ class Request:
         return now > before * (1 + self.tolerance)
 
     def shrank(self, before: int, now: int) -> bool:
-        """Whether a peak shrank by more than that."""
+        """Whether a peak shrank by more than is tolerated."""
         return now < before * (1 - self.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one nesting of this run is compared with: its outcome, and the entry that would be written of it.
+    """What one nesting of this run measured."""
 
-    A ``fleeting`` one was drawn in a way that varies from run to run: it is compared, and not kept.
-    """
-
-    outcome: Outcome
     entry: Entry
+    buffers: tuple[Held, ...] = ()
+    """The largest ones, with their lines."""
     fleeting: bool = False
-
-    @property
-    def buffers(self) -> tuple[Held, ...]:
-        return self.outcome.evidence.buffers if self.outcome.evidence else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One test against the baseline, nestings as text: what ``grew`` the smallest first, ``stale`` what is known and neither was drawn nor ran.
-
-    ``new_on_targets`` are peaks on targets that an entry does not have, ``other_wheels`` says of which targets another compiler counted them.
-    """
-
-    compared: int = 0
-    grew: tuple[str, ...] = ()
-    shrank: tuple[str, ...] = ()
-    new: tuple[str, ...] = ()
-    stale: tuple[str, ...] = ()
-    new_on_targets: int = 0
-    other_wheels: tuple[str, ...] = ()
+    """Whether it was drawn in a way that varies from run to run: then it is compared, and not kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the end of a run needs to know of a test: plain values, which cross processes as `dataclasses.asdict` makes them.
-
-    One that passed has a ``stamp``, and the ``lines`` that would be written of it: of all its nestings, or of the one that was ``replayed``.
-    ``differences`` are those of its stamp from that of the file.
-    """
+    """One test against its entries of the baseline, nestings as text: plain values, which cross processes as `dataclasses.asdict` makes them."""
 
     test: str
     stamp: tuple[str, ...] = ()
+    """Empty where the test did not pass."""
     differences: str = ""
+    """Between the stamps of the file and of the run."""
     lines: tuple[str, ...] = ()
+    """What would be written of it: of all its nestings, or of the one that was replayed."""
     replayed: bool = False
-    comparison: Comparison = Comparison()
-
-    @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> Result:
-        """What `dataclasses.asdict` made plain."""
-        return cls(**{**wire, "comparison": Comparison(**wire["comparison"])})
+    compared: int = 0
+    grew: tuple[str, ...] = ()
+    """The smallest nesting first."""
+    shrank: int = 0
+    new: int = 0
+    stale: tuple[str, ...] = ()
+    """Nestings that have an entry, were not drawn, and did not run."""
+    new_on_targets: int = 0
+    """Peaks on targets that no entry has."""
+    other_wheels: tuple[str, ...] = ()
+    """Targets whose peaks another compiler counted, ``v5e libtpu 0.0.40 -> libtpu 0.0.50.1``."""
 
     def of_failure(self) -> Result:
-        """What is left where the test failed after all: what was compared, and nothing to keep."""
-        done = self.comparison
-        comparison = Comparison(done.compared, done.grew, other_wheels=done.other_wheels)
-        return Result(self.test, differences=self.differences, comparison=comparison)
+        """The result where the test failed after all: what was compared, and nothing to keep."""
+        return replace(self, stamp=(), lines=(), replayed=False, shrank=0, new=0, stale=(), new_on_targets=0)
 
     def entries(self) -> dict[str, Entry]:
         """The entries to write, by nesting."""
-        return {nesting: entry for (_, nesting), entry in map(baseline_file.parse_line, self.lines)}
-
-
-def lines_of(test: str, measured: Mapping[str, Measured]) -> tuple[str, ...]:
-    """What would be written of a test."""
-    kept = {nesting: now.entry for nesting, now in measured.items() if not now.fleeting}
-    return tuple(baseline_file.format_line((test, nesting), entry) for nesting, entry in kept.items())
+        return {nesting: entry for _, nesting, entry in map(baseline_file.parse_line, self.lines)}
 
 
 CPU = ""
@@ -129,63 +106,40 @@ def peaks(before: Entry, now: Entry, request: Request) -> dict[str, tuple[int, i
 
 
 def compare(
-    earlier: Mapping[str, Entry], measured: Mapping[str, Measured], request: Request, excused: Collection[str] = ()
-) -> Comparison:
-    """Hold what was measured against the entries of the same test; ``excused`` nestings ran, and are expected to fail."""
-    entries = {name: (earlier[name], now.entry) for name, now in measured.items() if name in earlier}
-    both = {name: peaks(*pair, request).values() for name, pair in entries.items()}
-    grew = [name for name, pairs in both.items() if any(request.grew(*pair) for pair in pairs)]
-    shrank = [name for name, pairs in both.items() if any(request.shrank(*pair) for pair in pairs)]
-    wheels = {name: {on.target: on.wheel for on in before.targets} for name, (before, _) in entries.items()}
-    on_targets = [(wheels[name].get(on.target, ""), on) for name, (_, now) in entries.items() for on in now.targets]
+    test: str,
+    earlier: Mapping[str, Entry],
+    measured: Mapping[str, Measured],
+    request: Request,
+    excused: Collection[str] = (),
+) -> Result:
+    """Compare what was measured with the entries of the same test; ``excused`` nestings ran, and are expected to fail."""
+    both = {name: (earlier[name], now.entry) for name, now in measured.items() if name in earlier}
+    pairs = {name: peaks(*entries, request).values() for name, entries in both.items()}
+    grew = [name for name, of in pairs.items() if any(request.grew(*pair) for pair in of)]
+    ran = {*measured, *excused}
+    on_targets = [
+        ({old.target: old.wheel for old in before.targets}.get(on.target, ""), on)
+        for before, now in both.values()
+        for on in now.targets
+    ]
     others = (f"{on.target} {wheel} -> {on.wheel}" for wheel, on in on_targets if wheel not in ("", on.wheel))
-    return Comparison(
+    return Result(
+        test,
         compared=len(both),
-        grew=tuple(sorted(grew, key=lambda name: measured[name].outcome.nesting.plainness)),
-        shrank=tuple(shrank),
-        new=tuple(name for name, now in measured.items() if name not in earlier and not now.fleeting),
-        stale=tuple(
-            name for name, entry in earlier.items() if not entry.drawn and name not in measured and name not in excused
-        ),
+        grew=tuple(sorted(grew, key=lambda name: Nesting.parse(name).plainness)),
+        shrank=sum(any(request.shrank(*pair) for pair in of) for of in pairs.values()),
+        new=sum(name not in earlier and not now.fleeting for name, now in measured.items()),
+        stale=tuple(name for name, entry in earlier.items() if not entry.drawn and name not in ran),
         new_on_targets=sum(not wheel for wheel, _ in on_targets),
         other_wheels=tuple(dict.fromkeys(others)),
     )
 
 
-# --- the text ------------------------------------------------------------------------------------------------------------
-
-
-def summary(request: Request, results: Collection[Result], *, exists: bool) -> Iterator[str]:
-    """What a run compared, a line each; ``exists`` says whether there was a file."""
-    comparisons = [result.comparison for result in results]
-    differences = next((result.differences for result in results if result.differences), "")
-    grew, shrank, new = (
-        sum(len(getattr(comparison, name)) for comparison in comparisons) for name in ("grew", "shrank", "new")
-    )
-    beyond = f"by more than {percent(request.tolerance)}"
-    if differences and request.update != "all":
-        advice = f"nothing was compared: {ANY_STAMP} compares all the same, {UPDATE} measures all anew"
-        how = f"compared all the same ({ANY_STAMP})" if request.any_stamp else advice
-        yield f"{request.shown} is of another stamp, {differences}; {how}"
-    wheels = dict.fromkeys(text for comparison in comparisons for text in comparison.other_wheels)
-    if wheels:
-        advice = f"not compared: {ANY_STAMP} compares all the same, {UPDATE} measures them anew"
-        how = f"compared all the same ({ANY_STAMP})" if request.any_stamp else advice
-        yield f"{request.shown} has peaks of another compiler, {', '.join(wheels)}; {how}"
-    if exists and request.compares(differences):
-        compared = sum(comparison.compared for comparison in comparisons)
-        yield f"{request.shown}: {counted(compared, 'nesting')} compared" + (f", {grew} grew {beyond}" if grew else "")
-    if shrank:
-        yield f"{counted(shrank, 'nesting')} shrank {beyond}: {UPDATE} keeps the gain"
-    if new and not request.update:
-        yield f"{counted(new, 'nesting')} not in {request.shown}: {NEW_ONLY} adds them"
-    on_targets = sum(comparison.new_on_targets for comparison in comparisons)
-    if on_targets and not request.update:
-        yield f"{counted(on_targets, 'peak')} on targets not in {request.shown}: {NEW_ONLY} adds them"
+# --- the message of a test -----------------------------------------------------------------------------------------------
 
 
 def message(
-    result: Comparison,
+    result: Result,
     earlier: Mapping[str, Entry],
     measured: Mapping[str, Measured],
     request: Request,
@@ -200,22 +154,22 @@ def message(
         pairs = peaks(earlier[name], measured[name].entry, request)
         return {on: change(*pair) for on, pair in pairs.items() if request.grew(*pair)}
 
-    also = {name: ", ".join(f"{on} {text}".strip() for on, text in grown_in(name).items()) for name in further[:_ALSO]}
-    grown = [
-        (on or "peak", f"{text}, tolerance {percent(request.tolerance)}") for on, text in grown_in(smallest).items()
+    rows: list[Row] = [
+        ("nesting", f"{smallest}   smallest of {len(result.grew)} that grew, {result.compared} compared")
     ]
-    if grown[0][0] == "peak":
-        buffers = (("buffer", text) for text in buffer_rows(before, now))
-        grown[1:1] = [*split_rows(before.split, now.entry.split), *buffers]
-    more = [f"and {len(further) - _ALSO} more"] if further[_ALSO:] else []
-    rows = [
-        ("nesting", f"{smallest}   smallest of {len(result.grew)} that grew, {result.compared} compared"),
-        *grown,
-        *(("also grew", text) for text in (*(f"{name}   {text}" for name, text in also.items()), *more)),
-        ("accept", f"pytest {shlex.quote(checked.argument)} {checked.options} {UPDATE}".replace("  ", " ")),
-        ("replay", report.replay(checked, now.outcome.nesting)),
-    ]
-    return lay_out(HEADLINE, checked.test_id, rows)
+    for on, text in grown_in(smallest).items():
+        rows.append((on or "peak", f"{text}, tolerance {percent(request.tolerance)}"))
+        if on == CPU:
+            rows += split_rows(before.split, now.entry.split)
+            rows += [("buffer", buffer) for buffer in buffer_rows(before, now)]
+    for name in further[:_ALSO]:
+        grown = ", ".join(f"{on} {text}".strip() for on, text in grown_in(name).items())
+        rows.append(("also grew", f"{name}   {grown}"))
+    if further[_ALSO:]:
+        rows.append(("also grew", f"and {len(further) - _ALSO} more"))
+    rows.append(("accept", f"pytest {shlex.quote(checked.argument)} {checked.options} {UPDATE}".replace("  ", " ")))
+    rows.append(("replay", report.replay(checked, Nesting.parse(smallest))))
+    return lay_out("nnx memory baseline exceeded", checked.test_id, rows)
 
 
 def change(before: int, now: int) -> str:
@@ -230,7 +184,7 @@ def percent(part: Fraction) -> str:
 
 
 def split_rows(before: Split | None, now: Split | None) -> Iterator[Row]:
-    """The parts of the peak that are not what they were."""
+    """The parts of the peak that changed."""
     if before is None or now is None:
         return
     for part in fields(Split):
@@ -240,38 +194,126 @@ def split_rows(before: Split | None, now: Split | None) -> Iterator[Row]:
 
 
 def buffer_rows(before: Entry, now: Measured) -> Iterator[str]:
-    """Buffers that are there in greater number than before, with their lines, and those that are gone.
-
-    Entry and evidence name the largest buffers only: a smaller one may have been there unnamed, or still be.
-    """
+    """Buffers that are there in greater number than before, with their lines, and those that are gone."""
     if before.split is None or now.entry.split is None:
         return
-    there = baseline_file.alike(now.buffers)
+    old = Counter({(kind.bytes, kind.label): kind.count for kind in before.buffers})
+    new = Counter({(kind.bytes, kind.label): kind.count for kind in baseline_file.alike(now.buffers)})
+    lines = {(held.bytes, baseline_file.label(held)): held.stack[0] for held in reversed(now.buffers) if held.stack}
+    # Entry and evidence hold the largest buffers only: smaller ones may have been there unnamed, or still be.
     unnamed = before.buffers[-1].bytes if len(before.buffers) >= baseline_file.FEW else 0
-    yield from (f"+ {text}" for text in _more(before.buffers, there, unnamed, _lines(now.buffers)))
-    unnamed = there[-1].bytes if len(now.buffers) >= SHOWN else 0
-    yield from (f"- {text}" for text in _more(there, before.buffers, unnamed, {}))
+    gone_unnamed = min(new)[0] if len(now.buffers) >= SHOWN else 0
+    for sign, more, fewer, least in (("+", new, old, unnamed), ("-", old, new, gone_unnamed)):
+        kinds = [kind for kind in more if more[kind] > fewer[kind] and (kind[0] > least or kind in fewer)]
+        for kind in kinds[:_ALSO]:
+            count = more[kind] - fewer[kind]
+            times = f"{count} x " if count > 1 else ""
+            line = f"   {lines[kind]}" if sign == "+" and kind in lines else ""
+            yield f"{sign} {times}{kind[0]} B {kind[1]}{line}"
 
 
-def _more(
-    before: Iterable[Buffers], now: Iterable[Buffers], unnamed: int, lines: Mapping[tuple[int, str], str]
-) -> list[str]:
-    """What there is more of now than before, the largest; of ``unnamed`` bytes or less nothing is known but by name."""
-    counts = {(buffer.bytes, buffer.label): buffer.count for buffer in before}
-    rows = []
-    for buffer in now:
-        key = (buffer.bytes, buffer.label)
-        more = buffer.count - counts.get(key, 0)
-        if more > 0 and (buffer.bytes > unnamed or key in counts):
-            text = f"{more} x " * (more != 1) + f"{buffer.bytes} B {buffer.label}"
-            rows.append(f"{text}   {lines[key]}" if lines.get(key) else text)
-    return rows[:_ALSO]
+# --- the end of a run ----------------------------------------------------------------------------------------------------
 
 
-def _lines(buffers: Iterable[Held]) -> dict[tuple[int, str], str]:
-    """The line of the first buffer of each kind."""
-    return {
-        (buffer.bytes, baseline_file.label(buffer)): buffer.stack[0]
-        for buffer in reversed(tuple(buffers))
-        if buffer.stack
+def summary(request: Request, results: Collection[Result], *, exists: bool) -> Iterator[str]:
+    """What a run compared, a line each; ``exists`` says whether there was a file."""
+    differences = next((result.differences for result in results if result.differences), "")
+    wheels = ", ".join(dict.fromkeys(text for result in results for text in result.other_wheels))
+    grew = sum(len(result.grew) for result in results)
+    compared, shrank, new, on_targets = (
+        sum(getattr(result, name) for result in results) for name in ("compared", "shrank", "new", "new_on_targets")
+    )
+    beyond = f"by more than {percent(request.tolerance)}"
+
+    def how(not_compared: str, anew: str) -> str:
+        if request.any_stamp:
+            return f"compared all the same ({ANY_STAMP})"
+        return f"{not_compared}: {ANY_STAMP} compares all the same, {UPDATE} measures {anew} anew"
+
+    if differences and request.update != "all":
+        yield f"{request.shown} is of another stamp, {differences}; {how('nothing was compared', 'all')}"
+    if wheels:
+        yield f"{request.shown} has peaks of another compiler, {wheels}; {how('not compared', 'them')}"
+    if exists and request.compares(differences):
+        yield f"{request.shown}: {counted(compared, 'nesting')} compared" + (f", {grew} grew {beyond}" if grew else "")
+    if shrank:
+        yield f"{counted(shrank, 'nesting')} shrank {beyond}: {UPDATE} keeps the gain"
+    if new and not request.update:
+        yield f"{counted(new, 'nesting')} not in {request.shown}: {NEW_ONLY} adds them"
+    if on_targets and not request.update:
+        yield f"{counted(on_targets, 'peak')} on targets not in {request.shown}: {NEW_ONLY} adds them"
+
+
+class Refused(Exception):
+    """Raised where no new baseline can be made of a run; the text says why."""
+
+
+def renewed(
+    baseline: Baseline | None, results: Collection[Result], gone: Collection[str] = (), *, new_only: bool = False
+) -> Baseline:
+    """The baseline after a run: of the tests that passed what the run measured, of the others, but those that are ``gone``, what it was. Raises `Refused`."""
+    passed = [result for result in results if result.stamp]
+    stamp, known = _stamp(baseline, passed), baseline.tests if baseline else {}
+    if baseline is not None and (differences := baseline.stamp.differences(stamp)):
+        if new_only:
+            raise Refused(f"its entries are of another stamp, {differences}: write all anew with {UPDATE}")
+        # All entries of a file are of one stamp: those of a test that did not run, or was replayed, cannot stay.
+        if rest := known.keys() - {*gone} - {result.test for result in results if not result.replayed}:
+            raise Refused(
+                f"its stamp would change, {differences}, and {counted(len(rest), 'test')} in it did not run"
+                f" ({on_one_line(min(rest))}{', ...' * (len(rest) > 1)}): run all of them"
+            )
+        known = {}
+    tests = {test: entries for test, entries in known.items() if new_only or test not in gone}
+    for result in passed:
+        earlier, measured = known.get(result.test, {}), result.entries()
+        if new_only:
+            added = {name: _with_targets(earlier.get(name, entry), entry.targets) for name, entry in measured.items()}
+            tests[result.test] = {**earlier, **added}
+            continue
+        chips = {on.chip for entry in measured.values() for on in entry.targets}
+        for nesting, entry in measured.items():
+            before = earlier.get(nesting, entry)
+            # A replay does not know which nestings hypothesis would draw, nor a run without a chip the peaks there.
+            drawn = before.drawn or nesting not in earlier if result.replayed else entry.drawn
+            others = (on for on in before.targets if on.chip not in chips)
+            measured[nesting] = _with_targets(replace(entry, drawn=drawn), others)
+        tests[result.test] = {**earlier, **measured} if result.replayed else measured
+    return Baseline(stamp, {test: entries for test, entries in tests.items() if entries})
+
+
+def _stamp(baseline: Baseline | None, passed: Collection[Result]) -> Stamp:
+    stamps = [Stamp(*stamp) for stamp in dict.fromkeys(result.stamp for result in passed)]
+    if stamps[1:]:
+        raise Refused(f"its processes are not of the same versions and devices: {stamps[0].differences(stamps[1])}")
+    if stamps:
+        return stamps[0]
+    if baseline is None:
+        raise Refused("no test that uses nnx_wrap passed")
+    return baseline.stamp
+
+
+def _with_targets(entry: Entry, more: Iterable[TargetPeak]) -> Entry:
+    """The entry with those peaks on targets that it lacks."""
+    there = {on.target: on for on in (*more, *entry.targets)}
+    return replace(entry, targets=tuple(there[name] for name in sorted(there)))
+
+
+def on_one_line(test: str) -> str:
+    """A node id, escaped where a terminal could not show it."""
+    return test if test.isprintable() else ascii(test)
+
+
+def changes(before: Baseline | None, after: Baseline) -> str:
+    """``40 entries: 3 new, 2 changed, 1 removed``."""
+    old, new = (
+        {(test, nesting): entry for test, entries in tests.items() for nesting, entry in entries.items()}
+        for tests in (before.tests if before else {}, after.tests)
+    )
+    counts = {
+        "new": len(new.keys() - old.keys()),
+        "changed": sum(old[key] != new[key] for key in old.keys() & new.keys()),
+        "removed": len(old.keys() - new.keys()),
     }
+    changes = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"{len(new)} entr{'y' if len(new) == 1 else 'ies'}: {changes or 'nothing changed'}"

@@ -1,7 +1,7 @@
-"""The table of causes and advice. Each line is followed in a test, which makes the change and sees the nesting hold; `does_not_fit` alone names
-ways that nobody tried.
+"""What to write instead: the advice for each cause that is known.
 
-No hint is better than a wrong one: a cause that is not here has none.
+A test follows each line of the table: it makes the change and sees the nesting hold. `does_not_fit` alone names ways that nobody tried. No hint is
+better than a wrong one: a cause that is not here has none.
 """
 
 from __future__ import annotations
@@ -9,24 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pytest_nnxcheck.core import evidence, outcome
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
-from pytest_nnxcheck.core.evidence import Twice
-from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.evidence import Advice, Twice
 from pytest_nnxcheck.core.notes import CapturedNode
 from pytest_nnxcheck.core.observation import ArrayType, Leak
-from pytest_nnxcheck.core.outcome import (
-    Finding,
-    LostBuffer,
-    Orphaned,
-    PeakCause,
-    SharedBuffer,
-    TracerLeft,
-    TypeMoved,
-    UpdateDropped,
-    ValueDiffers,
-    ViewedBuffer,
-    Violation,
-)
+from pytest_nnxcheck.core.outcome import Finding, PeakCause, TracerLeft, TypeMoved, ValueDiffers, Violation
+from pytest_nnxcheck.core.text import format_bytes, some
+from pytest_nnxcheck.reporting.memory_breakdown import listed
 
 TABLE = {
     "plain value": "keep the value in an nnx.Variable that __init__ makes: {path} is a plain Python {holder}, which no transform carries out",
@@ -124,43 +114,22 @@ TABLE = {
 }
 """Cause to advice; what stands in braces is filled in."""
 
-COMES_FIRST = "value, read = jax.lax.optimization_barrier((value, read))"
-
-TWICE: dict[Twice, str] = {
-    "old and new at once": "needed beside its new value; keep only the old rows that are overwritten, or write row by row in a loop, and compute there what"
-    f" needs both: {COMES_FIRST} puts the read first (jax 0.12 or newer)",
-    "read, then written": f"read, and a part of it written in no order with that; read first, {COMES_FIRST}, then write into that value (jax 0.12"
-    " or newer)",
-    "stacked anew": "taken by a scan step by step, a part written, and stacked anew; carry the whole stack, and write into it in place",
-    "joined": "joined into one array; keep them in one Variable, or take each by itself",
-    "cut and joined again": "cut and joined again; write into the whole, in place",
-    "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
-}
-"""How all of a leaf comes to be held once more, and what to write instead."""
-
-NNX_CONTAINERS = ("nnx.List", "nnx.Dict")
-PLAIN = ("attribute", "list", "dict", "tuple", "set", "deque", "array", *NNX_CONTAINERS)
-IN_FUNCTIONS = ("closure", "default argument")
-CACHED = "cached property"
-WITH_OWN_HINT = (CACHED, "metadata", "generator", "input")
-OUTLIVING = (
-    CACHED,
-    "generator",
-    "cache",
-    "global",
-    "class attribute",
-    *IN_FUNCTIONS,
-    "context variable",
-)
-
-
 MODULES = "model"
-"""How an advice calls the module that somebody is to hand in."""
+"""The name in an advice of the module that somebody is to hand in."""
 
 
 def hint(cause: str, **filled: object) -> str:
     """The advice for a cause of the table."""
     return TABLE[cause].format(**{"modules": MODULES, **filled})
+
+
+# --- tracers
+
+NNX_CONTAINERS = ("nnx.List", "nnx.Dict")
+PLAIN = ("attribute", "list", "dict", "tuple", "set", "deque", "array", *NNX_CONTAINERS)
+IN_FUNCTIONS = ("closure", "default argument")
+WITH_OWN_HINT = ("cached property", "metadata", "generator", "input")
+OUTLIVING = ("cached property", "generator", "cache", "global", "class attribute", *IN_FUNCTIONS, "context variable")
 
 
 def tracer_left(finding: TracerLeft) -> str:
@@ -173,7 +142,7 @@ def tracer_left(finding: TracerLeft) -> str:
     if leak.keeper and (is_plain(leak) or leak.holder in IN_FUNCTIONS):
         return hint("kept function, outside" if leak.place == "outside" else "kept function", path=leak.keeper)
     if is_plain(leak):
-        return plain_value(leak, finding.has_data)
+        return plain_value(leak, has_data=finding.has_data)
     if leak.holder in OUTLIVING:
         return hint("outlives", holder=article(leak.holder))
     if leak.holder == "frame":
@@ -181,30 +150,33 @@ def tracer_left(finding: TracerLeft) -> str:
     if leak.layer is None:
         return ""
     if leak.layer.captures:
-        return hand_on(leak.layer)
+        name = leak.layer.transform
+        is_known = f"captured by {name}" in TABLE or name in (*TRANSFORMS, *FURTHER)
+        return captured_by(name) if is_known else hint("captured by registered", transform=name)
     if leak.place == "outside":
         return hint("outlives", holder="what is no part of the module")
     return hint("plain value, State", path=path) if leak.place == "module" and finding.has_data else ""
 
 
 def is_plain(leak: Leak) -> bool:
-    """Whether a plain Python value holds it, and that is not the value of a Variable."""
+    """Whether a plain Python value holds the tracer, and that is not the value of a Variable."""
     return leak.holder in PLAIN and leak.place != "variable"
 
 
-def plain_value(leak: Leak, has_data: bool) -> str:
-    """Advice for what a plain Python value holds, by where that is."""
+def plain_value(leak: Leak, *, has_data: bool) -> str:
+    """Advice for a tracer in a plain Python value, by where that is."""
     if leak.place == "outside":
         return hint("outlives", holder=f"{article(leak.holder)} outside of the module")
+    cause = "plain value, data" if has_data else "plain value"
     if leak.place == "object":
-        return hint("plain object", path=leak.path)
-    if leak.holder in NNX_CONTAINERS:
-        return hint("plain value, nnx container", path=leak.path, holder=leak.holder)
-    if leak.layer is not None and leak.layer.captures:
-        return hint("plain value, captured", path=leak.path, holder=leak.holder)
-    if leak.holder != "attribute":
-        return hint("plain value, container", path=leak.path, holder=leak.holder)
-    return hint("plain value, data" if has_data else "plain value", path=leak.path, holder=leak.holder)
+        cause = "plain object"
+    elif leak.holder in NNX_CONTAINERS:
+        cause = "plain value, nnx container"
+    elif leak.layer is not None and leak.layer.captures:
+        cause = "plain value, captured"
+    elif leak.holder != "attribute":
+        cause = "plain value, container"
+    return hint(cause, path=leak.path, holder=leak.holder)
 
 
 def asks_to_hand_on(violation: Violation) -> bool:
@@ -217,57 +189,54 @@ def asks_to_hand_on(violation: Violation) -> bool:
 
 
 def article(noun: str) -> str:
+    """``a list``, ``an attribute``."""
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
-def hand_on(layer: Layer) -> str:
-    """How to hand the module to a transform that captured it."""
-    name = layer.transform
-    if f"captured by {name}" in TABLE:
-        return hint(f"captured by {name}")
-    is_built_in = name in (*TRANSFORMS, *FURTHER)
-    return hint("captured" if is_built_in else "captured by registered", transform=name)
-
-
-def attribute(type_: str, path: str) -> str:
-    """Advice for a Python attribute that did not come back, by the type of its value; empty where no cure was tried."""
-    cause = {"int": "attribute dropped", "float": "attribute dropped", "bool": "flag dropped"}.get(type_)
-    return hint(cause, path=path) if cause else ""
-
-
 def captured_by(name: str, nodes: Sequence[CapturedNode] = ()) -> str:
-    """The same for a transform of the user's own code, which may be one that is no layer; without a name, for the call itself.
-
-    ``nodes`` are those that it captured: several are named.
-    """
+    """Advice to hand the graph nodes that it captured to a transform of the user's own code; without a name, to the call itself."""
     names = dict.fromkeys(node.name.rpartition(".")[2] if node.is_argument else "" for node in nodes)
     modules = ", ".join(names) if len(names) > 1 and all(names) else MODULES
-    if not name:
-        return hint("captured by the call", modules=modules)
-    cause = f"captured by {name}"
+    cause = f"captured by {name or 'the call'}"
     return hint(cause if cause in TABLE else "captured", transform=name, modules=modules)
+
+
+# --- donation
 
 
 def buffer(finding: Finding) -> str:
     """Advice for the first finding of donation."""
     match finding:
-        case SharedBuffer() | Orphaned():
+        case outcome.SharedBuffer() | outcome.Orphaned():
             return hint("shared")
-        case ViewedBuffer():
+        case outcome.ViewedBuffer():
             return hint("viewed")
-        case UpdateDropped():
+        case outcome.UpdateDropped():
             return hint("dropped")
-        case LostBuffer(cause="dtype", type=old, new=new, line=line):
+        case outcome.LostBuffer(cause="dtype", type=old, new=new, line=line):
             return other_dtype(old.dtype, new.dtype if new else "", f": it becomes another at {line}" if line else "")
-        case LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
+        case outcome.LostBuffer(cause="shape", type=old, new=new) if elements(new) > elements(old):
             return hint("grows")
-        case LostBuffer(cause="sharding" | "not returned" as cause):
+        case outcome.LostBuffer(cause="sharding" | "not returned" as cause):
             return hint(cause)
     return ""
 
 
 def elements(type_: ArrayType | None) -> int:
+    """The number of elements of an array of this type."""
     return math.prod(type_.shape or ()) if type_ else 0
+
+
+def other_dtype(old: str, new: str, line: str = "") -> str:
+    """Advice for a value that has become of another type."""
+    # Cast back, an integer would lose its fraction, and there is no cast to `None`.
+    whole = old.startswith(("int", "uint", "bool", "NoneType"))
+    if whole and new.startswith(("float", "bfloat", "complex")):
+        return hint("other kind", dtype=new, old=old)
+    return hint("dtype", dtype=old, line=line)
+
+
+# --- the other invariants
 
 
 def peak(cause: PeakCause) -> str:
@@ -284,10 +253,10 @@ def does_not_fit(larger: Sequence[str]) -> str:
 
 
 def value(finding: ValueDiffers) -> str:
-    """Advice that is true: an attribute belongs into a Variable; a layer that broadcasts the state drops its updates."""
+    """Advice for a value that differs; empty where no cure was tried."""
     match finding.cause:
-        case "attribute":
-            return attribute(finding.type, finding.path)
+        case "attribute" if finding.type in ("int", "float", "bool"):
+            return hint("flag dropped" if finding.type == "bool" else "attribute dropped", path=finding.path)
         case "broadcast":
             return f"a layer that broadcasts the state (None) drops its updates, {hint('broadcast', kind=finding.variable)}"
         case "copy":
@@ -305,9 +274,50 @@ def moved(finding: TypeMoved) -> str:
     return other_dtype(old, new) if old != new else ""
 
 
-def other_dtype(old: str, new: str, line: str = "") -> str:
-    """Advice for a value that has become of another type: cast back, an integer would lose its fraction, and there is no cast to `None`."""
-    whole = old.startswith(("int", "uint", "bool", "NoneType"))
-    if whole and new.startswith(("float", "bfloat", "complex")):
-        return hint("other kind", dtype=new, old=old)
-    return hint("dtype", dtype=old, line=line)
+# --- advice on the memory of the un-nested call
+
+COMES_FIRST = "value, read = jax.lax.optimization_barrier((value, read))"
+
+TWICE: dict[Twice, str] = {
+    "old and new at once": "needed beside its new value; keep only the old rows that are overwritten, or write row by row in a loop, and compute there what"
+    f" needs both: {COMES_FIRST} puts the read first (jax 0.12 or newer)",
+    "read, then written": f"read, and a part of it written in no order with that; read first, {COMES_FIRST}, then write into that value (jax 0.12"
+    " or newer)",
+    "stacked anew": "taken by a scan step by step, a part written, and stacked anew; carry the whole stack, and write into it in place",
+    "joined": "joined into one array; keep them in one Variable, or take each by itself",
+    "cut and joined again": "cut and joined again; write into the whole, in place",
+    "reordered": "in another order for a loop; run that with reverse=True, or put a step's part in order inside",
+}
+"""How all of a leaf comes to be held once more, and what to write instead."""
+
+
+def advice(piece: Advice) -> str:
+    """The sentence of a piece of advice: what most authors would change in the un-nested call."""
+    at = f" ({piece.line})" if piece.line else ""
+    size = format_bytes(piece.bytes)
+    match piece:
+        case evidence.Recast():
+            cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
+            return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
+        case evidence.HeldTwice():
+            whose = listed(piece.names[0], piece.names[1:])
+            return f"{size}: all of {whose} once more, {TWICE[piece.operation]}{at}"
+        case evidence.Saved():
+            return (
+                f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
+                f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
+            )
+        case evidence.Stack():
+            cure = (
+                "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
+            )
+            return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
+        case evidence.LargeLine():
+            handed = format_bytes(piece.handed)
+            what = f"one line holds more than state, inputs and outputs together, {handed}"
+            return f"{size}, {piece.type} {piece.operation}: {what}{at}"
+        case evidence.Unused():
+            return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
+        case evidence.NotDonated():
+            why = f"{piece.function} is a jit that changes {' and '.join(piece.arguments)}, and does not donate that"
+            return f"{size}: {why}: old and new lie side by side; write {piece.donate} in its {piece.jit}{at}"

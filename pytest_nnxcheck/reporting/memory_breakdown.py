@@ -8,64 +8,55 @@ from collections.abc import Iterator, Sequence
 from pytest_nnxcheck.core.evidence import (
     FLOOR,
     SHOWN,
-    Advice,
     Captured,
     Evidence,
     Held,
-    HeldTwice,
-    LargeLine,
-    NotDonated,
     Place,
-    Recast,
-    Saved,
     Split,
-    Stack,
-    Unused,
 )
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.text import Row, format_bytes, some
-from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.core.text import Row, format_bytes
 
 BUFFERS = (2, 1, 0)
-"""Rows that people read within a minute: three lines, and so many buffers of each. The evidence holds the rest."""
+"""Buffers that are shown of each of the first three lines: as many rows as people read within a minute. Reports hold the rest."""
 
 CAPTURED = 2
-"""Captured arrays that are shown."""
+"""Captured arrays that are shown: with one line of the user's the others are found as well."""
 
 SHARE = 0.05
-"""Of what a program holds beyond its arguments: what is smaller is summed up."""
+"""The part of a whole below which a line, a buffer or a summand is not shown: who cures it gains nothing that they would notice."""
 
 LEAST = 1024
-"""Bytes that are never told."""
+"""Bytes below which a line is not shown, however small the program is."""
+
+NOTHING = Split(0, 0, 0, 0, 0)
 
 OUTER = 3
-"""Lines that are shown of those that called a line."""
+"""Callers of a line that are shown."""
 
 
 def rows(evidence: Evidence) -> tuple[Row, ...]:
-    """What made the peak: the un-nested program beside it, the lines with their largest buffers, what is captured, what a step adds."""
-    if evidence.split is None:
+    """The rows of a peak: the un-nested program beside it, the lines with their largest buffers, what is captured, what a step adds."""
+    split = evidence.split
+    if split is None:
         return ()
-    return (*beside(evidence), *where(evidence), *captured(evidence), *growth(evidence))
+    return (*beside(evidence, split), *where(evidence, split), *captured(evidence, split), *growth(evidence))
 
 
 def of_un_nested(name: str, evidence: Evidence) -> tuple[Row, ...]:
-    """Where the bytes of a call are that runs in no nesting but a jit: its peak, and the lines that hold most of it."""
-    peak = evidence.split.peak if evidence.split else 0
-    return (("un-nested", f"{name}: peak {format_bytes(peak)}"), *where(evidence))
+    """The rows of the un-nested call under a jit: its peak, and the lines that hold most of it."""
+    split = evidence.split or NOTHING
+    return (("un-nested", f"{name}: peak {format_bytes(split.peak)}"), *where(evidence, split))
 
 
-def beside(evidence: Evidence) -> Iterator[Row]:
+def beside(evidence: Evidence, split: Split) -> Iterator[Row]:
     """The peak of the un-nested program, and what the nesting adds to it."""
-    if evidence.split is None or evidence.un_nested is None:
+    if evidence.un_nested is None:
         return
-    more = evidence.split.peak - evidence.un_nested.peak
-    peak = format_bytes(evidence.un_nested.peak)
+    peak, more = format_bytes(evidence.un_nested.peak), split.peak - evidence.un_nested.peak
     if more > 0:
-        yield (
-            "un-nested",
-            f"{peak}; the nesting adds {format_bytes(more)}: {parts(difference(evidence.split, evidence.un_nested))}",
-        )
+        added = parts(difference(split, evidence.un_nested))
+        yield "un-nested", f"{peak}; the nesting adds {format_bytes(more)}: {added}"
     else:
         yield "un-nested", f"{peak}: the nesting adds nothing to the peak"
 
@@ -89,17 +80,15 @@ def parts(sizes: dict[str, int]) -> str:
     )
 
 
-def where(evidence: Evidence) -> Iterator[Row]:
+def where(evidence: Evidence, split: Split) -> Iterator[Row]:
     """The lines that hold most of the peak beyond the arguments, each with its largest buffers."""
-    if evidence.split is None:
-        return
-    if not evidence.places and evidence.split.temporaries:
+    if not evidence.places and split.temporaries:
         yield "line", "unknown: this jaxlib does not name the buffers"
     total = sum(place.bytes for place in evidence.places)
     least = max(SHARE * total, LEAST)
     shown = [place for place in evidence.places if place.bytes >= least][: len(BUFFERS)]
     for place, most in zip(shown, BUFFERS, strict=False):
-        yield "line", f"{heading(place)}   {shares(place, evidence.split)}{un_nested(place, evidence)}"
+        yield "line", f"{heading(place)}   {shares(place, split)}{un_nested(place, evidence)}"
         yield from [("buffer", text) for text in buffers(place, evidence, least)][:most]
     rest = total - sum(place.bytes for place in shown)
     if shown and rest >= least:
@@ -132,7 +121,7 @@ def shares(place: Place, split: Split) -> str:
 
 
 def un_nested(place: Place, evidence: Evidence) -> str:
-    """What the same line costs in the un-nested program, where that is another one."""
+    """The bytes of the same line in the un-nested program, where that is another program."""
     is_known = place.line or place.inserted or place.constants
     if evidence.un_nested is None or evidence.un_nested == evidence.split or not is_known:
         return ""
@@ -176,16 +165,17 @@ def listed(first: str, others: Sequence[str]) -> str:
     return f"{first} and {rest}" if others else first
 
 
-def captured(evidence: Evidence) -> Iterator[Row]:
+def captured(evidence: Evidence, split: Split) -> Iterator[Row]:
     """The arrays that the call captures, each with the line that uses it first, and where it is kept."""
-    if sum(array.bytes for array in evidence.captured) < FLOOR:
+    size = sum(array.bytes for array in evidence.captured)
+    if size < FLOOR:
         return
     rows = list(Counter(map(text_of, evidence.captured)).items())
     yield from [("captured", f"{count} x {text}" if count > 1 else text) for text, count in rows][:CAPTURED]
     if others := sum(count for _, count in rows[CAPTURED:]):
         yield "", f"and {others if len(evidence.captured) < SHOWN else 'many'} more"
-    if evidence.split is not None and left_out(sum(array.bytes for array in evidence.captured), evidence.split):
-        yield "", f"{kept(evidence.split)}: one of equal elements, and the results of what it computes beforehand"
+    if left_out(size, split):
+        yield "", f"{kept(split)}: one of equal elements, and the results of what it computes beforehand"
 
 
 def left_out(captured: int, split: Split) -> bool:
@@ -199,53 +189,18 @@ def kept(split: Split) -> str:
 
 
 def text_of(array: Captured) -> str:
+    """``float32[512,512] 1.0 MiB   model.TABLE   used at model.py:7``."""
     name = f"   {array.name}" if array.name else ""
-    return f"{array.type} {format_bytes(array.bytes)}{name}   " + (
-        f"used at {array.line}" if array.line else "(no line)"
-    )
+    line = f"used at {array.line}" if array.line else "(no line)"
+    return f"{array.type} {format_bytes(array.bytes)}{name}   {line}"
 
 
 def growth(evidence: Evidence) -> Iterator[Row]:
-    """What each further step of the generated loop adds to the peak."""
-    if evidence.growth is None:
-        return
+    """The row on the bytes that each further step of the generated loop adds to the peak."""
     gain = evidence.growth
+    if gain is None:
+        return
     what = "element" if Layer.parse(gain.layer).row.axis == "elements" else "step"
     adds = f"adds {format_bytes(gain.per_step.peak)}: {parts(difference(gain.per_step, NOTHING))}"
     text = adds if gain.per_step.peak > 0 else "adds nothing to the peak"
     yield "growth", f"each further {what} of {gain.layer} {text}   (from {gain.steps} and {2 * gain.steps} {what}s)"
-
-
-NOTHING = Split(0, 0, 0, 0, 0)
-
-
-def advice(piece: Advice) -> str:
-    """What most authors would change in the un-nested call."""
-    at = f" ({piece.line})" if piece.line else ""
-    size = format_bytes(piece.bytes)
-    match piece:
-        case Recast():
-            cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
-            return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
-        case HeldTwice():
-            whose = listed(piece.names[0], piece.names[1:])
-            return f"{size}: all of {whose} once more, {hints.TWICE[piece.operation]}{at}"
-        case Saved():
-            return (
-                f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
-                f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
-            )
-        case Stack():
-            cure = (
-                "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
-            )
-            return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
-        case LargeLine():
-            handed = format_bytes(piece.handed)
-            what = f"one line holds more than state, inputs and outputs together, {handed}"
-            return f"{size}, {piece.type} {piece.operation}: {what}{at}"
-        case Unused():
-            return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
-        case NotDonated():
-            why = f"{piece.function} is a jit that changes {' and '.join(piece.arguments)}, and does not donate that"
-            return f"{size}: {why}: old and new lie side by side; write {piece.donate} in its {piece.jit}{at}"

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from pytest_nnxcheck.core import settings as table
 from pytest_nnxcheck.core.evidence import Evidence, OnTarget
@@ -20,7 +20,7 @@ from pytest_nnxcheck.reporting import memory_breakdown, tally
 from pytest_nnxcheck.reporting.report import Report, replay, summary
 
 VERSION = 1
-"""Of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
+"""The version of the schema: it grows when a key changes its meaning or goes away, not when one is added."""
 
 NAME = "pytest-nnxcheck report"
 LONGEST_PROGRAM = 256 * 1024
@@ -29,101 +29,43 @@ LONGEST_PROGRAM = 256 * 1024
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127) if chr(code) not in "\t\n"}
 
 
-class Place(TypedDict):
-    """A line of a file: relative to pytest's root directory where it lies below, and counted from 1."""
-
-    file: str
-    line: int
-
-
-class OfTest(TypedDict):
-    """The head of one test."""
-
-    nodeid: str
-    outcome: str
-    verdict: str
-    summary: str
-    counts: dict[str, int]
-    not_run: int
-    modes: dict[str, str]
-    shown: str
-    message: str
-    place: Place | None
-    failed_at: Place | None
-    settings: dict[str, str]
-    options: str
-    notes: list[str]
-    advice: list[str]
-    un_nested_peak: list[list[str]]
-    seconds: float
-
-
-class OfNesting(TypedDict):
-    """One nesting of one test."""
-
-    nodeid: str
-    nesting: str
-    mode: str
-    layers: list[str]
-    verdict: str
-    word: str
-    unfit: bool
-    reason: str
-    violations: list[dict[str, Any]]
-    explained: list[list[str]]
-    notes: list[str]
-    expected_failures: list[str]
-    peak: int | None
-    budget: int | None
-    expected_peak: int | None
-    split: dict[str, int] | None
-    un_nested: dict[str, int] | None
-    buffers: list[dict[str, Any]]
-    places: list[dict[str, Any]]
-    captured: list[dict[str, Any]]
-    growth: dict[str, Any] | None
-    story: list[list[str]]
-    leaks: list[dict[str, Any]]
-    moves: list[dict[str, Any]]
-    reusable: list[str]
-    targets: list[dict[str, Any]]
-    program: str
-    program_text: str
-    replay: str
-    seconds: float
+Record = dict[str, Any]
+"""An object of the report, with all keys that the document describes."""
 
 
 class Records(TypedDict):
     """What one test gives: its head, and its nestings in the order in which they ran."""
 
-    test: OfTest
-    nestings: list[OfNesting]
+    test: Record
+    nestings: list[Record]
 
 
 def of_report(report: Report, folder: Path | None = None) -> Records:
-    """The records of a report; the paths of programs start from ``folder``. What pytest knows of the test is `empty_test`'s."""
-    test: OfTest = {
-        **empty_test(report.test_id),
+    """The records of a report; the paths of programs start from ``folder``. What pytest knows of the test is left empty."""
+    records = unknown(report.test_id)
+    records["nestings"] = [_of_outcome(report, outcome, folder) for outcome in report.outcomes]
+    told = {
         "verdict": report.verdict if report.outcomes else "",
-        "summary": plain(summary(report)),
+        "summary": summary(report),
         "counts": dict(tally.kinds(report.outcomes)),
         "not_run": report.not_run,
-        "modes": dict(report.modes),
+        "modes": report.modes,
         "shown": str(report.shown.nesting) if report.shown else "",
-        "message": "" if report.ok else plain(str(report)),
+        "message": "" if report.ok else str(report),
         "settings": {name: _shown(getattr(report.settings, name)) for name in table.names("check")},
-        "options": plain(report.options),
-        "notes": plain(report.notes),
-        "advice": plain(report.advice),
-        "un_nested_peak": plain(report.un_nested),
+        "options": report.options,
+        "notes": report.notes,
+        "advice": report.advice,
+        "un_nested_peak": report.un_nested,
         "seconds": sum(outcome.seconds for outcome in report.outcomes),
     }
-    return {"test": test, "nestings": [_of_outcome(report, outcome, folder) for outcome in report.outcomes]}
+    records["test"].update(plain(told))
+    return records
 
 
-def empty_test(nodeid: str) -> OfTest:
-    """The head of a test of which nothing is known yet, as one that never ran."""
-    return {
+def unknown(nodeid: str) -> Records:
+    """The records of a test of which nothing is known yet, as one that never ran."""
+    test: Record = {
         "nodeid": plain(nodeid),
         "outcome": "",
         "verdict": "",
@@ -142,35 +84,36 @@ def empty_test(nodeid: str) -> OfTest:
         "un_nested_peak": [],
         "seconds": 0.0,
     }
+    return {"test": test, "nestings": []}
 
 
-def _of_outcome(report: Report, outcome: Outcome, folder: Path | None) -> OfNesting:
+def _of_outcome(report: Report, outcome: Outcome, folder: Path | None) -> Record:
     evidence = outcome.evidence or Evidence()
     measured = plain(evidence)
     record = {
-        "nodeid": plain(report.test_id),
+        "nodeid": report.test_id,
         "nesting": str(outcome.nesting),
         "mode": outcome.nesting.mode,
         "layers": [str(layer) for layer in outcome.nesting.layers],
         "verdict": outcome.verdict,
         "word": tally.word(outcome),
         "unfit": outcome.unfit,
-        "reason": plain(outcome.reason),
-        "violations": plain(outcome.violations),
-        "explained": plain(outcome.explained),
-        "notes": plain(outcome.notes),
-        "expected_failures": plain(outcome.expected),
+        "reason": outcome.reason,
+        "violations": outcome.violations,
+        "explained": outcome.explained,
+        "notes": outcome.notes,
+        "expected_failures": outcome.expected,
         "peak": outcome.peak,
         "budget": outcome.budget,
         "expected_peak": measured.pop("expected"),
         **measured,
-        "story": plain(memory_breakdown.rows(evidence)),
-        "program": plain(outcome.program),
+        "story": memory_breakdown.rows(evidence),
+        "program": outcome.program,
         "program_text": _program(outcome.program, folder),
-        "replay": plain(replay(report, outcome.nesting)),
+        "replay": replay(report, outcome.nesting),
         "seconds": outcome.seconds,
     }
-    return cast("OfNesting", record)
+    return {key: plain(value) for key, value in record.items()}
 
 
 def _program(shown: str, folder: Path | None) -> str:
@@ -181,13 +124,13 @@ def _program(shown: str, folder: Path | None) -> str:
         text = (folder / shown).read_text(encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError):
         return ""
-    return str(plain(text)) if len(text) <= LONGEST_PROGRAM else ""
+    return text if len(text) <= LONGEST_PROGRAM else ""
 
 
 def _shown(value: object) -> str:
     if isinstance(value, tuple) and not all(isinstance(word, str) for word in value):
-        return str(plain(", ".join(map(str, value))))
-    return str(plain(table.show(value)))
+        return ", ".join(map(str, value))
+    return table.show(value)
 
 
 def plain(value: Any) -> Any:
@@ -232,12 +175,12 @@ def by_test(document: Mapping[str, Any]) -> list[Records]:
     return list(records.values())
 
 
-def passed(test: OfTest) -> bool:
+def passed(test: Record) -> bool:
     """Whether pytest counts nothing against the test."""
     return test["outcome"] not in {"failed", "error", "interrupted"}
 
 
-def shown(record: Records) -> OfNesting | None:
+def shown(record: Records) -> Record | None:
     """The nesting that a failing test is about: the smallest one."""
     name = record["test"]["shown"]
     return next((nesting for nesting in record["nestings"] if nesting["nesting"] == name), None) if name else None
@@ -251,12 +194,12 @@ def broken(record: Records) -> str:
     return ", ".join(names) or (first if len(first) <= 120 else f"{first[:117]}...")
 
 
-def targets_of(nestings: Iterable[OfNesting]) -> tuple[OnTarget, ...]:
+def targets_of(nestings: Iterable[Record]) -> tuple[OnTarget, ...]:
     """Of each target the worst program of some nestings."""
     return tally.worst_of_targets(OnTarget.of_json(each) for nesting in nestings for each in nesting["targets"])
 
 
-def worst_peak(record: Records) -> OfNesting | None:
+def worst_peak(record: Records) -> Record | None:
     """The nesting whose peak is the largest part of its budget, or just the largest."""
     measured = [nesting for nesting in record["nestings"] if nesting["peak"] is not None]
     return max(measured, key=lambda o: ((o["peak"] or 0) / (o["budget"] or math.inf), o["peak"] or 0), default=None)

@@ -1,4 +1,4 @@
-"""The text that people read: the message of a failure, and one line a test in the terminal summary.
+"""The report of a check, and its text: the message of a failure, and one line a test in the terminal summary.
 
 The text is an interface: it is tested. Nothing here imports pytest, hypothesis, jax or flax.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import MODES, severity
-from pytest_nnxcheck.core.nesting import UN_NESTED, Layer, Misfit, Nesting
+from pytest_nnxcheck.core.nesting import UN_NESTED, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict, Violation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import Row, counted, fill, format_bytes, lay_out, row
-from pytest_nnxcheck.reporting import notes, tally, target_rows, wording
+from pytest_nnxcheck.reporting import tally, target_rows, violations
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts, kinds, nothing_checked, worst_on_targets, worst_peak
 
 BROKEN = "nnx invariant broken"
@@ -29,24 +29,27 @@ _RANDOM = "if the body depends on randomness, make it repeat itself: the nesting
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one check found: an outcome for each nesting, in the order in which they ran.
-
-    ``notes`` says what was left out and why, ``not_run`` is how many nestings were left when what broke was known; ``test_id``, ``argument`` and
-    ``options`` are pytest's: its name of the test, and how to run it in the folder that this run was started in;
-    ``advice`` is what the un-nested call need not spend memory on, ``un_nested`` the rows that say where its bytes are;
-    ``str(report)`` is the text of a failure, or one line if all is well.
-    """
+    """What one check found: ``str(report)`` is the text of a failure, or one line if all is well."""
 
     outcomes: tuple[Outcome, ...]
+    """One for each nesting, in the order in which they ran."""
     settings: Settings
     notes: tuple[str, ...] = ()
+    """What was left out, and why."""
     test_id: str = ""
+    """The node id of the test; empty outside of pytest."""
     argument: str = ""
+    """How to name the test to pytest, in the folder that this run was started in."""
     options: str = ""
+    """The options to run it with."""
     programs: Mapping[Nesting, str] = field(default_factory=dict, compare=False, repr=False)
+    """The text of programs to paste."""
     not_run: int = 0
+    """Nestings that were left when the smallest failing one was known."""
     advice: tuple[str, ...] = ()
+    """What the un-nested call need not spend memory on."""
     un_nested: tuple[Row, ...] = ()
+    """Rows that say where its bytes are."""
 
     def program(self, outcome: Outcome | None = None) -> str:
         """The program that shows an outcome without the plugin, as text; the smallest that broke if none is named. Empty if there is none."""
@@ -60,7 +63,7 @@ class Report:
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """What the first of the broken nestings violates; empty if every invariant held."""
+        """The violations of the first broken nesting; empty if every invariant held."""
         return self.broken[0].violations if self.broken else ()
 
     @property
@@ -108,7 +111,7 @@ def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, .
 
 
 def rejected_modes(report: Report) -> str:
-    """The text for modes that flax does not take the call in; empty if there are none. The question was whether it survives them."""
+    """The text for modes that flax does not take the call in; empty if there are none. A test that names a mode asks whether the call survives it."""
     rejected = [mode for mode, verdict in report.modes.items() if verdict == "rejected"]
     if not rejected:
         return ""
@@ -125,15 +128,15 @@ def modes_note(report: Report) -> str:
 
 def _mode_lines(report: Report) -> str:
     """One line for each mode that nestings ran in: what it did, and the smallest nesting that it broke."""
-    return "\n".join(_mode_line(report, mode, outcomes) for mode, outcomes in tally.by_mode(report.outcomes).items())
-
-
-def _mode_line(report: Report, mode: str, outcomes: list[Outcome]) -> str:
-    verdict = report.modes[mode]
-    if verdict == "rejected":
-        return f"{mode} rejected by flax   {tally.rejection(outcomes)}"
-    line = f"{mode} {verdict}   {counts(Counter(outcome.verdict for outcome in outcomes))}"
-    return line if verdict == "held" else f"{line}; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
+    lines = []
+    for mode, outcomes in tally.by_mode(report.outcomes).items():
+        verdict = tally.of_mode(outcomes)
+        if verdict == "rejected":
+            lines.append(f"{mode} rejected by flax   {tally.rejection(outcomes)}")
+            continue
+        smallest = "" if verdict == "held" else f"; smallest {_by_plainness(outcomes, verdict)[0].nesting}"
+        lines.append(f"{mode} {verdict}   {counts(Counter(outcome.verdict for outcome in outcomes))}{smallest}")
+    return "\n".join(lines)
 
 
 def message(report: Report, outcome: Outcome) -> str:
@@ -149,11 +152,11 @@ def headline(outcome: Outcome) -> str:
 
 
 def in_short(outcome: Outcome) -> str:
-    """The same for pytest's short summary, which cuts its lines: the invariant, and at once the leaf or the bytes."""
+    """The headline for pytest's short summary, which cuts its lines: the invariant, and at once the leaf or the bytes."""
     if not outcome.violations:
         return headline(outcome)
     first = outcome.violations[0]
-    return f"nnx {first.invariant}: {wording.place(first, outcome.evidence)}"
+    return f"nnx {first.invariant}: {violations.place(first, outcome.evidence)}"
 
 
 def _rows(report: Report, outcome: Outcome) -> Iterator[Row]:
@@ -212,7 +215,7 @@ def tried(report: Report) -> str:
 def failed_note(report: Report, outcome: Outcome, *, own: bool) -> str:
     """The note on the user's exception: its causes, and the nesting, which nothing else in the traceback names.
 
-    ``own`` is whether the test body raised it, not the call. Un-nested, without a known cause, there is nothing to say.
+    ``own`` says that the body of the test raised it, not the call. Un-nested, without a known cause, there is nothing to say.
     """
     rows = [] if own else [("note", note) for note in outcome.notes]
     rest = _un_nested(report, outcome.nesting)
@@ -231,7 +234,7 @@ def explained_note(outcome: Outcome | None) -> str:
 
 
 def _un_nested(report: Report, nesting: Nesting) -> str:
-    """What the same test body did un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
+    """How the same test body ended un-nested, in the same mode; of an un-nested call, in which other mode it passed."""
     bare = [o for o in report.outcomes if not o.nesting.layers]
     if nesting.layers:
         passed = next((o.verdict == "held" for o in bare if o.nesting.mode == nesting.mode), True)
@@ -241,86 +244,44 @@ def _un_nested(report: Report, nesting: Nesting) -> str:
 
 
 def replay(report: Report, nesting: Nesting) -> str:
-    """What runs this nesting and no other."""
+    """The command, or the call, that runs this nesting and no other."""
     if not report.argument:
         return f"check(..., nesting={str(nesting)!r})"
     options = f"{report.options} " if report.options else ""
     return f"pytest {shlex.quote(report.argument)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
 
 
-def left_out(outcomes: Iterable[Outcome]) -> list[str]:
-    """One note for each reason for which layers, or nestings of several, cannot take the call."""
-    misfits: dict[Misfit, dict[Nesting, Misfit]] = {}
-    for outcome in sorted(outcomes, key=lambda outcome: outcome.nesting.plainness):
-        if outcome.misfit is not None:
-            misfits.setdefault(outcome.misfit, {})[outcome.nesting] = outcome.misfit
-    return [*map(_left_out, misfits.values())]
-
-
-def _left_out(misfits: dict[Nesting, Misfit]) -> str:
-    """``scan, while_loop left out: each carries the state, ...``."""
-    shown = [nesting for nesting in misfits if len(nesting) == 1] or [*misfits][:1]
-    first = misfits[shown[0]]
-    if first.layer is None or len(shown[0]) != 1:
-        sentence = notes.of_misfit(first)
-    else:
-        sentence = f"{'each' if len(shown) > 1 else 'it'} {notes.reason(first)}"
-    return f"{', '.join(map(str, shown))} left out: {sentence}"
-
-
-def not_run(layer: Layer, *, left_out: bool) -> str:
-    """Why a nesting with a layer that cannot work was not run."""
-    return f"not run: {layer} is left out" if left_out else f"not run: {layer.style} is refused"
-
-
-def refused(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """One note for each reason for which flax refused styles: by style the outcome of its probe."""
-    reasons: dict[str, list[str]] = {}
-    for style, outcome in outcomes.items():
-        reasons.setdefault(outcome.reason, []).append(style)
-    return [
-        f"{', '.join(styles)} refused by this flax, as for every module that a call changes, or hands to a transform of its own: "
-        f"{outcomes[styles[0]].nesting} raises {reason}; drawn no more"
-        for reason, styles in reasons.items()
-    ]
-
-
 def wrapped(lines: str, width: int, label: str = "") -> str:
-    """Notes, one a line, below the line of their test: as wide as the terminal."""
+    """Notes below the line of their test, each filled to the width of the terminal."""
     return "".join("\n" + fill(label + note, max(width, 40), "    ", "      ") for note in lines.splitlines())
 
 
 def properties(report: Report) -> list[tuple[str, str | int]]:
     """The report as flat pairs: they cross to xdist's controller, and read well in JUnit's XML."""
-    verdicts = kinds(report.outcomes)
-    pairs: list[tuple[str, str | int]] = [("nnx_verdict", report.verdict)] if report.outcomes else []
-    pairs += [("nnx_nestings", len(report.outcomes))]
-    pairs += [
-        (f"nnx_{verdict}", verdicts[verdict]) for verdict in ("held", "violated", "failed", "rejected", "expected")
-    ]
-    pairs += [("nnx_unfit", verdicts["unfit"])] if verdicts["unfit"] else []
-    pairs += [("nnx_not_run", report.not_run)] if report.not_run else []
-    worst = worst_peak(report.outcomes)
-    if worst is not None and worst.peak is not None:
-        pairs += [("nnx_peak", worst.peak), ("nnx_peak_nesting", str(worst.nesting))]
-        pairs += [] if worst.budget is None else [("nnx_budget", worst.budget)]
-    if on := worst_on_targets(report.outcomes):
-        seconds = ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out)
-        pairs += [("nnx_targets", target_rows.brief(on)), ("nnx_target_seconds", seconds)]
-    if expectations := _expectations(report):
-        pairs.append(("nnx_expected_failures", "; ".join(expectations)))
-    if _shows_modes(report):
-        pairs.append(("nnx_modes", ", ".join(f"{mode} {verdict}" for mode, verdict in report.modes.items())))
-    pairs += [("nnx_advice", "\n".join(report.advice))] if report.advice else []
-    return pairs + ([("nnx_notes", "\n".join(report.notes))] if report.notes else [])
-
-
-def _expectations(report: Report) -> list[str]:
-    """``'memory' (why): 3 nestings``, for each expected failure that came true."""
+    verdicts, worst, on = kinds(report.outcomes), worst_peak(report.outcomes), worst_on_targets(report.outcomes)
     came_true = [
-        (entry, sum(entry.key in o.expected for o in report.outcomes)) for entry in report.settings.expected_failures
+        (entry, sum(entry.key in outcome.expected for outcome in report.outcomes))
+        for entry in report.settings.expected_failures
     ]
-    return [f"{entry}: {counted(times, 'nesting')}" for entry, times in came_true if times]
+    modes = ", ".join(f"{mode} {verdict}" for mode, verdict in report.modes.items()) if _shows_modes(report) else ""
+    seconds = ", ".join(f"{each.target} {each.seconds:.1f} s" for each in on if not each.left_out)
+    pairs = {
+        "nnx_verdict": report.verdict if report.outcomes else None,
+        "nnx_nestings": len(report.outcomes),
+        **{f"nnx_{verdict}": verdicts[verdict] for verdict in ("held", "violated", "failed", "rejected", "expected")},
+        "nnx_unfit": verdicts["unfit"] or None,
+        "nnx_not_run": report.not_run or None,
+        "nnx_peak": worst.peak if worst else None,
+        "nnx_peak_nesting": str(worst.nesting) if worst else None,
+        "nnx_budget": worst.budget if worst else None,
+        "nnx_targets": target_rows.brief(on) or None,
+        "nnx_target_seconds": seconds if on else None,
+        "nnx_expected_failures": "; ".join(f"{e}: {counted(n, 'nesting')}" for e, n in came_true if n) or None,
+        "nnx_modes": modes or None,
+        "nnx_advice": "\n".join(report.advice) or None,
+        "nnx_notes": "\n".join(report.notes) or None,
+    }
+    return [(name, value) for name, value in pairs.items() if value is not None]
 
 
 def summary(report: Report) -> str:
@@ -329,7 +290,7 @@ def summary(report: Report) -> str:
 
 
 def summary_of(figures: Mapping[str, str | int]) -> str:
-    """The same from the flat pairs of a test report."""
+    """That line, from the flat pairs of a test report."""
     verdicts = {verdict: int(figures.get(f"nnx_{verdict}", 0)) for verdict in VERDICTS}
     total = int(figures["nnx_nestings"])
     text = f"{counted(total, 'nesting')}: {counts(verdicts) or 'none finished'}"

@@ -1,4 +1,4 @@
-"""Outcomes, counted: kinds of verdicts, the worst of several, the worst peak, whether anything was checked, the verdict on a mode of flax."""
+"""Counts and worst cases of outcomes: verdicts, peaks, programs on targets, and the verdict on a mode of flax."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def counts(of: Mapping[str, int]) -> str:
 
 
 def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
-    """Whether flax rejected every nesting that is one, in any of the modes."""
+    """Whether in one of the modes flax rejected every nesting that has a layer."""
     nested = [outcome for outcome in outcomes if outcome.nesting.layers]
     checked = {outcome.nesting.mode for outcome in nested if outcome.verdict != "rejected"}
     return any(outcome.nesting.mode not in checked for outcome in nested)
@@ -59,7 +59,7 @@ def worst_on_targets(outcomes: Iterable[Outcome]) -> tuple[OnTarget, ...]:
 
 
 def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
-    """The same of programs, each with the seconds of all on its target."""
+    """Of each target the worst of its programs, with the seconds of all of them."""
     programs: dict[str, list[OnTarget]] = {}
     for on in targets:
         programs.setdefault(on.target, []).append(on)
@@ -67,10 +67,12 @@ def worst_of_targets(targets: Iterable[OnTarget]) -> tuple[OnTarget, ...]:
 
 
 def _badness(on: OnTarget) -> tuple[bool, bool, float]:
+    """Sort key: programs that do not fit last, before them those that were compiled, by the part of the limit that they use."""
     return not on.fits, not on.left_out, (on.peak or 0) / (on.limit or math.inf)
 
 
 _RANK = ("held", "rejected", "expected", "failed", "violated")
+"""Verdicts of several calls under one nesting, the worst last."""
 
 
 def record(outcomes: dict[Nesting, Outcome], outcome: Outcome) -> None:
@@ -80,6 +82,7 @@ def record(outcomes: dict[Nesting, Outcome], outcome: Outcome) -> None:
 
 
 def worse(old: Outcome, new: Outcome) -> Outcome:
+    """The outcome of two calls under one nesting: the worse verdict, the higher peak, the notes of both."""
     worst = max(old, new, key=lambda outcome: _RANK.index(outcome.verdict))
     measured = worst_peak([old, new]) or worst
     notes = tuple(dict.fromkeys([*old.notes, *new.notes]))
@@ -112,13 +115,13 @@ def of_mode(outcomes: list[Outcome]) -> Verdict:
     return worst or ("rejected" if rejection(outcomes) else "held")
 
 
-def ends(outcome: Outcome) -> bool:
+def closes_mode(outcome: Outcome) -> bool:
     """Whether flax refused, for its mode, the call itself or its plain jit: no nesting can run in that mode."""
     layers = [(layer.transform, layer.captures) for layer in outcome.nesting.layers]
-    return refuses(outcome) and layers in ([], [(JIT, False)])
+    return is_refused_by_mode(outcome) and layers in ([], [(JIT, False)])
 
 
-def refuses(outcome: Outcome) -> bool:
+def is_refused_by_mode(outcome: Outcome) -> bool:
     """Whether flax refused the nesting for what its mode cannot do."""
     return outcome.by_mode and outcome.verdict == "rejected"
 
@@ -126,8 +129,8 @@ def refuses(outcome: Outcome) -> bool:
 def rejection(outcomes: list[Outcome]) -> str:
     """Why flax does not take the call in a mode; empty if it does. What a closure keeps from flax proves nothing."""
     without_closure = [o for o in outcomes if o.nesting.layers and not o.nesting.captures]
-    refused = [outcome for outcome in outcomes if refuses(outcome)]
-    final = [outcome for outcome in refused if ends(outcome)]
+    refused = [outcome for outcome in outcomes if is_refused_by_mode(outcome)]
+    final = [outcome for outcome in refused if closes_mode(outcome)]
     if final or (refused and all(outcome.verdict == "rejected" for outcome in without_closure)):
         return (final or refused)[0].reason
     return ""

@@ -1,4 +1,4 @@
-"""What is said of the compilers of targets: a row for each, a few words for a summary line, the sentence of what broke there. Made of the data alone."""
+"""The words on targets: a row for each, a few words for a summary line, the sentence of what broke there. Made of the data alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, FindingOnTa
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 
 PADDED, LITTLE = 0.1, 2**20
-"""Of a peak, and bytes: less padding is not told."""
+"""The part of a peak, and the bytes, below which padding is not shown: every compiler pads a little."""
 
 
 def rows(targets: Iterable[OnTarget]) -> tuple[Row, ...]:
@@ -32,7 +32,7 @@ def fit(on: OnTarget) -> str:
 
 
 def details(on: OnTarget) -> Iterable[str]:
-    """What else is known of a program on a target; nothing of one that was refused or left out."""
+    """Further facts about a program on a target; none where it was refused or left out."""
     if on.left_out or on.refused:
         return
     if on.peak and on.unpadded is not None and on.peak - on.unpadded >= max(PADDED * on.peak, LITTLE):
@@ -55,7 +55,7 @@ def peak(size: int, bound: int) -> str:
 
 
 def share(on: OnTarget) -> str:
-    """Which part of the memory of a GPU the limit is."""
+    """The part of a GPU's memory that the limit is, in words."""
     if on.share == 1.0:
         return ""
     by_default = " by default" if on.share == SHARE else ""
@@ -80,7 +80,7 @@ def _brief(on: OnTarget) -> str:
 
 
 def sentence(finding: FindingOnTarget) -> str:
-    """What broke on a target."""
+    """The sentence of a finding on a target."""
     on = finding.on
     match finding:
         case DoesNotFit():
@@ -101,6 +101,7 @@ def device(on: OnTarget) -> str:
 
 
 def lose(leaves: int) -> str:
+    """The verb for so many donated leaves."""
     return "loses its buffer" if leaves == 1 else "lose their buffer"
 
 

@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.outcome import NO_FACTS, BodyStarted, CallFacts, Liste
 from pytest_nnxcheck.core.settings import DEFAULTS, Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Example, Handed, call_unchecked
-from pytest_nnxcheck.reporting import report, tally, wording
+from pytest_nnxcheck.reporting import report, tally, violations
 from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.subject import uncomputed
 
@@ -98,7 +98,7 @@ class Execution:
         finally:
             self.calling = False
         self.facts += checked.facts
-        self.settle(replace(checked, outcome=wording.worded(checked.outcome)))
+        self.settle(replace(checked, outcome=violations.worded(checked.outcome)))
         return checked.output
 
     def settle(self, checked: Checked) -> None:

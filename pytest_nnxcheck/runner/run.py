@@ -26,7 +26,7 @@ from pytest_nnxcheck.core.outcome import (
 )
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.reporting import memory_breakdown, notes, report, tally
+from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, report, tally
 from pytest_nnxcheck.runner.errors import add_notes, drop_own_notes, passes_through
 from pytest_nnxcheck.runner.execution import Body, Execution, Executor
 from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
@@ -96,13 +96,13 @@ class Run:
         return report.Report(
             outcomes,
             self.settings,
-            (*known, *report.refused(self.refusals), *report.left_out(outcomes)),
+            (*known, *left_out.refused_styles(self.refusals), *left_out.layers_left_out(outcomes)),
             self.test_id,
             self.argument,
             self.options,
             {} if self.programs is None else self.programs.texts,
             self.not_run,
-            advice=tuple(dict.fromkeys(memory_breakdown.advice(piece) for call in calls for piece in call.advice)),
+            advice=tuple(dict.fromkeys(hints.advice(piece) for call in calls for piece in call.advice)),
             un_nested=tuple(row for call in calls for row in memory_breakdown.of_un_nested(call.name, call.evidence)),
         )
 

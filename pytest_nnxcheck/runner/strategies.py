@@ -50,7 +50,7 @@ class Exclusions:
         is_probe = replace(nesting, mode=MODES[0]) in probes(settings)
         return replace(
             self,
-            closed=self.closed or (rejected and tally.ends(outcome)),
+            closed=self.closed or (rejected and tally.closes_mode(outcome)),
             refused=self.refused | {layer.style for layer in alone if rejected and is_probe},
             unfit=self.unfit | {layer for layer in alone if outcome.unfit},
         )

@@ -12,7 +12,7 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting, in_mode
 from pytest_nnxcheck.core.notes import Fact, StateAdded
 from pytest_nnxcheck.core.outcome import NestingRuledOut, Outcome
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.reporting import report
+from pytest_nnxcheck.reporting import left_out
 from pytest_nnxcheck.runner import chains, strategies
 from pytest_nnxcheck.runner.errors import passes_through, plainest
 from pytest_nnxcheck.runner.execution import Body
@@ -177,7 +177,7 @@ def _rules_out(run: Run, nesting: Nesting) -> bool:
     shown = next(filter(excluded.rejects, nesting.layers), None)
     if shown is not None and not excluded.closed and nesting not in run.outcomes:
         unfit = any(layer in excluded.unfit for layer in nesting.layers)
-        words = report.not_run(shown, left_out=shown in excluded.unfit)
+        words = left_out.not_run(shown, left_out=shown in excluded.unfit)
         run.outcomes[nesting] = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
         run.publish(NestingRuledOut(run.outcomes[nesting]))
     return excluded.closed or not all(map(excluded.allows, nesting.layers))

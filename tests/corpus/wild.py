@@ -13,7 +13,7 @@ from wild_cases import WILD
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
 from pytest_nnxcheck.engine.check_call import check_call
-from pytest_nnxcheck.reporting import wording
+from pytest_nnxcheck.reporting import violations
 
 FILES = (wild_calls, wild_inputs, wild_state, wild_training)
 SUBJECTS = sorted(set(WILD) - {"dict_with_keys_of_several_types"})
@@ -26,4 +26,4 @@ def run(case, nesting, example, **more):
     settings = merge(parse_given({**case.settings, **more}, lambda name: name))
     parsed = Nesting.parse(nesting)
     found = check_call(case.subject, case.args, case.kwargs, nesting=parsed, settings=settings, example=example)
-    return replace(found, outcome=wording.worded(found.outcome))
+    return replace(found, outcome=violations.worded(found.outcome))

@@ -20,7 +20,7 @@ from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORM
 from pytest_nnxcheck.core.nesting import UN_NESTED
 from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.reporting import records, target_rows
-from pytest_nnxcheck.reporting.records import OfNesting, OfTest, Records
+from pytest_nnxcheck.reporting.records import Record, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
 
 Numbered = list[tuple[int, Records]]
@@ -29,10 +29,11 @@ SYMBOLS = {"held": "✓", "violated": "✗", "failed": "!", "expected": "~", "re
 """A sign for each verdict, beside its colour; ``unfit`` is what was rejected because a layer cannot take the call."""
 
 PROGRAMS = 2_000_000
-"""Characters of programs to paste that a page takes in."""
+"""Characters of programs to paste that a page takes in: a browser opens a few megabytes at once."""
 
 _COLUMNS = (UN_NESTED, *TRANSFORMS, CALL_FIRST, *FURTHER)
 _HEADROOM = 4
+"""How many times the largest peak a bar reaches at most, to show a budget."""
 
 VOID = ("input", "wbr")
 """Elements that have no content, and no end."""
@@ -113,7 +114,7 @@ def _facts_of_run(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _legend(nestings: Iterable[OfNesting]) -> Html | str:
+def _legend(nestings: Iterable[Record]) -> Html | str:
     by_kind = Counter(map(kind, nestings))
     entries = [
         tag("li", _sign(name), tag("b", by_kind[name]), f" {word}") for name, word in VERDICTS.items() if by_kind[name]
@@ -148,7 +149,7 @@ def _matrix(tests: Numbered) -> Html | str:
     )
 
 
-def _column(nesting: OfNesting) -> str:
+def _column(nesting: Record) -> str:
     return nesting["layers"][0].partition("[")[0] if nesting["layers"] else UN_NESTED
 
 
@@ -169,23 +170,23 @@ def _lines(number: int, record: Records, columns: list[str]) -> Iterator[Html]:
         yield tag("tr", name, squares, class_=_state(record["test"]))
 
 
-def _name(test: OfTest) -> Html:
+def _name(test: Record) -> Html:
     file, colons, name = test["nodeid"].partition("::")
     return joined(tag("span", file + colons, class_="file"), tag("wbr"), tag("span", name, class_="test-name"))
 
 
-def _state(test: OfTest) -> str:
+def _state(test: Record) -> str:
     return "ok" if records.passed(test) else "bad"
 
 
-def cell(nesting: OfNesting, target: str) -> Html:
+def cell(nesting: Record, target: str) -> Html:
     """A square of the matrix, which leads to the cause."""
     words = [nesting["word"], *(violation["invariant"] for violation in nesting["violations"])]
     label, name = f"{nesting['nesting']}: {', '.join(words)}", kind(nesting)
     return tag("a", SYMBOLS[name], class_=f"cell {name}", href=f"#{target}", title=label, aria_label=label)
 
 
-def kind(nesting: OfNesting) -> str:
+def kind(nesting: Record) -> str:
     """The verdict as a class of the style sheet."""
     return "unfit" if nesting["unfit"] and nesting["verdict"] == "rejected" else nesting["verdict"]
 
@@ -233,7 +234,7 @@ def _facts_of_test(record: Records) -> Iterator[str]:
         yield f"{test['place']['file']}:{test['place']['line']}"
 
 
-def _badge(test: OfTest) -> Html:
+def _badge(test: Record) -> Html:
     """The verdict; of a test that failed although its nestings hold, and of one that did not run, what pytest says."""
     bad = not records.passed(test)
     word = test["verdict"] if test["verdict"] and bad == (test["verdict"] != "held") else test["outcome"]
@@ -255,7 +256,7 @@ def _failure(record: Records) -> Html:
 # --- one nesting ---------------------------------------------------------------------------------------------------------
 
 
-def _row(nesting: OfNesting, target: str, width: int) -> Html:
+def _row(nesting: Record, target: str, width: int) -> Html:
     """One line of the list, which opens to the cause."""
     word = tag("span", nesting["word"], class_="word")
     name = tag("span", tag("code", nesting["nesting"]), " ", word, class_="name")
@@ -265,7 +266,7 @@ def _row(nesting: OfNesting, target: str, width: int) -> Html:
     return tag("details", summary, inside, class_=f"nesting {kind(nesting)}")
 
 
-def full_width(nestings: Iterable[OfNesting]) -> int:
+def full_width(nestings: Iterable[Record]) -> int:
     """The bytes at the right end of the bars of one test: its largest peak or expected peak; a budget far above both does not squeeze them."""
     measured = [nesting for nesting in nestings if nesting["peak"] is not None]
     highest = max((max(nesting["peak"] or 0, nesting["expected_peak"] or 0) for nesting in measured), default=0)
@@ -273,7 +274,7 @@ def full_width(nestings: Iterable[OfNesting]) -> int:
     return max(highest, min(budget, _HEADROOM * highest), 1)
 
 
-def bar(nesting: OfNesting, width: int) -> Html:
+def bar(nesting: Record, width: int) -> Html:
     """The peak as a bar in its parts, with marks for the expected peak and the budget, and the figures in words."""
     peak, budget, split = nesting["peak"], nesting["budget"], nesting["split"]
     if peak is None:
@@ -293,7 +294,7 @@ def bar(nesting: OfNesting, width: int) -> Html:
     return tag("span", tag("span", drawn, class_="bar", aria_hidden="true"), figures, class_="bar-cell")
 
 
-def cause(nesting: OfNesting, *, unfolded: bool = True) -> Html:
+def cause(nesting: Record, *, unfolded: bool = True) -> Html:
     """Why the verdict is what it is, what was measured, how to run it again, and the program that shows the same."""
     rows = [(tag("dt", label, class_=style), tag("dd", text, class_=style)) for label, text, style in _rows(nesting)]
     program: Html | str = ""
@@ -304,7 +305,7 @@ def cause(nesting: OfNesting, *, unfolded: bool = True) -> Html:
     return joined(tag("dl", rows), program)
 
 
-def _rows(nesting: OfNesting) -> Iterator[tuple[str, str, str]]:
+def _rows(nesting: Record) -> Iterator[tuple[str, str, str]]:
     """(label, text, style) of the list in a cause."""
     labels = {label for violation in nesting["violations"] for label, _ in violation["details"]}
     if nesting["reason"]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pytest_nnxcheck.core.text import counted, format_bytes
 from pytest_nnxcheck.reporting import records, target_rows
-from pytest_nnxcheck.reporting.records import OfNesting, Records
+from pytest_nnxcheck.reporting.records import Record, Records
 from pytest_nnxcheck.reporting.tally import counts
 
 COMMENT = 65_536
@@ -23,7 +23,9 @@ STEP = 1024 * 1024
 """Bytes that GitHub takes of the summary of one step; of a larger one it shows nothing."""
 
 _LONGEST = 8_000
+"""Characters of one message or program: a comment then has room for those of several tests."""
 _RESERVED = 400
+"""Bytes for the last line, which says what does not fit."""
 _SPECIAL = re.compile(r"[^\w\s./:;,=()%+-]|_(?!\w)|(?<!\w)_")
 _UNSAFE_IN_CODE = re.compile(r"[`|\\\n\r\t]|^\s|\s$|^$")
 _TABLE = "| test | broken | smallest nesting | peak | budget |\n|---|---|---|---:|---:|\n"
@@ -93,7 +95,7 @@ def _append(summary: Path, render_within: Callable[[int], str]) -> None:
 
 
 class _Space:
-    """Text up to a number of bytes."""
+    """Parts of a text, up to a number of bytes."""
 
     def __init__(self, limit: int) -> None:
         self.left = limit
@@ -150,12 +152,12 @@ def _with_targets(table: str) -> str:
     return f"{names} targets |\n{rule}---|\n"
 
 
-def _on_targets(nestings: list[OfNesting]) -> str:
+def _on_targets(nestings: list[Record]) -> str:
     """The cell of that column."""
     return f" {text(target_rows.brief(records.targets_of(nestings))) or '-'} |"
 
 
-def _failing_row(record: Records, cell: Callable[[list[OfNesting]], str]) -> str:
+def _failing_row(record: Records, cell: Callable[[list[Record]], str]) -> str:
     shown = records.shown(record)
     nesting = code(shown["nesting"]) if shown else "-"
     peak, budget = (_bytes(shown["peak"]), _bytes(shown["budget"])) if shown else ("-", "-")
@@ -167,7 +169,7 @@ def _bytes(size: int | None) -> str:
     return "-" if size is None else format_bytes(size)
 
 
-def _passing_row(record: Records, cell: Callable[[list[OfNesting]], str]) -> str:
+def _passing_row(record: Records, cell: Callable[[list[Record]], str]) -> str:
     test, worst = record["test"], records.worst_peak(record)
     name = code(test["nodeid"])
     left = f", {test['not_run']} not run" if test["not_run"] else ""
@@ -190,26 +192,19 @@ def _details(record: Records) -> str:
     shown = records.shown(record)
     where = f" under {html_code(shown['nesting'])}" if shown else ""
     label = f"{html_code(record['test']['nodeid'])}: {text(records.broken(record))}{where}"
-    parts = [_open(label), fenced(_cut(record["test"]["message"] or record["test"]["outcome"]))]
+    message = record["test"]["message"] or record["test"]["outcome"]
+    if len(message) > _LONGEST:
+        message = f"{message[:_LONGEST]}\n... {len(message) - _LONGEST} characters more"
+    parts = [_open(label), fenced(message)]
     if shown and 0 < len(shown["program_text"]) <= _LONGEST:  # a part of a program is of no use
         parts += ["\nThe same without the plugin:\n\n", fenced(shown["program_text"], "python")]
     return "".join([*parts, "\n</details>\n\n"])
 
 
-def _cut(message: str) -> str:
-    return (
-        message if len(message) <= _LONGEST else f"{message[:_LONGEST]}\n... {len(message) - _LONGEST} characters more"
-    )
-
-
 def fenced(body: str, language: str = "text") -> str:
     """A block of code that nothing in the text can end."""
-    fence = "`" * max(3, 1 + max(_runs(body), default=0))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
     return f"{fence}{language}\n{body}\n{fence}\n"
-
-
-def _runs(body: str) -> Iterator[int]:
-    return (len(run) for run in re.findall("`+", body))
 
 
 def code(name: str) -> str:
@@ -218,7 +213,7 @@ def code(name: str) -> str:
 
 
 def html_code(name: str) -> str:
-    """The same as HTML, where Markdown has no quoting that always works."""
+    """A name as code in HTML, where Markdown has no quoting that always works."""
     return f"<code>{text(name)}</code>"
 
 

@@ -31,7 +31,7 @@ from pytest_nnxcheck.core.notes import ValueAsked
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import Outcome, TracerLeft, Violation
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.reporting import hints, notes, wording
+from pytest_nnxcheck.reporting import hints, notes, violations
 from pytest_nnxcheck.reporting.report import Report
 from pytest_nnxcheck.runner import neighbours
 
@@ -162,7 +162,7 @@ def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
     nesting, hint = Nesting.parse("jit[closure]"), hints.captured_by("jit")
     leak = Leak("model.mean", "BatchStat", "DynamicJaxprTracer", "float32[3]", "", nesting.layers[0])
     violation = Violation("tracers", findings=(TracerLeft(leak.path, leak=leak),))
-    outcome = wording.worded(Outcome(nesting, "violated", (violation,)))
+    outcome = violations.worded(Outcome(nesting, "violated", (violation,)))
     assert outcome.violations[0].hint == hint
     around = neighbours.Around(holds=(), tried=2, way=(), handed=False)
     assert neighbours.explain(outcome, around).violations[0].hint == ""
@@ -268,7 +268,7 @@ def test_python_that_decides_on_a_value_is_told_what_to_write(asks, cured, nesti
     found = call(functools.partial(Steps().__call__, how=asks), numbers((2, 4)), nesting=nesting)
     assert found.outcome.verdict == "failed"
     assert found.outcome.facts == (ValueAsked(),), text(found)
-    assert notes.explanation(ValueAsked()) == (hints.hint("value"),)
+    assert notes.explanation(ValueAsked()) == hints.hint("value")
     assert (
         call(functools.partial(Steps().__call__, how=cured), numbers((2, 4)), nesting=nesting).outcome.verdict == "held"
     )

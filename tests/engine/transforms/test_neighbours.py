@@ -333,7 +333,7 @@ def test_a_loop_over_a_bound_method_captured_its_self():
             return nnx.while_loop(lambda carry: carry[0] < 2, self.step, (0, x))[1]
 
     (cause,) = causes.captured(bind(Decoder().decode, (numbers(BATCH),), {}))
-    (text_of_cause,) = notes.explanation(cause)
+    text_of_cause = notes.explanation(cause)
     assert "captured self (Decoder); pass the module in the loop's carry" in text_of_cause
     assert causes.captured(bind(lambda x: x, (jnp.ones(3),), {})) == ()
 

@@ -22,7 +22,9 @@ def section(result):
 
 
 def entries(path):
-    return baseline_file.read(path, PEAKS).entries
+    """The entries of a file, by test and nesting."""
+    tests = baseline_file.read(path, PEAKS).tests
+    return {(test, nesting): entry for test, of in tests.items() for nesting, entry in of.items()}
 
 
 def sizes(path):

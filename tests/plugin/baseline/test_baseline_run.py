@@ -136,7 +136,7 @@ def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
 
 
 @pytest.mark.parametrize(
-    "args, narrowed, covered",
+    "args, is_narrowed, covered",
     [
         ((), False, True),
         (("test_inner.py",), False, True),
@@ -147,15 +147,18 @@ def test_a_renamed_test_leaves_a_stale_entry(run, peaks):
         (("test_inner.py::test_new",), False, False),
         (("--ignore=other",), False, False),
         (("--lf",), False, False),
+        (("--nnx-nesting=jit",), True, True),
+        (("-o", "nnx_transforms=jit"), True, True),
+        (("--nnx-baseline-update",), False, True),
         (("other",), False, False),
     ],
 )
-def test_what_a_command_line_leaves_out(pytester, inner_args, args, narrowed, covered):
+def test_what_a_command_line_leaves_out(pytester, inner_args, args, is_narrowed, covered):
     pytester.makeini("[pytest]\naddopts = -m 'not slow'\nmarkers = slow\n")
     pytester.makepyfile(test_inner="")
     pytester.mkdir("other")
     config = pytester.parseconfig(*inner_args, *args)
-    assert selection.narrowed(config) == narrowed
+    assert selection.is_narrowed(config) == is_narrowed
     assert selection.Selection.of(config).covers("test_inner.py") == covered
 
 
@@ -169,6 +172,7 @@ def test_a_nesting_that_does_not_run_any_more_is_stale(run, peaks, monkeypatch):
         ERROR,
         f"  test_inner.py::test_x: did not run under {', '.join(sorted(map(str, CHAINS)))}",
     ]
+    assert run(fewer, "test_inner.py::test_x").ret == 0, "a test alone says nothing of the file"
     # The command line asks for less, this once.
     assert run(OK, "--nnx-transforms=jit,vmap").ret == 0
     assert run(OK, "-o", "nnx_transforms=jit,vmap").ret == 0

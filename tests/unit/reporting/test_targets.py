@@ -27,7 +27,7 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import hooks
 from pytest_nnxcheck.reporting import hints, notes, records, report, tally, target_rows
 from pytest_nnxcheck.reporting.pages import html_page, markdown
-from pytest_nnxcheck.reporting.wording import worded
+from pytest_nnxcheck.reporting.violations import worded
 
 GIB = 2**30
 V5E = OnTarget("v5e", limit=round(15.75 * GIB), peak=round(3.1 * GIB), seconds=1.5)

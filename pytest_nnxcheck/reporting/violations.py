@@ -1,4 +1,4 @@
-"""The sentences of an outcome: summary, rows and hint of each violation, made of what it found, and its notes. Nothing reads them back."""
+"""The sentences of a violation: summary, rows and hint, made of its findings, one function an invariant. No code reads them back."""
 
 from __future__ import annotations
 
@@ -6,49 +6,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from pytest_nnxcheck.core import outcome as data
 from pytest_nnxcheck.core.evidence import Bound, Evidence
 from pytest_nnxcheck.core.notes import RaisedUnNested
 from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import (
-    ConstantsCaptured,
-    CopiedOnTarget,
-    DoesNotFit,
-    Figures,
-    Finding,
-    FindingOnTarget,
-    JitTracedAgain,
-    LostBuffer,
-    LostOnTarget,
-    MadeInEndedTrace,
-    MemoryWasted,
-    Orphaned,
-    Outcome,
-    OverBudgetOnTarget,
-    PeakCause,
-    PeakOverBudget,
-    SharedBuffer,
-    StateCopied,
-    TracerLeft,
-    TypeMoved,
-    ValueDiffers,
-    ViewedBuffer,
-    Violation,
-)
+from pytest_nnxcheck.core.outcome import Figures, Finding, Outcome, Violation
 from pytest_nnxcheck.core.text import Row, format_bytes, some
-from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
+from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, target_rows
 
 Findings = tuple[Any, ...]
-"""The findings of one violation: of one class, but for those of memory and donation."""
+"""The findings of one violation: all of one class, but for those of memory, donation and recompilation."""
 
-OnCpu = PeakOverBudget | StateCopied | ConstantsCaptured
+OnCpu = data.PeakOverBudget | data.StateCopied | data.ConstantsCaptured
 """Findings of memory on the CPU: they have figures."""
 
 Text = tuple[str, Iterable[Row], str]
 """Summary, rows and hint."""
 
 SHOWN = 6
+"""Findings that have a row: as many as people read. The others are counted."""
 SHOWN_BUFFERS = 12
-"""Findings that have a row; the others are counted."""
+"""The same of donation: a lost buffer takes one row, and who mends them wants the list."""
 
 
 def worded(outcome: Outcome) -> Outcome:
@@ -58,7 +36,7 @@ def worded(outcome: Outcome) -> Outcome:
     violations = tuple(
         with_text(violation, outcome.evidence, on_targets=violation is tells) for violation in outcome.violations
     )
-    reason = outcome.reason if outcome.misfit is None else notes.of_misfit(outcome.misfit)
+    reason = outcome.reason if outcome.misfit is None else left_out.of_misfit(outcome.misfit)
     return replace(outcome, violations=violations, reason=reason, notes=(*outcome.notes, *notes.texts(outcome.facts)))
 
 
@@ -70,38 +48,33 @@ def with_text(violation: Violation, evidence: Evidence | None, *, on_targets: bo
         rows = (*rows, *more)
     for cause in violation.explained:
         label = "raises" if isinstance(cause, RaisedUnNested | str) else "cause"
-        rows = (*rows, *((label, text) for text in notes.explanation(cause)))
+        rows = (*rows, (label, notes.explanation(cause)))
     if evidence is not None and on_targets:
         rows = (*rows, *target_rows.rows(evidence.targets))
-    if evidence is not None and violation.invariant == "memory":
-        rows = (*rows, *of_cpu(evidence))
+    if evidence is not None and evidence.split is not None and violation.invariant == "memory":
+        where = memory_breakdown.rows(evidence)
+        if where and evidence.targets:
+            peak = format_bytes(evidence.split.peak)
+            rows = (*rows, ("on the CPU", f"peak {peak}; the rows below are of this program"))
+        rows = (*rows, *where)
     return replace(violation, summary=summary, details=rows, hint=hint)
 
 
-def of_cpu(evidence: Evidence) -> tuple[Row, ...]:
-    """Where the bytes of the CPU's program are; below rows of targets it is said that they are of that."""
-    where = memory_breakdown.rows(evidence)
-    if not where or not evidence.targets or evidence.split is None:
-        return where
-    peak = format_bytes(evidence.split.peak)
-    return (("on the CPU", f"peak {peak}; the rows below are of this program"), *where)
-
-
 def rest(findings: Findings, shown: int = SHOWN) -> list[Row]:
-    """How many findings have no row."""
+    """A row that counts the findings without a row."""
     return [("", f"and {len(findings) - shown} more")] if len(findings) > shown else []
 
 
 def place(violation: Violation, evidence: Evidence | None) -> str:
-    """What breaks an invariant, for one line of a summary: the leaves, or else the bytes."""
+    """The leaves that break an invariant, or else the bytes: for one line of a summary."""
     if paths := [finding.path for finding in violation.findings if finding.path]:
         return some(paths, 2)
     match violation.findings[:1]:
-        case [MemoryWasted(advice=(first, *_))]:
-            return memory_breakdown.advice(first)
-        case [StateCopied() | CopiedOnTarget() as first]:
+        case [data.MemoryWasted(advice=(first, *_))]:
+            return hints.advice(first)
+        case [data.StateCopied() | data.CopiedOnTarget() as first]:
             copies = [held.name for held in (evidence.buffers if evidence else ()) if held.name and held.whole]
-            size = first.bytes if isinstance(first, StateCopied) else first.on.copies
+            size = first.bytes if isinstance(first, data.StateCopied) else first.on.copies
             return f"{copies[0] if copies else format_bytes(size)}: {violation.summary}"
     return violation.summary
 
@@ -110,17 +83,17 @@ def place(violation: Violation, evidence: Evidence | None) -> str:
 
 
 def tracers(findings: Findings) -> Text:
-    """Tracers that are left, Variables that cannot be written, or leaves that were touched."""
+    """The text on tracers that are left, on Variables that cannot be written, or on leaves that were touched."""
     first, shown = findings[0], findings[:SHOWN]
-    if isinstance(first, TracerLeft):
+    if isinstance(first, data.TracerLeft):
         rows = [row for finding in shown for row in leaked(finding.leak)]
-        layer = first.leak.layer
-        un_nested = "a transform before the call" if first.leak.before else "the call itself, un-nested"
-        left_by = ("left by", str(layer) if layer else un_nested)
         paths = ", ".join(finding.path for finding in findings[:2])
-        before = ", before the call" if first.leak.before else ""
-        return f"tracers remain in {paths}{before}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
-    if isinstance(first, MadeInEndedTrace):
+        when, un_nested = "", "the call itself, un-nested"
+        if first.leak.before:
+            when, un_nested = ", before the call", "a transform before the call"
+        left_by = ("left by", str(first.leak.layer or un_nested))
+        return f"tracers remain in {paths}{when}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
+    if isinstance(first, data.MadeInEndedTrace):
         rows = [("pinned", f"{finding.path}   {finding.type}") for finding in shown]
         summary = f"{first.path} was made in a trace that has ended: flax refuses every write to it"
         return summary, [*rows, *rest(findings)], hints.hint("pinned")
@@ -129,6 +102,7 @@ def tracers(findings: Findings) -> Text:
 
 
 def leaked(leak: Leak) -> list[Row]:
+    """Rows of a tracer: what holds it, and the line that made it."""
     row = ("leaked", f"{leak.path}   {leak.holder} {leak.type}   <- {leak.kind}")
     return [row, ("", f"created at {leak.line}")] if leak.line else [row]
 
@@ -137,101 +111,101 @@ def leaked(leak: Leak) -> list[Row]:
 
 
 def memory(findings: Findings) -> Text:
-    """What breaks the bound, with the figures; or advice that was asked to be a violation."""
+    """The text on what breaks the bound, with the figures; or on advice that was asked to be a violation."""
     first = findings[0]
-    if isinstance(first, MemoryWasted):
-        texts = dict.fromkeys(map(memory_breakdown.advice, first.advice))
+    if isinstance(first, data.MemoryWasted):
+        texts = dict.fromkeys(map(hints.advice, first.advice))
         return "the un-nested call spends memory that it need not", [("advice", text) for text in texts], ""
     summary, *others = map(of_memory, findings)
     on_cpu = [finding.figures for finding in findings if isinstance(finding, OnCpu)]
-    bounds = [finding.bound for finding in findings if isinstance(finding, OverBudgetOnTarget)]
-    # Without a figure of the CPU's, the budget of a target has a row of its own.
+    bounds = [finding.bound for finding in findings if isinstance(finding, data.OverBudgetOnTarget)]
+    # Without figures of the CPU, which show it, the budget of a target has a row of its own.
     figures = totals(on_cpu[0]) if on_cpu else [budget(bound) for bound in bounds[:1]]
     return summary, [*(("", text) for text in others), *figures], hint_of_memory(findings)
 
 
 def hint_of_memory(findings: Findings) -> str:
     """Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target."""
-    causes: list[PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
-    causes += [finding.cause for finding in findings if isinstance(finding, CopiedOnTarget)]
-    unfit = [finding.on.target for finding in findings if isinstance(finding, DoesNotFit)]
+    causes: list[data.PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
+    causes += [finding.cause for finding in findings if isinstance(finding, data.CopiedOnTarget)]
+    unfit = [finding.on.target for finding in findings if isinstance(finding, data.DoesNotFit)]
     if known := [cause for cause in causes if cause]:
         return hints.peak(known[0])
     return hints.does_not_fit(target_rows.larger_slices(unfit[0])) if unfit else ""
 
 
-def of_memory(finding: OnCpu | FindingOnTarget) -> str:
+def of_memory(finding: OnCpu | data.FindingOnTarget) -> str:
+    """The sentence of one finding of memory."""
     if not isinstance(finding, OnCpu):
         return target_rows.sentence(finding)
     figures = finding.figures
     match finding:
-        case PeakOverBudget():
+        case data.PeakOverBudget():
             peak, most = format_bytes(figures.split.peak), format_bytes(figures.bound.budget)
             return f"peak {peak} is over the budget of {most}"
-        case StateCopied(bytes=size):
+        case data.StateCopied(bytes=size):
             return f"the program holds {size / figures.state:.2f} more copies of its state at the peak"
-        case ConstantsCaptured(bytes=size):
+        case data.ConstantsCaptured(bytes=size):
             kept = memory_breakdown.kept(figures.split) if memory_breakdown.left_out(size, figures.split) else ""
             return f"the call captures {format_bytes(size)} of constants" + (kept and f"; {kept}")
 
 
 def totals(figures: Figures) -> list[Row]:
-    """The sums; where the bytes are is told by `memory_breakdown`."""
-    split, bound = figures.split, figures.bound
+    """Rows of the sums; `memory_breakdown` says where the bytes are."""
+    split = figures.split
     parts = " + ".join(
         f"{name} {format_bytes(getattr(split, name))}" for name in ("arguments", "outputs", "temporaries", "constants")
     )
     rows = [
         ("peak", f"{format_bytes(split.peak)} = {parts} - aliased {format_bytes(split.aliased)}"),
-        budget(bound),
-        ("expected", f"{format_bytes(bound.expected)}   state {format_bytes(figures.state)}"),
+        budget(figures.bound),
+        ("expected", f"{format_bytes(figures.bound.expected)}   state {format_bytes(figures.state)}"),
     ]
     return [*rows, ("devices", f"{figures.devices}, the bytes are those of one")] if figures.devices > 1 else rows
 
 
 def budget(bound: Bound) -> Row:
-    return "budget", f"{format_bytes(bound.budget)} ({origin(bound)})"
-
-
-def origin(bound: Bound) -> str:
-    """Where a budget comes from."""
+    """The row of a budget, with where it comes from."""
     if bound.multiple:
-        return f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
-    axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
-    asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
-    return f"memory_budget {asked}{axes}".rstrip()
+        origin = f"{bound.multiple} the expected peak{' + 64 KiB, the default' if bound.default else ''}"
+    else:
+        axes = f" + {format_bytes(bound.axes)} for the nesting's own axes" if bound.axes else ""
+        asked = bound.written or (format_bytes(bound.budget - bound.axes) if bound.axes else "")
+        origin = f"memory_budget {asked}{axes}".rstrip()
+    return "budget", f"{format_bytes(bound.budget)} ({origin})"
 
 
 # --- donation
 
 
 def donation(findings: Findings) -> Text:
-    """Buffers that were lost, and those that cannot be donated; the first is the summary."""
+    """The text on buffers that were lost, or cannot be donated; the first is the summary."""
     first, *others = map(of_buffer, findings)
     rows = [*others[: SHOWN_BUFFERS - 1], *rest(findings, SHOWN_BUFFERS)]
     return first[1], rows, hints.buffer(findings[0])
 
 
 def of_buffer(finding: Finding) -> Row:
+    """The row of one finding of donation."""
     path = finding.path
     match finding:
-        case LostOnTarget():
+        case data.LostOnTarget():
             return "lost", target_rows.sentence(finding)
-        case SharedBuffer(other=other, inside=True):
+        case data.SharedBuffer(other=other, inside=True):
             return "shared", f"{path} and {other} share a buffer: a jit inside the call donates it, and deletes both"
-        case Orphaned(other=other):
+        case data.Orphaned(other=other):
             return "deleted", f"{path} got the array of {other}, which a jit inside the call donates: it is deleted"
-        case SharedBuffer(other=other, twice=twice):
+        case data.SharedBuffer(other=other, twice=twice):
             refused = "donate it twice" if twice else "donate it and use it beside that"
             return "shared", f"{path} and {other} share a buffer: XLA refuses to {refused}"
-        case ViewedBuffer(holder=holder):
+        case data.ViewedBuffer(holder=holder):
             return "viewed", f"{path} is viewed by {holder}: its buffer cannot be reused"
-        case LostBuffer():
+        case data.LostBuffer():
             return "lost", f"{path}   {finding.type}   {loss(finding)}"
     return "dropped", f"{path}   not written back: the call updates a copy of the optimizer"
 
 
-def loss(finding: LostBuffer) -> str:
+def loss(finding: data.LostBuffer) -> str:
     """Why a buffer was lost."""
     match finding.cause:
         case "dtype" | "shape":
@@ -251,14 +225,14 @@ def loss(finding: LostBuffer) -> str:
 
 
 def parity(findings: Findings) -> Text:
-    """Values that differ; the first is the summary."""
+    """The text on values that differ; the first is the summary."""
     first = findings[0]
     rows = [(finding.label, f"{finding.path}   {difference(finding)}") for finding in findings[:SHOWN]]
     return differs(first), [*rows, *rest(findings)], hints.value(first)
 
 
-def differs(first: ValueDiffers) -> str:
-    """The summary that a difference makes."""
+def differs(first: data.ValueDiffers) -> str:
+    """The summary for the first difference."""
     match first.label:
         case "dropped" | "attribute" if first.of == "attribute":
             return f"{first.path}: {difference(first)}"
@@ -277,8 +251,8 @@ def differs(first: ValueDiffers) -> str:
     return f"{first.path} differs from that of the un-nested call"
 
 
-def difference(finding: ValueDiffers) -> str:
-    """What is not as it should be."""
+def difference(finding: data.ValueDiffers) -> str:
+    """The figures of a difference: what was expected, and what is there."""
     match finding.label:
         case "missing":
             return f"{finding.of} after the run"
@@ -299,7 +273,7 @@ def difference(finding: ValueDiffers) -> str:
 
 
 def finite(findings: Findings) -> Text:
-    """Values that are not finite, and are in the un-nested call; the first is the summary."""
+    """The text on values that are not finite, and are in the un-nested call; the first is the summary."""
     rows = [
         ("not finite", f"{finding.path}   {finding.type}   {finding.wrong} of {finding.elements} elements")
         for finding in findings[:SHOWN]
@@ -311,14 +285,14 @@ def finite(findings: Findings) -> Text:
 
 
 def recompilation(findings: Findings) -> Text:
-    """What another call is traced again for; the first is the summary."""
-    inside = [each for each in findings if isinstance(each, JitTracedAgain)]
-    traced = [("traced", of_jit(each)) for each in inside[:SHOWN]]
-    findings = tuple(each for each in findings if isinstance(each, TypeMoved))
-    if not findings:
+    """The text on what a further call is traced again for; the first is the summary."""
+    inside = tuple(finding for finding in findings if isinstance(finding, data.JitTracedAgain))
+    moved = tuple(finding for finding in findings if isinstance(finding, data.TypeMoved))
+    traced = [("traced", of_jit(finding)) for finding in inside[:SHOWN]]
+    if not moved:
         summary = f"each call traces {inside[0].path} again, for the same types: it makes a jit anew, or a function that a jit is handed"
-        return summary, [*traced, *rest(tuple(inside))], hints.hint("jit made anew")
-    first = findings[0]
+        return summary, [*traced, *rest(inside)], hints.hint("jit made anew")
+    first = moved[0]
     if not first.label:
         return (
             "a second call with the same types is traced again: no attribute and no type of a leaf differs",
@@ -326,14 +300,14 @@ def recompilation(findings: Findings) -> Text:
             "",
         )
     rows = [
-        ("changed", f"{each.path}   {each.before} before the call, {each.after} after it") for each in findings[:SHOWN]
+        ("changed", f"{each.path}   {each.before} before the call, {each.after} after it") for each in moved[:SHOWN]
     ]
-    rows = [*rows, *rest(findings), *traced]
-    return f"a second call is traced again: {first.path} has changed", rows, hints.moved(first)
+    summary = f"a second call is traced again: {first.path} has changed"
+    return summary, [*rows, *rest(moved), *traced], hints.moved(first)
 
 
-def of_jit(finding: JitTracedAgain) -> str:
-    """Which function a jit traces in each call, how often, and what calls it."""
+def of_jit(finding: data.JitTracedAgain) -> str:
+    """A function that a jit traces in each call: how often, and what calls it."""
     times = f"{finding.times} times" if finding.times > 1 else "once"
     where = f" ({finding.line})" if finding.line else ""
     return f"{finding.path}{where}   {times} a call; its jit is called at {', '.join(finding.called)}"
@@ -343,7 +317,7 @@ def of_jit(finding: JitTracedAgain) -> str:
 
 
 def own(findings: Findings) -> Text:
-    """What breaks it, in its own words; the first is the summary."""
+    """The text of an invariant of the user's own, in its own words; the first breach is the summary."""
     first, *others = findings
     path = (("where", first.path),) if first.path else ()
     also = [row for breach in others[: SHOWN - 1] for row in (("also", breach.summary), *map(tuple, breach.details))]
