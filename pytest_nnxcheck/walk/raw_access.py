@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -69,22 +68,6 @@ def module_namespace(value: object) -> dict[str, Any] | None:
         return None
     namespace = _module_dict(value)
     return None if is_library(dict.get(namespace, "__name__")) else namespace
-
-
-def are(these: Iterable[object], those: Iterable[object]) -> bool:
-    """Whether these are those, one by one, as far as the shorter goes."""
-    return all(map(operator.is_, these, those))
-
-
-def same(these: Iterable[object], those: Iterable[object]) -> bool:
-    """Whether two collections hold the very same objects in the same order; ``==`` is the user's code."""
-    first, second = list(these), list(those)
-    return len(first) == len(second) and are(first, second)
-
-
-def same_dict(these: Mapping[Any, Any], those: Mapping[Any, Any]) -> bool:
-    """Whether two exact dicts hold the very same keys and values in the same order."""
-    return len(these) == len(those) and are(these.values(), those.values()) and are(these.keys(), those.keys())
 
 
 @dataclass(frozen=True, slots=True)

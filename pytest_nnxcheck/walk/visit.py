@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.walk.raw_access import MISSING, Layout, class_name, layout
-from pytest_nnxcheck.walk.snapshot import Places
+from pytest_nnxcheck.walk.snapshot import Kind, Places
 
 _ATOMIC_TYPES = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented), range, np.dtype)
 
@@ -163,16 +163,18 @@ class Visit:
             self.seen[id(value)] = value
             self._last.append((value, holder, name))
 
-    def take(self, items: Iterable[Any]) -> list[Any] | None:
-        """The items of a container, or `None` where they are too many or change under our hands."""
-        try:
-            taken = list(itertools.islice(items, MOST_ITEMS + 1))
-        except RuntimeError:
-            taken = None
-        if taken is None or len(taken) > MOST_ITEMS:
-            self.complete = False
-            return None
+    def take(self, items: Iterable[Any]) -> list[Any]:
+        """The items of a container. Raises ValueError for too many, RuntimeError for one that another thread changes."""
+        taken = list(itertools.islice(items, MOST_ITEMS + 1))
+        if len(taken) > MOST_ITEMS:
+            raise ValueError("too many items")
         return taken
+
+    def keep(self, name: object, kind: Kind, place: Any) -> list[Any]:
+        """Note a mutable place, and return what it holds."""
+        held = self.take(kind.read(place))
+        self.places.keep(name, kind, place, held)
+        return held
 
     def _open(self, value: Any, holder: str, name: Name) -> None:
         openers = self.classes.openers(value)

@@ -17,8 +17,8 @@ import pytest
 from checking import replace_metadata
 from flax import nnx
 
-import pytest_nnxcheck.walk.snapshot
 from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.walk import open_data
 from pytest_nnxcheck.walk.snapshot import Kind
 from pytest_nnxcheck.walk.walk import walk
 
@@ -283,9 +283,10 @@ def test_a_place_that_cannot_be_put_back_is_named_and_the_others_are(monkeypatch
     def refuse(*_: Any) -> None:
         raise TypeError("immutable")
 
-    monkeypatch.setattr(pytest_nnxcheck.walk.snapshot, "_LIST", Kind(refuse, lambda *_: ()))
+    monkeypatch.setattr(open_data, "LIST", Kind(list.__iter__, refuse))
     value: dict[str, Any] = {"frozen": [], "other": {}}
     kept = places(value)
+    value["frozen"].append(1)
     value["other"]["new"] = 1
     assert kept.restore() == ("value['frozen']",)
     assert value["other"] == {}
