@@ -29,15 +29,17 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
     totals = _totals(compiled)
     buffers = _buffers(*serialized_buffer_assignment(totals), serialized_hlo_module(compiled), subject)
     return Memory(
-        arguments=totals.argument_size_in_bytes,
-        outputs=totals.output_size_in_bytes,
-        temporaries=totals.temp_size_in_bytes,
-        aliased=totals.alias_size_in_bytes,
+        *_sizes(totals),
         constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
         buffers=buffers or (),
         named=buffers is not None,
         names=names,
     )
+
+
+def split_of(compiled: Any) -> Split:
+    """The totals of a compiled program, without its constants. Raises `CheckError` where the backend gives none."""
+    return Split(*_sizes(_totals(compiled)), constants=0)
 
 
 def _totals(compiled: Any) -> Any:
@@ -47,15 +49,13 @@ def _totals(compiled: Any) -> Any:
     return totals
 
 
-def split_of(compiled: Any) -> Split:
-    """The totals of a compiled program, without its constants. Raises `CheckError` where the backend gives none."""
-    totals = _totals(compiled)
-    return Split(
+def _sizes(totals: Any) -> tuple[int, int, int, int]:
+    """Arguments, outputs, temporaries and aliased, as a `Split` begins."""
+    return (
         totals.argument_size_in_bytes,
         totals.output_size_in_bytes,
         totals.temp_size_in_bytes,
         totals.alias_size_in_bytes,
-        0,
     )
 
 
