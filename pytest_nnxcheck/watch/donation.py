@@ -27,16 +27,16 @@ _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """So many donated buffers of a type that no output could take over, the leaves that may be meant, and the line that called the program.
-
-    ``new`` is the dtype of an output of as many elements, where there is one.
-    """
+    """Donated buffers of one type that no output could take over."""
 
     type: str
     count: int
     leaves: tuple[str, ...]
+    """The arrays of that type that local variables lead to: these may be meant."""
     line: str
+    """Where the program was called."""
     new: str = ""
+    """The dtype of an output of as many elements, where there is one."""
 
 
 @contextlib.contextmanager
@@ -65,10 +65,10 @@ def types_in(text: str) -> tuple[str, ...]:
 
 
 def _read(text: str, frame: FrameType | None) -> Iterator[Unused]:
-    return told(Counter((kind, "") for kind in types_in(text)), [*frames.of_user(frame)])
+    return unused_buffers(Counter((kind, "") for kind in types_in(text)), [*frames.of_user(frame)])
 
 
-def told(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
+def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
     """The buffers of each type, with the dtype of an output or none, for a program that the frames of the user's lead to."""
     arrays = _arrays(users) if types else []
     for (kind, new), count in types.items():
