@@ -97,10 +97,7 @@ def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
 
 
 def evaluated_calls(table: dict[Any, Entry], subject: Subject, number: int) -> Evaluated:
-    """What was found out of a call, the manieth of its example; nothing yet where one of what decides that cannot be told for sure.
-
-    The key holds all that does: the number, the code with what it captured, the graph, the content of state and inputs.
-    """
+    """Cached results of the ``number``-th call of an example; an empty cache if the call cannot be identified for certain."""
     content = identity(subject)
     if content is None:
         return Evaluated()

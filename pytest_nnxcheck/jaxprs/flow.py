@@ -47,7 +47,7 @@ def all_equations(closed: Any) -> Iterator[Any]:
 
 
 def called(eqn: Any) -> Any:
-    """The jaxpr that an equation calls with its operands as they are; None where it does something else."""
+    """The jaxpr that an equation calls with its own operands; None if it does something else."""
     inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
     return inner if inner is not None and len(inner.invars) == len(eqn.invars) else None
 
@@ -60,7 +60,7 @@ Sources = tuple[int | None, ...]
 
 
 def sources(jaxpr: Any, copies: AbstractSet[str] = COPIES) -> Sources:
-    """Follow every output of a jaxpr back to an input, through the primitives that hand on their operand. An unknown equation computes: the safe side."""
+    """Follow every output of a jaxpr back to an input, through equations that hand on their operand. An unknown equation computes: the safe side."""
     input_of: dict[int, int] = {id(var): number for number, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         for var, operand in zip(eqn.outvars, handed_through(eqn, copies), strict=True):
@@ -158,10 +158,7 @@ def adds_to(jaxpr: Any, number: int) -> bool:
 
 
 def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
-    """The equation at which an output got its dtype: the last on the way to it with an operand of another one; None if there is none.
-
-    ``dtype`` is that of the value before; only equations of the jaxpr itself are looked at.
-    """
+    """The last equation before an output that has an operand of the old ``dtype``; None if there is none. Jaxprs inside are not searched."""
     made_by = uses(jaxpr).maker
     ahead, seen = [jaxpr.outvars[number]], set[int]()
     while ahead:
@@ -179,7 +176,9 @@ def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
 
 
 class Uses:
-    """The equations of a jaxpr by the variables that they take or make: a step of a large model has thousands, and hundreds of leaves."""
+    """The equations of a jaxpr by the variables that they take or make."""
+
+    # A step of a large model has thousands of equations, and hundreds of leaves are asked for.
 
     def __init__(self, jaxpr: Any) -> None:
         self.takers: defaultdict[int, list[Any]] = defaultdict(list)
@@ -192,7 +191,7 @@ class Uses:
             self.maker.update((id(var), (eqn, number)) for number, var in enumerate(eqn.outvars))
 
     def through(self, eqn: Any) -> Sources:
-        """What `handed_through` says of an equation."""
+        """`handed_through`, cached."""
         if id(eqn) not in self._through:
             self._through[id(eqn)] = handed_through(eqn)
         return self._through[id(eqn)]
@@ -233,7 +232,7 @@ def constants(closed: Any) -> list[Any]:
 
 
 def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
-    """For each input whether a jit among the equations donates it; None where none takes it."""
+    """For each input whether a jit among the equations donates it; None if no jit takes it."""
     taken = [
         (id(var), donated)
         for eqn in jaxpr.eqns
@@ -247,7 +246,7 @@ def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
 
 
 def inner_donations(closed: Any) -> int:
-    """How many operands an inner jit asks to donate: an outer jit drops that in silence."""
+    """The number of operands that inner jits donate. An outer jit drops that in silence."""
     jits = (eqn for eqn in all_equations(closed) if eqn.primitive.name in CALLS)
     return sum(sum(eqn.params.get("donated_invars", ())) for eqn in jits)
 
@@ -280,7 +279,7 @@ def remat_in_scan(closed: Any) -> bool:
 
 
 def lowest_precision(closed: Any) -> float:
-    """The largest distance between one and the next number among the floating types of a program; 0 without any."""
+    """The largest ``eps`` of the floating types in a program; 0 without any."""
     import jax.numpy as jnp
 
     made = (var.aval for eqn in all_equations(closed) for var in eqn.outvars)
@@ -289,7 +288,7 @@ def lowest_precision(closed: Any) -> float:
 
 
 def equations(closed: Any) -> int:
-    """How many equations a program makes; each step of a scan is counted, and one of a while loop."""
+    """The number of equations that a program runs: every step of a scan counts, and one of a while loop."""
     return sum(
         1 + (eqn.params["length"] if eqn.primitive.name == SCAN else 1) * sum(map(equations, jaxprs_of(eqn)))
         for eqn in compilation.open_jaxpr(closed).eqns
@@ -297,6 +296,6 @@ def equations(closed: Any) -> int:
 
 
 def operations(closed: Any) -> int:
-    """How many different operations a program makes: a call without a jit compiles each of them once, however often it makes it."""
+    """The number of different operations in a program. A call without a jit compiles each of them once, however often it runs."""
     every = all_equations(closed)
     return len({(eqn.primitive.name, *(str(var.aval) for var in eqn.invars)) for eqn in every})

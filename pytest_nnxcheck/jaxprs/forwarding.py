@@ -15,7 +15,7 @@ from pytest_nnxcheck.compat.primitives import BARRIER, COND, CONSTRAINT, COPIES,
 from pytest_nnxcheck.jaxprs.flow import all_equations, handed_through, sources, uses
 
 FORWARDED = COPIES - {BARRIER, CONSTRAINT}
-"""What hands its operand on and may be left out: the meaning of a barrier is its order, that of a constraint the devices."""
+"""Equations that return their operand and may be left out. A barrier may not: its order is its meaning. Nor a constraint: the devices are."""
 
 
 def forwarded(jaxpr: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What tells one call from another: keys under which facts about calls are remembered."""
+"""Keys of calls, under which facts about them are remembered: calls of one signature have one profile, equal calls one result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByValue:
-    """A graph definition as part of a key: hashes collide (``hash(-1) == hash(-2)``), and ``==`` may be the user's code."""
+    """A graph definition as part of a key."""
+
+    # The hash alone is no key: hashes collide, ``hash(-1) == hash(-2)``.
 
     graphdef: Any
     hashed: int
@@ -32,7 +34,7 @@ class ByValue:
 
 
 def signature(subject: Subject, graphdef: Any, leaves: Any) -> Any:
-    """What decides the profile of a call: code, graph, shapes, static arguments, and the mode of flax."""
+    """Everything that the profile of a call depends on: code, graph, shapes, static arguments, and the mode of flax."""
     shapes = tuple((path, describe(leaf)) for path, leaf in flat_state(leaves))
     try:
         graph: Any = ByValue(graphdef, hash(graphdef))
@@ -43,7 +45,7 @@ def signature(subject: Subject, graphdef: Any, leaves: Any) -> Any:
 
 
 def identity(subject: Subject) -> Any:
-    """What decides the result of a call; None where that cannot be told."""
+    """Everything that the result of a call depends on; None if that cannot be told."""
     graphdef, leaves = flax_modes.split(subject.state)
     try:
         content = tuple((path, exact(leaf)) for path, leaf in flat_state(leaves))

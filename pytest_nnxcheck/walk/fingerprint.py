@@ -72,7 +72,7 @@ def of_items(value: Any, depth: int) -> tuple[Any, ...]:
 
 
 def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
-    """Attributes of the user's objects; those of a library's are its own business, but for what a wrapper wraps."""
+    """The attributes of an object; of a library's only the function that a wrapper wraps."""
     stored = layout(type(value))
     own = stored.read(value) or {}
     if top_package(type(value)) in ("jax", "jaxlib", "flax"):
@@ -106,7 +106,7 @@ def exact(value: Any, *, in_graph: bool = False, seen: dict[int, tuple[int, Any]
         return type(value), repr(value)  # for `==` zero is minus zero, and one is true
     if isinstance(value, tuple):
         return (type(value), *map(inside, value))
-    # What is there twice is told from two that are alike: a call may change it.
+    # One object in two places differs from two that are alike: a call may change it.
     if id(value) in seen:
         return "again", seen[id(value)][0]
     seen[id(value)] = len(seen), value
@@ -167,7 +167,7 @@ def plain_globals(code: CodeType, names: dict[str, Any]) -> Iterator[tuple[str, 
 
 
 def plain(value: Any) -> Any:
-    """A Python value as a hashable stand-in that can be shown; of an array or any other object only what it is."""
+    """A hashable stand-in of a Python value that `plain_text` shows; of an array or any other object it holds only the type."""
     if is_array(value):
         return (_OTHER, "array")
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):

@@ -47,6 +47,7 @@ _NOT_STATE = frozenset(
         *"__dataclass_fields__ __dataclass_params__ __match_args__".split(),
     )
 )
+"""Attributes of classes and functions that Python, `abc`, `typing` and `dataclasses` keep for themselves."""
 
 # --- functions -----------------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
 
 
 def keeper(function: FunctionType, name: Name) -> str:
-    """The path of what keeps a function; empty where its own name says as much, or where it is a variable of another one, part of the code."""
+    """Where a function is kept; empty if its own name says so, or if it is a variable of another function."""
     whole = function.__qualname__
     names = (whole, whole.rpartition("<locals>.")[2])
     named = f"{name.base}.".startswith(tuple(f"{own}." for own in names))
@@ -106,7 +107,7 @@ def code_names(code: CodeType) -> Iterator[str]:
 
 
 def open_globals(function: FunctionType, visit: Visit) -> None:
-    """The globals that a function names. A module among them is opened for the attributes that the function names, too."""
+    """Open the globals that a function names. Of a module among them, open the attributes that the function names."""
     names = tuple(dict.fromkeys(code_names(function.__code__)))
     open_names(function.__globals__, names, "", visit, {id(function.__globals__)})
     for key in names:
@@ -130,7 +131,7 @@ def open_module(value: Any, names: tuple[str, ...], prefix: str, visit: Visit, o
 
 
 def imported(name: str, namespace: dict[str, Any]) -> Any:
-    """A module that a function imports inside its body."""
+    """Find a module that a function imports inside its body."""
     package = dict.get(namespace, "__package__")
     relative = sys.modules.get(f"{package}.{name}") if type(package) is str and package else None
     return relative if relative is not None else sys.modules.get(name)
@@ -220,7 +221,7 @@ def open_frame(frame: FrameType, name: Name, visit: Visit) -> None:
 
 
 def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit, holder: str = "frame") -> None:
-    """The local variables of a frame that is the user's."""
+    """Open the local variables of a frame of the user's code."""
     if is_library(dict.get(frame.f_globals, "__name__")):
         return
     where = f"line {line} of {frame.f_code.co_name}, kept by {name}"
@@ -255,7 +256,7 @@ def open_context_variable(variable: contextvars.ContextVar[Any], name: Name, vis
 
 
 def open_thread_local(value: Any, name: Name, visit: Visit) -> None:
-    """The part of a `threading.local` that belongs to this thread."""
+    """Open the part of a `threading.local` that belongs to this thread."""
     own = threading.local.__getattribute__(value, "__dict__")
     for key, item in paired(visit.keep(name, DICT, own)):
         visit.put(item, "attribute", name.then(step(key)))

@@ -34,7 +34,7 @@ _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytre
 _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
 _STATE = frozenset(("array", "variable", "tracer"))
-"""What holds state, by `variables.kind_of`."""
+"""Kinds of objects that are state, by `variables.kind_of`."""
 _JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
 _OPEN_PACKAGES = frozenset(("flax", "optax"))
@@ -112,7 +112,7 @@ def open_attributes(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_library_object(value: Any, name: Name, visit: Visit) -> None:
-    """The attributes of an object that holds state, whichever library it is of: of all others they are the library's own business."""
+    """Open an object of a library only if it holds state: the attributes of other objects are the library's own business."""
     if holds_state(value, visit.classes.layout):
         open_attributes(value, name, visit)
     else:
@@ -136,7 +136,7 @@ def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001
 
 
 def open_referents(value: Any, name: Name, visit: Visit) -> None:
-    """What C code holds has no names: iterators, views, instances whose class shadows ``__dict__``."""
+    """Open what the garbage collector sees, without names: iterators, views, instances whose class shadows ``__dict__``."""
     visit.fleeting.append((open_referents, value, name))
     for index, item in enumerate(referents(value)):
         if item is not type(value):
@@ -144,7 +144,7 @@ def open_referents(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
-    """``jax.jit(f)``, ``jax.custom_vjp(f)``: library objects, of which the user's functions are opened and nothing else."""
+    """Open the user's functions in a library's object, and nothing else: ``jax.jit(f)``, ``jax.custom_vjp(f)``."""
     visit.fleeting.append((open_jax_function, value, name))
     for item in (visit.classes.layout(type(value)).read(value) or {}).values():
         if id(type(item)) in _CODE or top_package(type(item)) in _JAX:
@@ -186,10 +186,12 @@ _BY_KIND: dict[str, Opener] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Openers by the id of a type, for its subclasses too; of the ``whole`` ones the attributes are not opened besides."""
+    """How built-in types and their subclasses are opened."""
 
     openers: Mapping[int, Opener]
+    """By the id of a type."""
     whole: frozenset[int]
+    """Types whose opener reads everything: their attributes and class are not opened as well."""
 
 
 DATA = Table(
@@ -208,7 +210,7 @@ DATA = Table(
 
 
 def openers_for(cls: type, code: Table) -> tuple[Opener, ...]:
-    """How to open the instances of a class: as what it is built on, then its attributes, then the class itself."""
+    """The openers of the instances of a class: for its built-in base, for attributes, for the class itself."""
     if (kind := variables.kind_of(cls)) in _BY_KIND:
         noted = () if kind == "array" else (note_node,)
         return (*noted, _BY_KIND[kind], *_of_class(cls))
@@ -233,7 +235,7 @@ def _of_class(cls: type) -> tuple[Opener, ...]:
 
 
 def _of_instance(cls: type) -> tuple[Opener, ...]:
-    """An instance of a library's class is opened where such objects hold the user's state, or where itself does, and nowhere else."""
+    """Open an instance of a library's class only if such objects hold the user's state, or if this one does."""
     package = top_package(cls)
     if package not in LIBRARIES or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
         return (open_attributes,)

@@ -31,7 +31,7 @@ from pytest_nnxcheck.walk.raw_access import (
 
 
 class Kind(NamedTuple):
-    """A kind of mutable place: one changed if reading it gives other objects, and is restored by writing what was read."""
+    """A kind of mutable place. A place has changed if reading it gives other objects; writing the old ones restores it."""
 
     read: Callable[[Any], Iterable[Any]]
     """The objects in a place, in order. Runs no code of the user's."""
@@ -49,7 +49,7 @@ class Places:
         return len(self._kept)
 
     def keep(self, name: object, kind: Kind, place: Any, held: list[Any]) -> None:
-        """Add a place and what it holds; its name is the text of an object."""
+        """Add a place and what it holds. The text of ``name`` is made only if the place cannot be restored."""
         self._kept.append((name, kind, place, held))
 
     def and_those(self, others: Places) -> Places:
@@ -74,7 +74,7 @@ class Places:
         return tuple(failed)
 
     def changes(self) -> Iterator[Any]:
-        """What the places hold that changed since the walk. Raises what C code raises where another thread changes a container meanwhile."""
+        """The objects in the places that were not there at the walk. Raises one of `visit.UNREADABLE` if another thread changes a container."""
         for _, kind, place, held in self._kept:
             now = list(kind.read(place))
             if not same(now, held):
@@ -202,7 +202,7 @@ CLASS = Kind(read_class, write_class)
 # --- code ----------------------------------------------------------------------------------------------------------------
 
 _PARTS = ("__defaults__", "__kwdefaults__", "__dict__", "__code__")
-"""What of a function can be replaced."""
+"""Attributes of a function that can be assigned."""
 
 
 def read_function(function: FunctionType) -> list[Any]:

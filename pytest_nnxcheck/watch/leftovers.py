@@ -50,7 +50,7 @@ class Reported:
         return self._references.get(id(value), _nothing)() is value
 
     def new(self, look: Look) -> tuple[Leftover, ...]:
-        """What was not reported before, once: a tracer stays where it is until somebody takes it away."""
+        """The leftovers that were not reported before. A tracer stays in its place, and every later test meets it."""
         unreported = []
         for value, leftover in look.leftovers:
             if not self.holds(value):

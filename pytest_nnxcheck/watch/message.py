@@ -1,4 +1,4 @@
-"""What is said of what a test left behind."""
+"""The message of a test that left something behind, and the last lines of a watched run."""
 
 from __future__ import annotations
 
@@ -182,12 +182,16 @@ def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[st
 
 
 class Unmarked(NamedTuple):
-    """A test that calls a module outside of any transform: its id without parameters, the line that begins it once it is marked, what it calls, and where."""
+    """A test that calls a module outside of any transform."""
 
     test: str
+    """Its id, without parameters."""
     definition: str
+    """The line that would begin it if it were marked."""
     type: str
+    """The class of the module."""
     place: str
+    """``path:line`` of the call."""
 
 
 def definition(function: FunctionType) -> str:

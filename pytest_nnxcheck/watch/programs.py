@@ -39,11 +39,12 @@ class Program:
 
 
 class Programs:
-    """Listens while tests run and fixtures are set up, and keeps what it has to say until it is taken."""
+    """Listens for programs while tests run and fixtures are set up, and keeps those that hold too much until they are taken."""
 
     def __init__(self, budget: int | None) -> None:
         self.budget = budget
         self.heard = 0
+        """How many programs were compiled."""
         self.unread = ""
         """Why a program could not be judged, of the last one."""
         self.unused: list[donation.Unused] = []
@@ -71,13 +72,13 @@ class Programs:
             self._roots, self._fixture, self._listening = outer
 
     def take(self) -> tuple[Program, ...]:
-        """What was not taken before, the largest peak first."""
+        """Return the programs that were not taken before, the largest peak first."""
         self.unused = []
         wasteful, self._wasteful = self._wasteful, []
         return tuple(sorted(wasteful, key=lambda program: -program.memory.peak))
 
     def _hear(self, executable: Any, frame: FrameType) -> None:
-        if self._judging:  # the program without what is handed back, which is ours
+        if self._judging:  # `copies` compiles the forwarded program
             return
         self.heard += 1
         self._judging = True
@@ -113,7 +114,7 @@ class Programs:
 
 
 def taken_by_program(arguments: Sequence[Any], count: int) -> list[Any]:
-    """Those of the arguments of a call that its program takes, so many: static ones are in it; none where that is not certain."""
+    """The arguments of a call without the static ones; none if that is not certain. ``count`` is the number that its program takes."""
     arrays = [value for value in arguments if hasattr(value, "shape") and hasattr(value, "dtype")]
     own = {*map(id, arrays)}
     values = [value for value in arguments if id(value) in own or isinstance(value, bool | int | float | complex)]
