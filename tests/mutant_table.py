@@ -68,6 +68,7 @@ MUTANTS = (
     Mutant("snapshot._PARTS", Drops("'__code__'"), "test_walk_since.py"),
     Mutant("snapshot.read_attributes", Replaces("type(value)", "type"), "test_walk_since.py"),
     Mutant("snapshot.read_class", Replaces("mro(cls)", "mro"), "test_walk_since.py"),
+    Mutant("snapshot.write_objects", Replaces("np.fromiter(held, dtype=object, count=len(held))", "np.array(held, dtype=object)"), "test_snapshot.py"),
     Mutant("snapshot.CELL", Replaces("cell_content(cell)", "None"), "test_walk_code.py"),
     Mutant("snapshot.read_attributes", Replaces("read_slot(slot, value)", "None"), "test_walk_data.py"),
     Mutant("open_data.DATA", Drops("id(list)"), "test_walk_data.py test_walk.py"),

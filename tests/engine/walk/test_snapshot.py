@@ -243,6 +243,17 @@ def test_object_arrays() -> None:
     assert value.tolist() == [None, "a"]
 
 
+def test_an_object_array_of_lists_gets_its_very_lists_back() -> None:
+    """NumPy would make an array with one axis more of lists of one length."""
+    value = np.fromiter([[1, 2], [3, 4]], dtype=object).reshape(1, 2)
+    items = list(value.flat)
+    kept = places(value)
+    value[:] = None
+    assert kept.restore() == ()
+    assert value.shape == (1, 2)
+    assert all(now is before for now, before in zip(value.flat, items, strict=True))
+
+
 def test_variables_value_and_metadata() -> None:
     class Net(nnx.Module):
         def __init__(self) -> None:
