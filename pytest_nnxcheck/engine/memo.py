@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pytest_nnxcheck.compat.shared_programs import SharedPrograms
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms
 from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables

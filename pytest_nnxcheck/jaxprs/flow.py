@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 
 # --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
@@ -24,26 +24,26 @@ def jaxprs_of(eqn: Any) -> Iterator[Any]:
     """The jaxprs among an equation's parameters, open or closed as they are."""
     for value in eqn.params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(compilation.open_jaxpr(item), "eqns"):
+            if hasattr(staging.open_jaxpr(item), "eqns"):
                 yield item
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[Any]:
     """The same, open."""
-    return map(compilation.open_jaxpr, jaxprs_of(eqn))
+    return map(staging.open_jaxpr, jaxprs_of(eqn))
 
 
 def all_jaxprs(closed: Any) -> Iterator[Any]:
     """A closed jaxpr and every jaxpr inside it, with their constants where they have any."""
     yield closed
-    for eqn in compilation.open_jaxpr(closed).eqns:
+    for eqn in staging.open_jaxpr(closed).eqns:
         for inner in jaxprs_of(eqn):
             yield from all_jaxprs(inner)
 
 
 def all_equations(closed: Any) -> Iterator[Any]:
     """The equations of a jaxpr, and of every jaxpr inside it."""
-    return (eqn for jaxpr in all_jaxprs(closed) for eqn in compilation.open_jaxpr(jaxpr).eqns)
+    return (eqn for jaxpr in all_jaxprs(closed) for eqn in staging.open_jaxpr(jaxpr).eqns)
 
 
 def called(eqn: Any) -> Any:
@@ -88,21 +88,21 @@ def of_call(eqn: Any, copies: AbstractSet[str]) -> Sources:
 
 def of_scan(eqn: Any, copies: AbstractSet[str]) -> Sources:
     """A carry that its body hands on is the operand; a stacked output that is the slice of a scanned input is that input."""
-    body = sources(compilation.open_jaxpr(eqn.params["jaxpr"]), copies)
-    consts, carry = compilation.scan_layout(eqn)
+    body = sources(staging.open_jaxpr(eqn.params["jaxpr"]), copies)
+    consts, carry = staging.scan_layout(eqn)
     kept = tuple(consts + k if body[k] == consts + k else None for k in range(carry))
     stacked = tuple(source if source is not None and source >= consts + carry else None for source in body[carry:])
     return kept + stacked
 
 
 def of_while(eqn: Any, copies: AbstractSet[str]) -> Sources:
-    body = sources(compilation.open_jaxpr(eqn.params["body_jaxpr"]), copies)
+    body = sources(staging.open_jaxpr(eqn.params["body_jaxpr"]), copies)
     consts, before = eqn.params["body_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
     return tuple(before + k if source == consts + k else None for k, source in enumerate(body))
 
 
 def of_cond(eqn: Any, copies: AbstractSet[str]) -> Sources:
-    branches = [sources(compilation.open_jaxpr(branch), copies) for branch in eqn.params["branches"]]
+    branches = [sources(staging.open_jaxpr(branch), copies) for branch in eqn.params["branches"]]
     return tuple(
         origins[0] + 1 if origins[0] is not None and len(set(origins)) == 1 else None
         for origins in zip(*branches, strict=True)
@@ -227,7 +227,7 @@ def uses(jaxpr: Any) -> Uses:
 
 def constants(closed: Any) -> list[Any]:
     """The arrays that a jaxpr captured, each once."""
-    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in compilation.captured_values(jaxpr)}
+    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in staging.captured_values(jaxpr)}
     return [const for const in constants.values() if hasattr(const, "nbytes")]
 
 
@@ -268,7 +268,7 @@ def scans(closed: Any) -> Iterator[Any]:
 
 def writes_back(closed: Any) -> bool:
     """Whether a scan stacks its stacked inputs anew, as they are: `nnx.scan` does that with what its body hands out."""
-    stacked = (of_scan(scan, COPIES)[compilation.scan_layout(scan)[1] :] for scan in scans(closed))
+    stacked = (of_scan(scan, COPIES)[staging.scan_layout(scan)[1] :] for scan in scans(closed))
     return any(operand is not None for operands in stacked for operand in operands)
 
 
@@ -291,7 +291,7 @@ def equations(closed: Any) -> int:
     """The number of equations that a program runs: every step of a scan counts, and one of a while loop."""
     return sum(
         1 + (eqn.params["length"] if eqn.primitive.name == SCAN else 1) * sum(map(equations, jaxprs_of(eqn)))
-        for eqn in compilation.open_jaxpr(closed).eqns
+        for eqn in staging.open_jaxpr(closed).eqns
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.compat.primitives import BARRIER, COND, CONSTRAINT, COPIES, SCAN, WHILE
 from pytest_nnxcheck.jaxprs.flow import all_equations, handed_through, sources, uses
@@ -20,7 +20,7 @@ FORWARDED = COPIES - {BARRIER, CONSTRAINT}
 
 def forwarded(jaxpr: Any) -> Any:
     """The jaxpr in which a value that an equation hands through is the equation's operand, inside loops and calls too; as open or closed as it is."""
-    open_jaxpr = compilation.open_jaxpr(jaxpr)
+    open_jaxpr = staging.open_jaxpr(jaxpr)
     if open_jaxpr is not jaxpr:
         return jaxpr.replace(jaxpr=forwarded(open_jaxpr))
     origin: dict[int, Any] = {}
@@ -31,14 +31,14 @@ def forwarded(jaxpr: Any) -> Any:
         equations.append(eqn.replace(invars=operands, params=params))
         origin |= {id(out): operands[number] for out, number in _handed(equations[-1])}
     outputs = [origin.get(id(var), var) for var in jaxpr.outvars]
-    return compilation.without_dead_code(jaxpr.replace(eqns=equations, outvars=outputs))
+    return staging.without_dead_code(jaxpr.replace(eqns=equations, outvars=outputs))
 
 
 def _forwarded_inside(value: Any) -> Any:
     """A parameter of an equation with its jaxprs forwarded. A named tuple holds none, and cannot be made of a list."""
     if type(value) in (tuple, list):
         return type(value)(map(_forwarded_inside, value))
-    return forwarded(value) if hasattr(compilation.open_jaxpr(value), "eqns") else value
+    return forwarded(value) if hasattr(staging.open_jaxpr(value), "eqns") else value
 
 
 def _handed(eqn: Any) -> list[tuple[Any, int]]:
@@ -63,7 +63,7 @@ def returned_twice(jaxpr: Any, numbers: frozenset[int]) -> list[int]:
     """Those of the inputs that come out as they are more than once, each as often as there is one too many."""
     seen: set[int] = set()
     again = []
-    for source in sources(compilation.open_jaxpr(jaxpr)):
+    for source in sources(staging.open_jaxpr(jaxpr)):
         if source in numbers:
             again += [source] if source in seen else []
             seen.add(source)

@@ -77,10 +77,10 @@ def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> I
 
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
     """The types of donated inputs for which a program has only an output of as many elements in a wider dtype, each with that dtype."""
-    from pytest_nnxcheck.compat import compilation
+    from pytest_nnxcheck.compat import staging
     from pytest_nnxcheck.compat.arrays import describe
 
-    jaxpr = compilation.open_jaxpr(closed)
+    jaxpr = staging.open_jaxpr(closed)
     outputs = [var.aval for var in jaxpr.outvars if hasattr(var.aval, "dtype")]
     left = []
     for var, is_donated in zip(jaxpr.invars, donated, strict=True):
@@ -103,10 +103,10 @@ def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
 
 def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ...]:
     """The warnings of jax and what `widened` saw. Of one type, the latter says more."""
-    from pytest_nnxcheck.compat import compiles
+    from pytest_nnxcheck.compat import compile_events
 
     warned, types = [*warned], {buffers.type for buffers in warned}
-    more = [buffers for buffers in seen if buffers.type in types or not compiles.warns_of_widened()]
+    more = [buffers for buffers in seen if buffers.type in types or not compile_events.warns_of_widened()]
     types = {buffers.type for buffers in more}
     return tuple(dict.fromkeys([*(buffers for buffers in warned if buffers.type not in types), *more]))
 
