@@ -21,12 +21,13 @@ from pytest_nnxcheck.engine import causes, traced
 from pytest_nnxcheck.engine.cases import Call, Unrestored, case_of, case_of_un_nested, not_run, only_tracers
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
-from pytest_nnxcheck.engine.memo import Memo, signature
+from pytest_nnxcheck.engine.memo import Memo
 from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.invariants import Case, Judgement
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding, of_targets
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.identity import signature
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import write_back

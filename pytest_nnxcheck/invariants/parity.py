@@ -19,7 +19,8 @@ from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.invariants.case import Case, Judgement
-from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf, show, type_of
+from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf
+from pytest_nnxcheck.walk.fingerprint import plain_text, plain_type
 
 SHOWN = 6
 TIMES = 10
@@ -83,12 +84,12 @@ def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDif
         old, want, have = (facts.attributes.get(path) for facts in (before, wanted, got))
         if want == have:
             continue
-        texts = [show(value) if value is not None else "missing" for value in (want, have)]
+        texts = [plain_text(value) if value is not None else "missing" for value in (want, have)]
         yield ValueDiffers(
             path,
             label="dropped" if have == old else "attribute",
             of="attribute",
-            type=type_of(have if want is None else want),
+            type=plain_type(have if want is None else want),
             want=texts[0],
             have=texts[1],
         )
@@ -116,7 +117,9 @@ def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterat
     """Leaves of an output that are no arrays: by path, with what stands there."""
     for path in dict.fromkeys([*wanted, *got]):
         if path not in wanted or path not in got or wanted[path] != got[path]:
-            want, have = (show(leaves[path]) if path in leaves else "none that is no array" for leaves in (wanted, got))
+            want, have = (
+                plain_text(leaves[path]) if path in leaves else "none that is no array" for leaves in (wanted, got)
+            )
             yield ValueDiffers(path, label="differs", want=want, have=have)
 
 

@@ -39,7 +39,7 @@ def attributes_moved(subject: Subject, before: Any, after: Any) -> Iterator[Type
     old, new = (dict(graph.attributes(state)) for state in (before, after))
     for path in dict.fromkeys([*old, *new]):
         texts = [short(values[path]) if path in values else MISSING for values in (old, new)]
-        if (path in old) != (path in new) or not same(old[path], new[path]):
+        if (path in old) != (path in new) or not equal(old[path], new[path], unknown=True, typed=True):
             kind = type(old.get(path)).__name__
             yield TypeMoved(subject.path(path), label="attribute", type=kind, before=texts[0], after=texts[1])
 
@@ -91,7 +91,7 @@ def is_upkeep(key: Any, value: Any) -> bool:
 def other_parts(first: Mapping[str, Any], now: Mapping[str, Any], *, by_value: bool) -> Iterator[str]:
     """The parts that are not equal to those of the same name, though the same code made them: each with what it is. Not what differs ``by_value`` unless that is asked for."""
     for name, value in now.items():
-        if name not in first or same(first[name], value):
+        if name not in first or equal(first[name], value, unknown=True, typed=True):
             continue
         if by_value or fingerprint(first[name]) == fingerprint(value):
             yield from smallest_parts(name, first[name], value)
@@ -104,7 +104,7 @@ def smallest_parts(name: str, one: Any, other: Any) -> Iterator[str]:
         yield f"{name} ({described(other)})"
         return
     for key, item in items[1].items():
-        if not same(items[0][key], item):
+        if not equal(items[0][key], item, unknown=True, typed=True):
             yield from smallest_parts(spell(name, (key,)), items[0][key], item)
 
 
@@ -124,11 +124,6 @@ def described(value: Any) -> str:
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return short(value)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two attributes are of one type and equal, as far as they can be compared."""
-    return type(one) is type(other) and equal(one, other, unknown=True)
 
 
 def short(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""Traced programs: what their equations hand through, and the same program without that."""
+"""Traced programs: how values flow in them, and the same program without copies."""

@@ -13,13 +13,13 @@ from pytest_nnxcheck.core.evidence import Captured
 from pytest_nnxcheck.jaxprs import flow
 
 SMALLEST = 2
-"""Elements from which on XLA makes a constant of equal ones a broadcast."""
+"""From this many equal elements on, XLA makes a constant a broadcast."""
 
 
 def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, ...]:
     """The constants of a jaxpr that take up memory, largest first; ``kept`` are the arrays of the user's code, each with its name.
 
-    Of a constant that is cut, a table of positions say, XLA keeps the slice: the bytes are those that are used.
+    XLA keeps only the slice of a constant that is cut at fixed places, such as a table of positions: the bytes are those of the slice.
     """
     constants = [
         Captured(
@@ -35,7 +35,7 @@ def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, 
 
 
 def is_filled(const: Any) -> bool:
-    """Whether an array of NumPy's holds one value alone, ``np.zeros(n)`` say: XLA keeps that value, and no array of it."""
+    """Whether an array of NumPy holds one value only, such as ``np.zeros(n)``: XLA keeps that value, and no array of it."""
     if not isinstance(const, np.ndarray) or const.size < SMALLEST or const.dtype == object:
         return False
     return bool((const == const.flat[0]).all())
@@ -59,7 +59,7 @@ def uses(closed: Any, const: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def line_of(closed: Any, const: Any) -> str:
-    """The user's line of the first equation that a constant goes into; empty where jax keeps none."""
+    """The user's line of the first equation that takes a constant; empty if jax keeps none."""
     return next((line for jaxpr, var in uses(closed, const) for line in lines(jaxpr, var) if line), "")
 
 
@@ -77,7 +77,7 @@ def lines(jaxpr: Any, var: Any) -> Iterator[str]:
 
 
 def name_of(const: Any, kept: tuple[tuple[str, Any], ...]) -> str:
-    """The name of the array that a constant is: jax hands its own arrays through, and views of those of NumPy."""
+    """The user's name for a constant. A constant is the very array of jax, or a view of the array of NumPy."""
     for name, array in kept:
         if array is const:
             return name
@@ -92,9 +92,9 @@ def same_memory(array: np.ndarray[Any, Any], const: Any) -> bool:
 
 
 def elements_used(jaxpr: Any, var: Any, fixed: frozenset[int] = frozenset()) -> int:
-    """How many elements of an array go into a jaxpr: those of the slices where it is cut at fixed places and nothing else, which is what XLA keeps of it.
+    """The number of elements of an array that a jaxpr needs: if it is only cut, at fixed places, those of the slices.
 
-    ``fixed`` are the ids of further variables that are the same in each call. An unknown equation uses all.
+    ``fixed`` are the ids of further variables that are the same in each call. An unknown equation needs all.
     """
     still = {id(const) for const in jaxpr.constvars} | fixed
     made_of = {id(var)}
@@ -118,7 +118,7 @@ def keeps_all(eqn: Any) -> bool:
 
 
 def elements_of_operand(eqn: Any, number: int, same: list[bool]) -> int:
-    """How many elements of one operand an equation uses; ``same`` tells which operands are the same in each call."""
+    """The number of elements of one operand that an equation needs; ``same`` says which operands are the same in each call."""
     inside = [(inner, numbers) for inner, numbers in handed_in(eqn) if number in numbers]
     if inside:
         return sum(elements_used_inside(inner, numbers, number, same) for inner, numbers in inside)

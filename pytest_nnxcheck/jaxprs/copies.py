@@ -28,13 +28,13 @@ class TracedProgram:
     donated: tuple[int, ...]
     """The numbers of those that it donates."""
     leaves: int = 0
-    """So many of the first arguments are leaves of the state."""
+    """The number of arguments, from the first, that are leaves of the state."""
     keep_unused: bool = True
     """Whether arguments that nobody reads stay in the program."""
 
     @classmethod
     def of(cls, staged: Any, leaves: int) -> TracedProgram:
-        """What `staging.staged` staged."""
+        """From the result of `staging.staged`."""
         donated = tuple(number for number, is_donated in enumerate(staged.donated) if is_donated)
         return cls(staged.traced.jaxpr, jax.tree.leaves(staged.arguments), donated, leaves)
 

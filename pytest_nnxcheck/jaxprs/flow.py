@@ -1,4 +1,4 @@
-"""What a jaxpr hands through: which of its outputs are one of its inputs, whatever equations lie between.
+"""What is read from a jaxpr: which outputs are inputs, what goes into an output, who takes a variable, what the program does at all.
 
 A leaf that is rewritten with its own value (an inner `nnx.scan` or `nnx.remat` does that) is not changed: counting it would
 excuse the very copies of google/flax#4871.
@@ -17,12 +17,50 @@ from weakref import WeakKeyDictionary
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 
+# --- jaxprs and equations inside a jaxpr ---------------------------------------------------------------------------------
+
+
+def jaxprs_of(eqn: Any) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters, open or closed as they are."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(staging.open_jaxpr(item), "eqns"):
+                yield item
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The same, open."""
+    return map(staging.open_jaxpr, jaxprs_of(eqn))
+
+
+def all_jaxprs(closed: Any) -> Iterator[Any]:
+    """A closed jaxpr and every jaxpr inside it, with their constants where they have any."""
+    yield closed
+    for eqn in staging.open_jaxpr(closed).eqns:
+        for inner in jaxprs_of(eqn):
+            yield from all_jaxprs(inner)
+
+
+def all_equations(closed: Any) -> Iterator[Any]:
+    """The equations of a jaxpr, and of every jaxpr inside it."""
+    return (eqn for jaxpr in all_jaxprs(closed) for eqn in staging.open_jaxpr(jaxpr).eqns)
+
+
+def called(eqn: Any) -> Any:
+    """The jaxpr that an equation calls with its own operands; None if it does something else."""
+    inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
+    return inner if inner is not None and len(inner.invars) == len(eqn.invars) else None
+
+
+# --- which outputs are inputs ------------------------------------------------------------------------------------------
+
+
 Sources = tuple[int | None, ...]
 """For each output, the number of the input it is; None where it is computed."""
 
 
 def sources(jaxpr: Any, copies: AbstractSet[str] = COPIES) -> Sources:
-    """Follow every output of a jaxpr back to an input, through the primitives that hand on their operand. An unknown equation computes: the safe side."""
+    """Follow every output of a jaxpr back to an input, through equations that hand on their operand. An unknown equation computes: the safe side."""
     input_of: dict[int, int] = {id(var): number for number, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         for var, operand in zip(eqn.outvars, handed_through(eqn, copies), strict=True):
@@ -74,50 +112,7 @@ def of_cond(eqn: Any, copies: AbstractSet[str]) -> Sources:
 RULES: dict[str, Callable[[Any, AbstractSet[str]], Sources]] = {SCAN: of_scan, WHILE: of_while, COND: of_cond}
 
 
-def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
-    """The equation at which an output got its dtype: the last on the way to it with an operand of another one; None if there is none.
-
-    ``dtype`` is that of the value before; only equations of the jaxpr itself are looked at.
-    """
-    made_by = uses(jaxpr).maker
-    ahead, seen = [jaxpr.outvars[number]], set[int]()
-    while ahead:
-        eqn, _ = made_by.get(id(ahead.pop()), (None, 0))
-        if eqn is None or id(eqn) in seen:
-            continue
-        seen.add(id(eqn))
-        if any(getattr(var.aval, "dtype", None) == dtype for var in eqn.invars):
-            return eqn
-        ahead += eqn.invars
-    return None
-
-
-def counted_in_vain(jaxpr: Any, number: int) -> bool:
-    """Whether an input is added to, and no output depends on the sum, nor on anything else that is made of the input."""
-    reached = made_of(jaxpr, frozenset({number}))
-    return adds_to(jaxpr, number) and not any(reached)
-
-
-def made_of(jaxpr: Any, numbers: frozenset[int]) -> tuple[bool, ...]:
-    """For each output, whether one of these inputs goes into it, itself aside; an unknown equation mixes all it is given."""
-    given = {id(var) for number, var in enumerate(jaxpr.invars) if number in numbers}
-    mixed: set[int] = set()
-    for eqn in jaxpr.eqns:
-        operands = [id(var) in given or id(var) in mixed for var in eqn.invars]
-        if not any(operands):
-            continue
-        inner = called(eqn)
-        if inner is not None:
-            flags = made_of(inner, frozenset(k for k, flag in enumerate(operands) if flag))
-            passed = sources(inner)
-        else:
-            flags, passed = (True,) * len(eqn.outvars), (None,) * len(eqn.outvars)
-        for var, flag, source in zip(eqn.outvars, flags, passed, strict=True):
-            if flag or (source is not None and id(eqn.invars[source]) in mixed):
-                mixed.add(id(var))
-            elif source is not None and operands[source]:
-                given.add(id(var))
-    return tuple(id(var) in mixed for var in jaxpr.outvars)
+# --- what goes into an output ------------------------------------------------------------------------------------------
 
 
 def origins(jaxpr: Any) -> tuple[int, ...]:
@@ -139,6 +134,12 @@ def joined(operands: list[int], numbers: int) -> int:
     return functools.reduce(operator.or_, (bits for k, bits in enumerate(operands) if numbers >> k & 1), 0)
 
 
+def counted_in_vain(jaxpr: Any, number: int) -> bool:
+    """Whether an input is added to, and goes into no output, but where it comes out as it is."""
+    reached = zip(origins(jaxpr), sources(jaxpr), strict=True)
+    return adds_to(jaxpr, number) and not any(bits >> number & 1 and source != number for bits, source in reached)
+
+
 def adds_to(jaxpr: Any, number: int) -> bool:
     """Whether an equation adds to this input, here or in a jit inside."""
     same = {id(jaxpr.invars[number])}
@@ -156,8 +157,28 @@ def adds_to(jaxpr: Any, number: int) -> bool:
     return False
 
 
+def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
+    """The last equation before an output that has an operand of the old ``dtype``; None if there is none. Jaxprs inside are not searched."""
+    made_by = uses(jaxpr).maker
+    ahead, seen = [jaxpr.outvars[number]], set[int]()
+    while ahead:
+        eqn, _ = made_by.get(id(ahead.pop()), (None, 0))
+        if eqn is None or id(eqn) in seen:
+            continue
+        seen.add(id(eqn))
+        if any(getattr(var.aval, "dtype", None) == dtype for var in eqn.invars):
+            return eqn
+        ahead += eqn.invars
+    return None
+
+
+# --- who takes and who makes a variable --------------------------------------------------------------------------------
+
+
 class Uses:
-    """The equations of a jaxpr by the variables that they take or make: a step of a large model has thousands, and hundreds of leaves."""
+    """The equations of a jaxpr by the variables that they take or make."""
+
+    # A step of a large model has thousands of equations, and hundreds of leaves are asked for.
 
     def __init__(self, jaxpr: Any) -> None:
         self.takers: defaultdict[int, list[Any]] = defaultdict(list)
@@ -170,7 +191,7 @@ class Uses:
             self.maker.update((id(var), (eqn, number)) for number, var in enumerate(eqn.outvars))
 
     def through(self, eqn: Any) -> Sources:
-        """What `handed_through` says of an equation."""
+        """`handed_through`, cached."""
         if id(eqn) not in self._through:
             self._through[id(eqn)] = handed_through(eqn)
         return self._through[id(eqn)]
@@ -201,33 +222,17 @@ def uses(jaxpr: Any) -> Uses:
     return _uses[jaxpr]
 
 
-def called(eqn: Any) -> Any:
-    """The jaxpr that an equation calls with its operands as they are; None where it does something else."""
-    inner = next(inner_jaxprs(eqn), None) if eqn.primitive.name in CALLS else None
-    return inner if inner is not None and len(inner.invars) == len(eqn.invars) else None
+# --- what a program does -------------------------------------------------------------------------------------------------
 
 
-def inner_jaxprs(eqn: Any) -> Iterator[Any]:
-    """The jaxprs among an equation's parameters."""
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            opened = staging.open_jaxpr(item)
-            if hasattr(opened, "eqns") and hasattr(opened, "invars"):
-                yield opened
-
-
-def all_jaxprs(closed: Any) -> Iterator[Any]:
-    """A closed jaxpr and every jaxpr inside it, with their constants where they have any."""
-    yield closed
-    for eqn in staging.open_jaxpr(closed).eqns:
-        for value in eqn.params.values():
-            for item in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(staging.open_jaxpr(item), "eqns"):
-                    yield from all_jaxprs(item)
+def constants(closed: Any) -> list[Any]:
+    """The arrays that a jaxpr captured, each once."""
+    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in staging.captured_values(jaxpr)}
+    return [const for const in constants.values() if hasattr(const, "nbytes")]
 
 
 def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
-    """For each input whether a jit among the equations donates it; None where none takes it."""
+    """For each input whether a jit among the equations donates it; None if no jit takes it."""
     taken = [
         (id(var), donated)
         for eqn in jaxpr.eqns
@@ -241,80 +246,56 @@ def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
 
 
 def inner_donations(closed: Any) -> int:
-    """How many operands an inner jit asks to donate: an outer jit drops that in silence."""
-    return sum(
-        sum(eqn.params.get("donated_invars", ()))
-        for jaxpr in all_jaxprs(closed)
-        for eqn in staging.open_jaxpr(jaxpr).eqns
-        if eqn.primitive.name in CALLS
-    )
+    """The number of operands that inner jits donate. An outer jit drops that in silence."""
+    jits = (eqn for eqn in all_equations(closed) if eqn.primitive.name in CALLS)
+    return sum(sum(eqn.params.get("donated_invars", ())) for eqn in jits)
 
 
 def calls_back(closed: Any) -> bool:
     """Whether the program runs Python code or raises while it runs: `jax.pure_callback`, `jax.debug.print`, a check of checkify."""
-    return any(
-        "callback" in eqn.primitive.name or eqn.primitive.name == "check"
-        for jaxpr in all_jaxprs(closed)
-        for eqn in staging.open_jaxpr(jaxpr).eqns
-    )
+    names = (eqn.primitive.name for eqn in all_equations(closed))
+    return any("callback" in name or name == "check" for name in names)
 
 
 def branches(closed: Any) -> bool:
     """Whether the program chooses between branches: `jax.lax.cond`, `nnx.switch`."""
-    return any(eqn.primitive.name == COND for jaxpr in all_jaxprs(closed) for eqn in staging.open_jaxpr(jaxpr).eqns)
+    return any(eqn.primitive.name == COND for eqn in all_equations(closed))
+
+
+def scans(closed: Any) -> Iterator[Any]:
+    return (eqn for eqn in all_equations(closed) if eqn.primitive.name == SCAN)
 
 
 def writes_back(closed: Any) -> bool:
     """Whether a scan stacks its stacked inputs anew, as they are: `nnx.scan` does that with what its body hands out."""
-    return any(
-        any(number is not None for number in of_scan(eqn, COPIES)[staging.scan_layout(eqn)[1] :])
-        for jaxpr in all_jaxprs(closed)
-        for eqn in staging.open_jaxpr(jaxpr).eqns
-        if eqn.primitive.name == SCAN
-    )
+    stacked = (of_scan(scan, COPIES)[staging.scan_layout(scan)[1] :] for scan in scans(closed))
+    return any(operand is not None for operands in stacked for operand in operands)
 
 
 def remat_in_scan(closed: Any) -> bool:
     """Whether the body of a scan holds a remat: `nnx.scan` then writes back all that `nnx.remat` hands out."""
-    return any(
-        inner.primitive.name in REMATS
-        for jaxpr in all_jaxprs(closed)
-        for eqn in staging.open_jaxpr(jaxpr).eqns
-        if eqn.primitive.name == SCAN
-        for body in all_jaxprs(eqn.params["jaxpr"])
-        for inner in staging.open_jaxpr(body).eqns
-    )
+    bodies = (all_equations(scan.params["jaxpr"]) for scan in scans(closed))
+    return any(eqn.primitive.name in REMATS for body in bodies for eqn in body)
 
 
 def lowest_precision(closed: Any) -> float:
-    """The largest distance between one and the next number among the floating types of a program; 0 without any."""
+    """The largest ``eps`` of the floating types in a program; 0 without any."""
     import jax.numpy as jnp
 
-    kinds = {
-        var.aval.dtype
-        for jaxpr in all_jaxprs(closed)
-        for eqn in staging.open_jaxpr(jaxpr).eqns
-        for var in eqn.outvars
-        if hasattr(var.aval, "dtype") and jnp.issubdtype(var.aval.dtype, jnp.floating)
-    }
+    made = (var.aval for eqn in all_equations(closed) for var in eqn.outvars)
+    kinds = {aval.dtype for aval in made if hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)}
     return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)  # type: ignore[no-untyped-call]
 
 
 def equations(closed: Any) -> int:
-    """How many equations a program makes; each step of a scan is counted, and one of a while loop."""
+    """The number of equations that a program runs: every step of a scan counts, and one of a while loop."""
     return sum(
-        1 + (eqn.params["length"] if eqn.primitive.name == SCAN else 1) * sum(map(equations, inner_jaxprs(eqn)))
+        1 + (eqn.params["length"] if eqn.primitive.name == SCAN else 1) * sum(map(equations, jaxprs_of(eqn)))
         for eqn in staging.open_jaxpr(closed).eqns
     )
 
 
 def operations(closed: Any) -> int:
-    """How many different operations a program makes: a call without a jit compiles each of them once, however often it makes it."""
-    every = (eqn for jaxpr in all_jaxprs(closed) for eqn in staging.open_jaxpr(jaxpr).eqns)
+    """The number of different operations in a program. A call without a jit compiles each of them once, however often it runs."""
+    every = all_equations(closed)
     return len({(eqn.primitive.name, *(str(var.aval) for var in eqn.invars)) for eqn in every})
-
-
-def constants(closed: Any) -> list[Any]:
-    """The arrays that a jaxpr captured, each once."""
-    constants = {id(const): const for jaxpr in all_jaxprs(closed) for const in staging.captured_values(jaxpr)}
-    return [const for const in constants.values() if hasattr(const, "nbytes")]

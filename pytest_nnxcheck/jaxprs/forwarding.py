@@ -12,10 +12,10 @@ from typing import Any
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.compat.primitives import BARRIER, COND, CONSTRAINT, COPIES, SCAN, WHILE
-from pytest_nnxcheck.jaxprs.flow import all_jaxprs, handed_through, sources, uses
+from pytest_nnxcheck.jaxprs.flow import all_equations, handed_through, sources, uses
 
 FORWARDED = COPIES - {BARRIER, CONSTRAINT}
-"""What hands its operand on and may be left out: the meaning of a barrier is its order, that of a constraint the devices."""
+"""Equations that return their operand and may be left out. A barrier may not: its order is its meaning. Nor a constraint: the devices are."""
 
 
 def forwarded(jaxpr: Any) -> Any:
@@ -49,10 +49,8 @@ def _handed(eqn: Any) -> list[tuple[Any, int]]:
 
 def handed_bytes(jaxpr: Any) -> int:
     """Bytes of all values that loops and branches hand through: no program holds more copies. A call is inlined, and hands on the very buffer."""
-    every = (eqn for inner in all_jaxprs(jaxpr) for eqn in staging.open_jaxpr(inner).eqns)
-    return sum(
-        nbytes(out.aval) for eqn in every if eqn.primitive.name in (SCAN, WHILE, COND) for out, _ in _handed(eqn)
-    )
+    every = (eqn for eqn in all_equations(jaxpr) if eqn.primitive.name in (SCAN, WHILE, COND))
+    return sum(nbytes(out.aval) for eqn in every for out, _ in _handed(eqn))
 
 
 def handed_inputs(jaxpr: Any) -> frozenset[int]:

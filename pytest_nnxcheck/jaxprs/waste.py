@@ -1,6 +1,6 @@
-"""What the jaxpr of a call spends memory on by its own structure: state leaves in another dtype, or held twice, what scans save, stacks that nobody reads.
+"""Memory that a traced call needs by its own structure: state in another dtype or held twice, values that scans save, stacks that nobody reads.
 
-Facts only, with their lines; whether they matter is decided where the peak is known, by `advice`.
+Facts only, with their lines. `invariants.advice` knows the peak, and decides which of them matter.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pytest_nnxcheck.core.evidence import HeldTwice, Recast, Saved, Stack, Twice
 from pytest_nnxcheck.jaxprs import flow
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
-"""Equations that take one element of a stack where their result is no larger than one."""
+"""Equations that take one element of a stack, if their result is no larger than that."""
 
 MOVES = frozenset({"rev", "transpose", "gather"})
-"""Equations that put the elements of an array in another order, where the result is as large as the array."""
+"""Equations that reorder the elements of an array, if their result is as large as the array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,11 @@ NOTHING = Waste()
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One jaxpr of a call, and which of its variables are inputs of the call as they came in, by number."""
+    """The jaxpr of a call, or one inside it."""
 
     jaxpr: Any
     inputs: Mapping[int, int]
+    """The number of the call's input that a variable is, by the id of the variable."""
 
     def users(self, var: Any) -> list[Any]:
         """The equations that take a variable."""
@@ -52,7 +53,7 @@ class Level:
 
 
 def waste(jaxpr: Any, successors: Mapping[int, int]) -> Waste:
-    """The facts of a jaxpr, and of the jits and remats inside it; ``successors`` are the outputs that take the places of inputs, by number."""
+    """The facts of a jaxpr, and of the jits and remats inside it; ``successors`` are the outputs that replace inputs, by the number of the input."""
     every = list(levels(jaxpr, [(var, number) for number, var in enumerate(jaxpr.invars)]))
     beside = (needed_beside(jaxpr, number, number, output) for number, output in successors.items())
     return Waste(
@@ -74,11 +75,12 @@ def levels(jaxpr: Any, inputs: Iterable[tuple[Any, int]]) -> Iterator[Level]:
 
 
 def recasts(level: Level) -> Iterator[Recast]:
-    """All of an input of floats in another dtype."""
+    """Inputs of floats that are converted as a whole."""
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == "convert_element_type" and id(eqn.invars[0]) in level.inputs:
             (out,), before = eqn.outvars, eqn.invars[0].aval.dtype
-            if not jnp.issubdtype(before, jnp.inexact) or before.itemsize == 1:  # quantized on purpose
+            # Floats of 8 bits are quantized on purpose: they have to be converted.
+            if not jnp.issubdtype(before, jnp.inexact) or before.itemsize == 1:
                 continue
             yield Recast(
                 leaf=level.inputs[id(eqn.invars[0])],
@@ -92,7 +94,7 @@ def recasts(level: Level) -> Iterator[Recast]:
 
 
 def saved(level: Level) -> Iterator[Saved]:
-    """Stacked outputs of a scan that a scan in the other direction takes again, step by step."""
+    """What a scan stacks for a scan in the other direction: the residuals of a backward pass."""
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
             carried, stacked = carried_and_stacked(eqn)
@@ -105,7 +107,7 @@ def saved(level: Level) -> Iterator[Saved]:
 
 
 def stacks(level: Level) -> Iterator[Stack]:
-    """Stacked outputs of a scan that nobody reads, or one step of."""
+    """Stacked outputs of a scan of which nobody reads more than one step."""
     returned = {id(var) for var in level.jaxpr.outvars}
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
@@ -117,7 +119,7 @@ def stacks(level: Level) -> Iterator[Stack]:
 
 
 def joined(level: Level) -> Iterator[HeldTwice]:
-    """Inputs that are joined, all of each, or one that was cut and is joined again."""
+    """Inputs that are concatenated as a whole, or one that was cut and is joined again."""
     for eqn in level.jaxpr.eqns:
         ways = [way_from_input(level, var) for var in eqn.invars] if eqn.primitive.name in JOINS else []
         sizes = {level.inputs[id(start)]: start.aval.size for start, _ in ways if start is not None}
@@ -127,7 +129,7 @@ def joined(level: Level) -> Iterator[HeldTwice]:
 
 
 def reordered(level: Level) -> Iterator[HeldTwice]:
-    """Inputs that a loop takes with their elements in another order: all of them are moved before its first step."""
+    """Inputs whose elements are reordered for a loop: all of them move before its first step."""
     for eqn in level.jaxpr.eqns:
         for var in eqn.invars if eqn.primitive.name in LOOPS else ():
             start, way = way_from_input(level, var)
@@ -137,7 +139,7 @@ def reordered(level: Level) -> Iterator[HeldTwice]:
 
 
 def way_from_input(level: Level, var: Any) -> tuple[Any, list[Any]]:
-    """The input that has the elements of a variable, and the equations that take and move them, the last first; None where they are of no single one."""
+    """The input that the elements of a variable are from, and the equations that take or move them, the last first; None if there is no such input."""
     way: list[Any] = []
     while id(var) not in level.inputs:
         eqn, _ = flow.uses(level.jaxpr).maker.get(id(var), (None, 0))
@@ -149,10 +151,10 @@ def way_from_input(level: Level, var: Any) -> tuple[Any, list[Any]]:
 
 
 def needed_beside(jaxpr: Any, leaf: int, before: int, after: int) -> Iterator[HeldTwice]:
-    """A leaf whose old value, an input, is needed when the new one, an output, is there, or may be for all that the data say; or that a scan stacks anew.
+    """A leaf whose old value (input ``before``) is needed while the new one (output ``after``) is there, or may be; or that a scan stacks anew.
 
-    Where a part of it is written, whoever reads the old value has to come first, so that the write needs what is read. Where it is made anew as a whole XLA
-    puts the new value elsewhere if it likes: only what needs both counts.
+    If a part of the leaf is written in place, everybody who reads the old value must come before the write. Only data can order the two: if
+    the write does not depend on the read, XLA may copy. If the leaf is made anew as a whole, only an equation that needs both values counts.
     """
     uses, (source, write) = flow.uses(jaxpr), way_back(jaxpr, after)
     if write is None:
@@ -174,7 +176,7 @@ def needed_beside(jaxpr: Any, leaf: int, before: int, after: int) -> Iterator[He
 
 
 def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice]:
-    """The same of a call, or of the steps of a loop, to which the old value is handed and which gives the new one."""
+    """The same inside a call or a loop that takes the old value and gives the new one."""
     params = eqn.params
     if (inner := flow.called(eqn)) is not None:
         yield from needed_beside(inner, leaf, operand, output)
@@ -191,7 +193,7 @@ def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice
 
 
 def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:
-    """Whether an equation needs what another one makes; what comes after it need not be looked at."""
+    """Whether an equation needs an output of another one, directly or not."""
     uses, ahead, seen = flow.uses(jaxpr), [other], {id(other)}
     for each in ahead:
         users = (user for out in each.outvars for user in uses.takers.get(id(out), ()))
@@ -202,9 +204,9 @@ def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:
 
 
 def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | None]:
-    """The number of the input that an output is but for what was written into it, and the equation that wrote first, with the number of its output.
+    """(input that an output is, but for parts that were written; the equation that wrote first, with the number of its output).
 
-    No number, and the equation that made it, where it is another value as a whole.
+    If the output is another value as a whole: (None, the equation that made it).
     """
     uses = flow.uses(jaxpr)
     var, write = jaxpr.outvars[output], None

@@ -140,7 +140,7 @@ class WatchHooks:
 
     def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
         item.stash[_result] = {
-            "kinds": list(finding.kinds),
+            "kinds": list(finding.named()),
             "headline": message.headline(finding),
             "complete": complete,
             "to_mark": self._to_mark(item),

@@ -1,6 +1,6 @@
 """What parity compares: the leaves and the Python attributes of a state, read once, under the names that users know.
 
-Arrays are kept by reference (those of jax never change); plain Python values are frozen, since a call may append to the very list.
+Arrays are kept by reference (those of jax never change); plain Python values are kept by `plain`, since a call may append to the very list.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from pytest_nnxcheck.compat import graph, variables
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.walk.fingerprint import is_array, plain
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-OTHER = "other"
-"""Marks an attribute that is no plain value: only whether it is there, and its type, is compared."""
 
 UNCHANGED: Any = type("Unchanged", (), {"__slots__": ()})()
 """Stands for the value of a leaf that a run left in place."""
@@ -95,7 +92,7 @@ def read(subject: Subject, state: Any) -> Facts:
         name = subject.path(path)
         leaves |= {name + place: Leaf(array, "attribute") for place, array in arrays_in(value)}
         if not is_array(value):
-            attributes[name] = frozen(value)
+            attributes[name] = plain(value)
     return Facts(leaves, attributes)
 
 
@@ -112,48 +109,13 @@ def arrays_in(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]{place}", array) for place, array in arrays_in(item))
 
 
-def is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray | np.generic)
-
-
-def frozen(value: Any) -> Any:
-    """A plain Python value as one that compares and does not change; of anything else the type, of arrays that they are ones."""
-    if is_array(value):
-        return (OTHER, "array")
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return (type(value).__name__, repr(value))
-    if isinstance(value, list | tuple):
-        return (type(value).__name__, *map(frozen, value))
-    if isinstance(value, set | frozenset):
-        return (type(value).__name__, frozenset(map(frozen, value)))
-    if isinstance(value, dict):
-        return (type(value).__name__, frozenset((frozen(key), frozen(item)) for key, item in value.items()))
-    return (OTHER, type(value).__name__)
-
-
-def type_of(value: Any) -> str:
-    """The name of the type of a frozen value; empty for what is none of Python's own."""
-    kind = value[0] if isinstance(value, tuple) else OTHER
-    return "" if kind == OTHER else str(kind)
-
-
-def show(value: Any) -> str:
-    """A frozen value in a message."""
-    kind, *parts = value
-    if kind == OTHER:
-        return f"a {parts[0]}"
-    if len(parts) == 1 and isinstance(parts[0], str):
-        return parts[0]
-    return f"another {kind}"
-
-
 def structure(names: tuple[str, ...], rebuild: Callable[[tuple[Any, ...]], Any], output: tuple[Any, ...]) -> Structure:
     """The names of an output's arrays, and its leaves that are no arrays."""
     named = ["output" + name for name in names]
     rebuilt = rebuild(output)
     leaves, _ = jax.tree_util.tree_flatten_with_path(rebuilt, is_leaf=graph.is_graph_node)
     others = {
-        "output" + jax.tree_util.keystr(path): frozen(leaf)
+        "output" + jax.tree_util.keystr(path): plain(leaf)
         for path, leaf in leaves
         if not (is_array(leaf) or graph.is_graph_node(leaf))
     }

@@ -1,22 +1,45 @@
-"""What tells one call from another: code and static values, compared without running anybody's ``==``, ``hash`` or ``repr``; and, in `equal` alone, as jax compares them.
+"""Equal without identity: values as what compares and does not change.
 
 A test body makes its functions and configurations anew for every nesting, so identity says too little; a name says too little
-as well, for two lambdas of one test have the same.
+as well, for two lambdas of one test have the same. `fingerprint` answers whether a trace takes two values for alike, `exact`
+whether a call gives the same result with either, `plain` which Python value one is. `equal` compares as jax does.
 """
 
 from __future__ import annotations
 
-from types import FunctionType, MethodType
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import jax
+import numpy as np
+
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.graph import is_key
 from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, layout, top_package
 
 DEEPEST, LONGEST = 5, 200
+"""How far `fingerprint` follows references, and how many items it looks at: an object of the user's may reach the whole program."""
 _ATOMS = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)
+_OTHER = "other"
+"""Marks in `plain` what is no plain value."""
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of jax or NumPy, whatever it holds, or a NumPy number."""
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
+
+
+# --- what a trace takes for alike ----------------------------------------------------------------------------------------
 
 
 def fingerprint(value: Any, depth: int = DEEPEST) -> Any:
-    """A hashable stand-in, equal for values that behave alike: code by its code object, objects by class and attributes."""
+    """A hashable stand-in, equal for values that a trace takes for alike: arrays of one type, code with the same captures, objects with the same attributes.
+
+    It runs nobody's ``==``, ``hash`` or ``repr``, and raises nothing.
+    """
     cls = type(value)
     if cls in _ATOMS:
         return (cls, repr(value))
@@ -49,7 +72,7 @@ def of_items(value: Any, depth: int) -> tuple[Any, ...]:
 
 
 def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
-    """Attributes of the user's objects; those of a library's are its own business, but for what a wrapper wraps."""
+    """The attributes of an object; of a library's only the function that a wrapper wraps."""
     stored = layout(type(value))
     own = stored.read(value) or {}
     if top_package(type(value)) in ("jax", "jaxlib", "flax"):
@@ -58,10 +81,129 @@ def of_attributes(value: Any, depth: int) -> tuple[Any, ...]:
     return tuple((name, fingerprint(held, depth)) for name, held in pairs[:LONGEST])
 
 
-def equal(one: Any, other: Any, *, unknown: bool) -> bool:
-    """Whether two static values are equal to jax, which asks their ``==``; ``unknown`` where that raises, as for arrays."""
+# --- what decides a result -----------------------------------------------------------------------------------------------
+
+
+class Unknown(Exception):
+    """A value whose content cannot be told for sure."""
+
+
+def exact(value: Any, *, in_graph: bool = False, seen: dict[int, tuple[int, Any]] | None = None) -> Any:
+    """A hashable stand-in that holds all that a value can do to the result of a call: arrays by content, code with captures and globals.
+
+    Raises `Unknown` for an object that a call may change, a bound method or a list as well. ``in_graph``: the value is a graph definition,
+    where containers are taken apart, and objects compare by the ``==`` of their class, as for jax; `TypeError` for one that has no hash.
+    """
+    # Objects are kept with their numbers, so that no id is used again.
+    seen = {} if seen is None else seen
+
+    def inside(part: Any) -> Any:
+        return exact(part, in_graph=in_graph, seen=seen)
+
+    if is_array(value):
+        return content(value)
+    if isinstance(value, _ATOMS):
+        return type(value), repr(value)  # for `==` zero is minus zero, and one is true
+    if isinstance(value, tuple):
+        return (type(value), *map(inside, value))
+    # One object in two places differs from two that are alike: a call may change it.
+    if id(value) in seen:
+        return "again", seen[id(value)][0]
+    seen[id(value)] = len(seen), value
+    if isinstance(value, FunctionType):
+        return exact_function(value, in_graph, seen)
+    if in_graph:
+        return in_definition(value, inside)
+    if isinstance(value, type | ModuleType | BuiltinFunctionType):
+        return value
+    raise Unknown
+
+
+def in_definition(value: Any, inside: Callable[[Any], Any]) -> Any:
+    """A graph definition or an object in one."""
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(map(inside, value))
+    if isinstance(value, Mapping | list):
+        return (type(value), *map(inside, value.items() if isinstance(value, Mapping) else value))
+    # The metadata of a Variable may hold a dict: the definition as a whole may have no hash.
+    if is_dataclass(type(value)) and top_package(type(value)) == "flax":
+        return (type(value), *(inside(getattr(value, field.name)) for field in fields(value)))
+    hash(value)
+    return type(value), value
+
+
+def content(value: Any) -> Any:
+    """An array as a hash of its content that collides for nobody."""
+    array = np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    if array.dtype == object:
+        raise Unknown
+    return describe(value), hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=20).digest()
+
+
+def exact_function(function: FunctionType, in_graph: bool, seen: dict[int, tuple[int, Any]]) -> Any:
+    cells = tuple(map(cell_content, function.__closure__ or ()))
+    keywords, attributes = tuple((function.__kwdefaults__ or {}).items()), tuple(vars(function).items())
+    held = (cells, function.__defaults__, keywords, attributes)
+    try:
+        captured = exact(held, seen=seen)
+    except Unknown:
+        if in_graph:
+            return function
+        raise
+    return function.__code__, captured, tuple(plain_globals(function.__code__, function.__globals__))
+
+
+def plain_globals(code: CodeType, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The numbers and strings among the globals that code names: a test may set them."""
+    for name in code.co_names:
+        if isinstance(names.get(name), bool | int | float | complex | str | bytes):
+            yield name, exact(names[name])
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from plain_globals(inner, names)
+
+
+# --- Python values -------------------------------------------------------------------------------------------------------
+
+
+def plain(value: Any) -> Any:
+    """A hashable stand-in of a Python value that `plain_text` shows; of an array or any other object it holds only the type."""
+    if is_array(value):
+        return (_OTHER, "array")
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return (type(value).__name__, repr(value))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, *map(plain, value))
+    if isinstance(value, set | frozenset):
+        return (type(value).__name__, frozenset(map(plain, value)))
+    if isinstance(value, dict):
+        return (type(value).__name__, frozenset((plain(key), plain(item)) for key, item in value.items()))
+    return (_OTHER, type(value).__name__)
+
+
+def plain_type(value: Any) -> str:
+    """The name of the type of a `plain` value; empty for what is none of Python's own."""
+    kind = value[0] if isinstance(value, tuple) else _OTHER
+    return "" if kind == _OTHER else str(kind)
+
+
+def plain_text(value: Any) -> str:
+    """A `plain` value in a message."""
+    kind, *parts = value
+    if kind == _OTHER:
+        return f"a {parts[0]}"
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else f"another {kind}"
+
+
+def equal(one: Any, other: Any, *, unknown: bool, typed: bool = False) -> bool:
+    """Whether two static values are equal to jax, which asks their ``==``; ``unknown`` where that raises, as for arrays.
+
+    ``typed``: a jit also compares the types of what it is handed, ``1`` and ``1.0``, where a loop compares its carry by ``==`` alone.
+    """
     if one is other:
         return True
+    if typed and type(one) is not type(other):
+        return False
     try:
         return bool(one == other)
     except Exception:  # noqa: BLE001 - the user's code may raise anything

@@ -29,8 +29,6 @@ from pytest_nnxcheck.walk.raw_access import (
     LIBRARIES,
     MISSING,
     LruCache,
-    cache_entries,
-    cell_content,
     class_dict,
     class_name,
     is_library,
@@ -39,6 +37,7 @@ from pytest_nnxcheck.walk.raw_access import (
     read_slot,
     top_package,
 )
+from pytest_nnxcheck.walk.snapshot import CACHE, CELL, CLASS, CONTEXT, DICT, FUNCTION, NAMES, paired
 from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
 
 _NOT_STATE = frozenset(
@@ -48,6 +47,7 @@ _NOT_STATE = frozenset(
         *"__dataclass_fields__ __dataclass_params__ __match_args__".split(),
     )
 )
+"""Attributes of classes and functions that Python, `abc`, `typing` and `dataclasses` keep for themselves."""
 
 # --- functions -----------------------------------------------------------------------------------------------------------
 
@@ -55,17 +55,17 @@ _NOT_STATE = frozenset(
 def open_function(function: FunctionType, name: Name, visit: Visit) -> None:
     open_closure(function, name, visit)
     if is_library(dict.get(function.__globals__, "__name__")):
-        visit.places.keep_names(str(name), function.__dict__, ("__wrapped__",))
+        visit.keep(name, NAMES, (function.__dict__, ("__wrapped__",)))
         visit.put(dict.get(function.__dict__, "__wrapped__"), "attribute", name)
         return
-    visit.places.keep_function(str(name), function)
+    visit.keep(name, FUNCTION, function)
     open_defaults(function, name, visit)
     open_function_attributes(function, name, visit)
     open_globals(function, visit)
 
 
 def keeper(function: FunctionType, name: Name) -> str:
-    """The path of what keeps a function; empty where its own name says as much, or where it is a variable of another one, part of the code."""
+    """Where a function is kept; empty if its own name says so, or if it is a variable of another function."""
     whole = function.__qualname__
     names = (whole, whole.rpartition("<locals>.")[2])
     named = f"{name.base}.".startswith(tuple(f"{own}." for own in names))
@@ -76,9 +76,8 @@ def keeper(function: FunctionType, name: Name) -> str:
 def open_closure(function: FunctionType, name: Name, visit: Visit) -> None:
     note, kept_by = f"closure of {function.__qualname__}", keeper(function, name)
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        content, captured = cell_content(cell), Name(variable, note, kept_by)
-        visit.places.keep_cell(str(captured), cell, content)
-        visit.put(content, "closure", captured)
+        captured = Name(variable, note, kept_by)
+        visit.put(visit.keep(captured, CELL, cell)[0], "closure", captured)
 
 
 def open_defaults(function: FunctionType, name: Name, visit: Visit) -> None:
@@ -88,15 +87,13 @@ def open_defaults(function: FunctionType, name: Name, visit: Visit) -> None:
     # Defaults may be longer than the arguments where someone wrote them by hand: zip stops at the shorter.
     pairs = [*zip(positional, defaults, strict=False), *(function.__kwdefaults__ or {}).items()]
     if function.__kwdefaults__ is not None:
-        visit.places.keep_dict(f"{function.__qualname__}.__kwdefaults__", function.__kwdefaults__)
+        visit.keep(f"{function.__qualname__}.__kwdefaults__", DICT, function.__kwdefaults__)
     for argument, value in pairs:
         visit.put(value, "default argument", Name(argument, note, kept_by))
 
 
 def open_function_attributes(function: FunctionType, name: Name, visit: Visit) -> None:
-    own = function.__dict__
-    visit.places.keep_dict(str(name), own)
-    for key, value in own.items():
+    for key, value in paired(visit.keep(name, DICT, function.__dict__)):
         if key not in _NOT_STATE:
             visit.put(value, "attribute", name if key == "__wrapped__" else name.then(step(key)))
 
@@ -110,7 +107,7 @@ def code_names(code: CodeType) -> Iterator[str]:
 
 
 def open_globals(function: FunctionType, visit: Visit) -> None:
-    """The globals that a function names. A module among them is opened for the attributes that the function names, too."""
+    """Open the globals that a function names. Of a module among them, open the attributes that the function names."""
     names = tuple(dict.fromkeys(code_names(function.__code__)))
     open_names(function.__globals__, names, "", visit, {id(function.__globals__)})
     for key in names:
@@ -119,9 +116,8 @@ def open_globals(function: FunctionType, visit: Visit) -> None:
 
 
 def open_names(namespace: dict[str, Any], names: tuple[str, ...], prefix: str, visit: Visit, opened: set[int]) -> None:
-    visit.places.keep_names(prefix or str(dict.get(namespace, "__name__")), namespace, names)
-    for key in names:
-        value = dict.get(namespace, key, MISSING)
+    held = visit.keep(prefix or str(dict.get(namespace, "__name__")), NAMES, (namespace, names))
+    for key, value in zip(names, held, strict=True):
         if id(type(value)) not in ATOMS and value is not MISSING:
             open_module(value, names, f"{prefix}{key}.", visit, opened)
             visit.put(value, "global", Name(f"{prefix}{key}"))
@@ -135,7 +131,7 @@ def open_module(value: Any, names: tuple[str, ...], prefix: str, visit: Visit, o
 
 
 def imported(name: str, namespace: dict[str, Any]) -> Any:
-    """A module that a function imports inside its body."""
+    """Find a module that a function imports inside its body."""
     package = dict.get(namespace, "__package__")
     relative = sys.modules.get(f"{package}.{name}") if type(package) is str and package else None
     return relative if relative is not None else sys.modules.get(name)
@@ -150,8 +146,7 @@ def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # 
     own = class_name(cls)
     if variables.kind_of(cls) == "node":
         visit.nodes.append((own, cls))
-    visit.places.keep_class(own, cls)
-    for key, value in class_dict(cls).items():
+    for key, value in paired(visit.keep(own, CLASS, cls)[1:]):
         if id(type(value)) not in ATOMS and key not in _NOT_STATE:
             visit.put(value, "class attribute", Name(f"{own}.{key}"))
     for base in (*mro(cls)[1:], type(cls)):
@@ -180,16 +175,13 @@ def open_fields(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_cell(cell: CellType, name: Name, visit: Visit) -> None:
-    content = cell_content(cell)
-    visit.places.keep_cell(str(name), cell, content)
-    visit.put(content, "closure", name.then(".cell_contents"))
+    visit.put(visit.keep(name, CELL, cell)[0], "closure", name.then(".cell_contents"))
 
 
 def open_cache(cache: Any, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_cache, cache, name))
-    entries = cache_entries(cache)
-    visit.places.keep_cache(str(name), cache, entries)
-    for index, (key, result) in enumerate(entries):
+    held = visit.keep(name, CACHE, cache)
+    for index, (key, result) in enumerate(zip(held[::2], held[1::2], strict=True)):
         visit.put(result, "cache", name.then(f".cache[{key_text(key)}]"))
         visit.put(key, "cache", name.then(".cache").listed(index))
     open_function_attributes(cache, name, visit)
@@ -229,7 +221,7 @@ def open_frame(frame: FrameType, name: Name, visit: Visit) -> None:
 
 
 def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit, holder: str = "frame") -> None:
-    """The local variables of a frame that is the user's."""
+    """Open the local variables of a frame of the user's code."""
     if is_library(dict.get(frame.f_globals, "__name__")):
         return
     where = f"line {line} of {frame.f_code.co_name}, kept by {name}"
@@ -260,16 +252,13 @@ def open_generator(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_context_variable(variable: contextvars.ContextVar[Any], name: Name, visit: Visit) -> None:
-    value = variable.get(MISSING)
-    visit.places.keep_context(str(name), variable, value)
-    visit.put(value, "context variable", name.then(".get()"))
+    visit.put(visit.keep(name, CONTEXT, variable)[0], "context variable", name.then(".get()"))
 
 
 def open_thread_local(value: Any, name: Name, visit: Visit) -> None:
-    """The part of a `threading.local` that belongs to this thread."""
+    """Open the part of a `threading.local` that belongs to this thread."""
     own = threading.local.__getattribute__(value, "__dict__")
-    visit.places.keep_dict(str(name), own)
-    for key, item in list(own.items()):
+    for key, item in paired(visit.keep(name, DICT, own)):
         visit.put(item, "attribute", name.then(step(key)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any
@@ -16,7 +16,17 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck.compat import variables
-from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, layout, mro, referents, top_package
+from pytest_nnxcheck.walk.raw_access import (
+    LIBRARIES,
+    Layout,
+    class_dict,
+    class_name,
+    layout,
+    mro,
+    referents,
+    top_package,
+)
+from pytest_nnxcheck.walk.snapshot import ATTRIBUTES, DEQUE, DICT, LIST, OBJECTS, ORDERED, SET, attribute_items, paired
 from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
 
 _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytree__nodes"))
@@ -24,7 +34,7 @@ _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytre
 _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
 _STATE = frozenset(("array", "variable", "tracer"))
-"""What holds state, by `variables.kind_of`."""
+"""Kinds of objects that are state, by `variables.kind_of`."""
 _JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
 _OPEN_PACKAGES = frozenset(("flax", "optax"))
@@ -43,17 +53,11 @@ def put_items(items: list[Any], holder: str, name: Name, visit: Visit) -> None:
 
 
 def open_list(value: list[Any], name: Name, visit: Visit) -> None:
-    items = visit.take(list.__iter__(value))
-    if items is not None:
-        visit.places.keep_list(str(name), value, items)
-        put_items(items, "list", name, visit)
+    put_items(visit.keep(name, LIST, value), "list", name, visit)
 
 
 def open_deque(value: collections.deque[Any], name: Name, visit: Visit) -> None:
-    items = visit.take(collections.deque.__iter__(value))
-    if items is not None:
-        visit.places.keep_deque(str(name), value, items)
-        put_items(items, "deque", name, visit)
+    put_items(visit.keep(name, DEQUE, value), "deque", name, visit)
 
 
 def open_tuple(value: tuple[Any, ...], name: Name, visit: Visit) -> None:
@@ -61,27 +65,19 @@ def open_tuple(value: tuple[Any, ...], name: Name, visit: Visit) -> None:
     if type(fields) is tuple and len(fields) == tuple.__len__(value):
         for field, item in zip(fields, tuple.__iter__(value), strict=True):
             visit.put(item, "tuple", name.then(step(field)))
-    elif (items := visit.take(tuple.__iter__(value))) is not None:
-        put_items(items, "tuple", name, visit)
+    else:
+        put_items(visit.take(tuple.__iter__(value)), "tuple", name, visit)
 
 
 def open_set(value: Any, name: Name, visit: Visit) -> None:
     changeable = any(base is set for base in mro(type(value)))
-    items = visit.take(set.__iter__(value) if changeable else frozenset.__iter__(value))
-    if items is None:
-        return
-    if changeable:
-        visit.places.keep_set(str(name), value)
-    for index, item in enumerate(items):
+    for index, item in enumerate(visit.keep(name, SET, value) if changeable else visit.take(frozenset.__iter__(value))):
         visit.put(item, "set", name.listed(index))
 
 
 def open_dict(value: dict[Any, Any], name: Name, visit: Visit) -> None:
-    items = visit.take(dict.items(value))
-    if items is None:
-        return
-    visit.places.keep_dict(str(name), value)
-    for index, (key, item) in enumerate(items):
+    ordered = any(base is collections.OrderedDict for base in mro(type(value)))
+    for index, (key, item) in enumerate(paired(visit.keep(name, ORDERED if ordered else DICT, value))):
         if id(type(item)) not in ATOMS:
             visit.put(item, "dict", name.then(f"[{key_text(key)}]"))
         if id(type(key)) not in ATOMS:
@@ -92,9 +88,8 @@ def open_array(value: np.ndarray[Any, Any], name: Name, visit: Visit) -> None:
     visit.arrays.append((str(name), value))
     if class_dict(np.ndarray)["dtype"].__get__(value).hasobject:
         plain = np.ndarray.view(value, np.ndarray)
-        if plain.dtype == object and (items := visit.take(plain.flat)) is not None:
-            visit.places.keep_objects(str(name), plain)
-            put_items(items, "array", name, visit)
+        if plain.dtype == object:
+            put_items(visit.keep(name, OBJECTS, plain), "array", name, visit)
 
 
 def open_jax_array(value: Any, name: Name, visit: Visit) -> None:
@@ -109,37 +104,31 @@ def open_attributes(value: Any, name: Name, visit: Visit) -> None:
     if stored.hidden:
         open_referents(value, name, visit)
         return
-    visit.places.keep_attributes(str(name), value, stored)
-    own = stored.read(value)
-    for key, item in [*(own.items() if own is not None else ()), *stored.read_slots(value)]:
+    held = visit.keep(name, ATTRIBUTES, (value, stored))
+    for key, item in attribute_items(stored, held):
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
             holder = "cached property" if key in stored.cached else "attribute"
             visit.put(item, holder, name if key in _SEE_THROUGH else name.then(step(key)))
 
 
 def open_library_object(value: Any, name: Name, visit: Visit) -> None:
-    """The attributes of an object that holds state, whichever library it is of: of all others they are the library's own business."""
-    if holds_state(value):
+    """Open an object of a library only if it holds state: the attributes of other objects are the library's own business."""
+    if holds_state(value, visit.classes.layout):
         open_attributes(value, name, visit)
     else:
         visit.fleeting.append((open_library_object, value, name))
 
 
-def holds_state(value: Any, *, in_variables: bool = True) -> bool:
-    """Whether a library's object has an array or a Variable among its own attributes; one of the library's own, as Keras has, is an object with an array."""
-    package = top_package(type(value))
+def holds_state(value: Any, layout_of: Callable[[type], Layout] = layout, *, in_variables: bool = True) -> bool:
+    """Whether a library's object has an array or a Variable among its own attributes, or an object of its own library that has an array, as Keras' Variables."""
+    package, stored = top_package(type(value)), layout_of(type(value))
+    held = (*(stored.read(value) or {}).values(), *(item for _, item in stored.read_slots(value)))
     return any(
         variables.kind_of(type(item)) in _STATE
-        or (in_variables and top_package(type(item)) == package and holds_state(item, in_variables=False))
-        for item in own_values(value)
+        or (in_variables and top_package(type(item)) == package and holds_state(item, layout_of, in_variables=False))
+        for item in held
+        if id(type(item)) not in ATOMS
     )
-
-
-def own_values(value: Any) -> list[Any]:
-    """What the attributes of an object hold, numbers and strings aside."""
-    stored = layout(type(value))
-    held = [*(stored.read(value) or {}).values(), *(item for _, item in stored.read_slots(value))]
-    return [item for item in held if id(type(item)) not in ATOMS]
 
 
 def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001  # every opener takes the same
@@ -147,7 +136,7 @@ def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001
 
 
 def open_referents(value: Any, name: Name, visit: Visit) -> None:
-    """What C code holds has no names: iterators, views, instances whose class shadows ``__dict__``."""
+    """Open what the garbage collector sees, without names: iterators, views, instances whose class shadows ``__dict__``."""
     visit.fleeting.append((open_referents, value, name))
     for index, item in enumerate(referents(value)):
         if item is not type(value):
@@ -155,7 +144,7 @@ def open_referents(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
-    """``jax.jit(f)``, ``jax.custom_vjp(f)``: library objects, of which the user's functions are opened and nothing else."""
+    """Open the user's functions in a library's object, and nothing else: ``jax.jit(f)``, ``jax.custom_vjp(f)``."""
     visit.fleeting.append((open_jax_function, value, name))
     for item in (visit.classes.layout(type(value)).read(value) or {}).values():
         if id(type(item)) in _CODE or top_package(type(item)) in _JAX:
@@ -165,7 +154,7 @@ def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
 def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
     """`nnx.List` and `nnx.Dict`, which keep their items as attributes."""
     stored = visit.classes.layout(type(value))
-    visit.places.keep_attributes(str(name), value, stored)
+    visit.keep(name, ATTRIBUTES, (value, stored))
     listed = variables.kind_of(type(value)) == "nnx list"
     for key, item in (stored.read(value) or {}).items():
         if id(type(item)) not in ATOMS and key not in _UPKEEP:
@@ -174,11 +163,9 @@ def open_nnx_items(value: Any, name: Name, visit: Visit) -> None:
 
 
 def open_variable(value: Any, name: Name, visit: Visit) -> None:
-    visit.places.keep_attributes(str(name), value, visit.classes.layout(type(value)))
+    visit.keep(name, ATTRIBUTES, (value, visit.classes.layout(type(value))))
     visit.put(variables.variable_value(value), variables.variable_kind(value), name)
-    metadata = variables.variable_metadata(value)
-    visit.places.keep_dict(str(name), metadata)
-    for key, item in metadata.items():
+    for key, item in paired(visit.keep(name, DICT, variables.variable_metadata(value))):
         if id(type(item)) not in ATOMS:
             visit.put(item, "metadata", Name(name.then(step(key)).base, "metadata"))
 
@@ -199,10 +186,12 @@ _BY_KIND: dict[str, Opener] = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Openers by the id of a type, for its subclasses too; of the ``whole`` ones the attributes are not opened besides."""
+    """How built-in types and their subclasses are opened."""
 
     openers: Mapping[int, Opener]
+    """By the id of a type."""
     whole: frozenset[int]
+    """Types whose opener reads everything: their attributes and class are not opened as well."""
 
 
 DATA = Table(
@@ -221,7 +210,7 @@ DATA = Table(
 
 
 def openers_for(cls: type, code: Table) -> tuple[Opener, ...]:
-    """How to open the instances of a class: as what it is built on, then its attributes, then the class itself."""
+    """The openers of the instances of a class: for its built-in base, for attributes, for the class itself."""
     if (kind := variables.kind_of(cls)) in _BY_KIND:
         noted = () if kind == "array" else (note_node,)
         return (*noted, _BY_KIND[kind], *_of_class(cls))
@@ -246,7 +235,7 @@ def _of_class(cls: type) -> tuple[Opener, ...]:
 
 
 def _of_instance(cls: type) -> tuple[Opener, ...]:
-    """An instance of a library's class is opened where such objects hold the user's state, or where itself does, and nowhere else."""
+    """Open an instance of a library's class only if such objects hold the user's state, or if this one does."""
     package = top_package(cls)
     if package not in LIBRARIES or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
         return (open_attributes,)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -36,23 +35,24 @@ LIBRARIES = frozenset(
         *(sys.stdlib_module_names - {"test", "this", "antigravity"}),
     )
 )
-"""Top-level packages whose code is not the user's. Installed packages are not here as such: users test them. An object of theirs that holds state
-is opened all the same, a seed generator of Keras that a module keeps: see `open_data.holds_state`."""
+"""Top-level packages whose code is not the user's. Other installed packages are not here: users test them. An object of these packages
+is opened if it holds state, such as a seed generator of Keras that a module keeps: see `open_data.holds_state`."""
 
 
 _MAKERS = {"abc", "types"}
+"""Modules that Python names as the module of a class which a call made."""
 
 
 def is_library(module: object) -> bool:
-    """Whether a module name belongs to a library; what is not a name does not."""
+    """Whether a value is the name of a library's module."""
     return type(module) is str and module.partition(".")[0] in LIBRARIES
 
 
 def top_package(cls: type) -> str:
-    """The top-level package of a class, nothing where its ``__module__`` is not a string.
+    """The top-level package of a class; empty if its ``__module__`` is not a string.
 
-    A class that was made by a call, ``type(model)(name, bases, {})``, is named after the module whose code made it, `abc` or `types`, and
-    belongs to whoever asked for it.
+    Python says of a class that a call made, ``type(model)(name, bases, {})``, that it is of the module whose code made it: `abc` or `types`.
+    Such a class is the user's.
     """
     try:
         module = _class_module(cls)
@@ -71,28 +71,14 @@ def module_namespace(value: object) -> dict[str, Any] | None:
     return None if is_library(dict.get(namespace, "__name__")) else namespace
 
 
-def are(these: Iterable[object], those: Iterable[object]) -> bool:
-    """Whether these are those, one by one, as far as the shorter goes."""
-    return all(map(operator.is_, these, those))
-
-
-def same(these: Iterable[object], those: Iterable[object]) -> bool:
-    """Whether two collections hold the very same objects in the same order; ``==`` is the user's code."""
-    first, second = list(these), list(those)
-    return len(first) == len(second) and are(first, second)
-
-
-def same_dict(these: Mapping[Any, Any], those: Mapping[Any, Any]) -> bool:
-    """Whether two exact dicts hold the very same keys and values in the same order."""
-    return len(these) == len(those) and are(these.values(), those.values()) and are(these.keys(), those.keys())
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the attributes of a class' instances are stored: the reader of their ``__dict__``, and their slots."""
+    """How the attributes of a class' instances are stored."""
 
     own_dict: Callable[[Any], dict[str, Any]] | None
+    """Reads the ``__dict__`` of an instance."""
     slots: tuple[tuple[str, Any], ...]
+    """(name, descriptor)."""
     hidden: bool
     """The class shadows ``__dict__`` with something of its own: attributes have no names that can be read."""
     cached: frozenset[str]
@@ -109,7 +95,7 @@ class Layout:
 
 
 def read_slot(descriptor: Any, value: Any) -> Any:
-    """What a slot holds, `MISSING` where it is not set."""
+    """The value of a slot; `MISSING` if it is not set."""
     try:
         return descriptor.__get__(value)
     except AttributeError:
@@ -117,7 +103,7 @@ def read_slot(descriptor: Any, value: Any) -> Any:
 
 
 def cell_content(cell: CellType) -> Any:
-    """What a closure's cell holds, `MISSING` where that is nothing."""
+    """The value in a closure's cell; `MISSING` if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -144,7 +130,7 @@ def layout(cls: type) -> Layout:
 
 
 def referents(value: object) -> list[object]:
-    """What an object of C code holds, as the garbage collector sees it; the collector runs no user code."""
+    """The objects that an object of C code holds. The garbage collector knows them, and runs no user code."""
     return gc.get_referents(value)
 
 

@@ -1,4 +1,4 @@
-"""One walk under way: what was seen, what is still to be opened, what was found, and how the paths to it are written."""
+"""A walk in progress: objects that were seen, objects that are still to be opened, findings, and how paths are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.walk.raw_access import MISSING, Layout, class_name, layout
-from pytest_nnxcheck.walk.snapshot import Places
+from pytest_nnxcheck.walk.snapshot import Kind, Places
 
 _ATOMIC_TYPES = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented), range, np.dtype)
 
@@ -20,26 +20,26 @@ ATOMS = frozenset(map(id, _ATOMIC_TYPES))
 """Types of values that hold nothing, by id: looking a type up would call its metaclass' ``__hash__``."""
 
 _WRITTEN_OUT = frozenset(map(id, (str, int, float, bool, bytes, type(None))))
+"""Types of keys that a path shows: their ``__repr__`` is not the user's code."""
 
-_LONGEST_KEY = 60
-
-_LONGEST_NAME = 400
+_LONGEST_KEY, _LONGEST_NAME = 60, 400
+"""Characters of a key and of a path in a message."""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""What reading an object raises where C code of an extension refuses, or another thread changes a container."""
+"""Errors of objects that cannot be read: C code of an extension refuses, a container is too long, or another thread changes it."""
 
 Opener = Callable[[Any, "Name", "Visit"], None]
 
 
 class Name(NamedTuple):
-    """A path as the user would write it, and where it starts if that is not a root: ``scale[0]`` ``closure of act``.
-
-    ``keeper`` is the path of what keeps that function, where it is not in the place that its own name says: ``model.act (closure of act: scale[0])``.
-    """
+    """A path as the user would write it: ``model.act (closure of act: scale[0])``."""
 
     base: str
+    """``scale[0]``: from a root, or from a variable of a function."""
     note: str = ""
+    """``closure of act``: where a path starts that does not start at a root."""
     keeper: str = ""
+    """``model.act``: where that function is kept, if its own name does not say so."""
 
     def __str__(self) -> str:
         if self.keeper:
@@ -47,7 +47,8 @@ class Name(NamedTuple):
         return f"{self.base} ({self.note})" if self.note else self.base
 
     def then(self, text: str) -> Name:
-        """One step further; a path that grows without end (a long linked list) is cut."""
+        """One step further."""
+        # A linked list gives a path that grows without end.
         head = self.base if len(self.base) < _LONGEST_NAME else self.base[: _LONGEST_NAME // 2] + "..."
         return self._replace(base=head + text)
 
@@ -57,7 +58,7 @@ class Name(NamedTuple):
 
 
 def key_text(key: object, depth: int = 2) -> str:
-    """A key as the user would write it; only what runs nobody's ``__repr__`` is written out."""
+    """A key as the user would write it, without running the user's ``__repr__``."""
     if id(type(key)) in _WRITTEN_OUT:
         text = repr(key)
         return text if len(text) <= _LONGEST_KEY else text[:_LONGEST_KEY] + "..."
@@ -76,29 +77,27 @@ MOST_OBJECTS = 200_000
 """The fuse: the largest of 48 real models has 874 objects."""
 
 MOST_ITEMS = 2_000_000
-"""Longer containers are looked at up to here; numbers and strings in them are not objects."""
+"""The fuse of one container. Its numbers and strings are no objects, so that `MOST_OBJECTS` does not bound it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One tracer: where it is, what kind of thing holds it, and where a function is kept that captured it.
-
-    ``holder`` is the Variable type's name for the value of a Variable, else one of attribute, list, tuple, dict, set, deque,
-    nnx.List, nnx.Dict, closure, default argument, class attribute, cached property, global, cache, metadata, frame, generator, exception, input, or the name of a
-    type.
-    ``passing``: reached only through an exception among the roots, and gone when that is dropped.
-    """
+    """One tracer and what holds it."""
 
     path: str
     # Comparing tracers is an operation of jax.
     tracer: Any = field(compare=False)
     holder: str
+    """The type of a Variable that holds it as its value, else one of attribute, list, tuple, dict, set, deque, nnx.List, nnx.Dict, closure,
+    default argument, class attribute, cached property, global, cache, metadata, frame, generator, exception, input, or the name of a type."""
     passing: bool = False
+    """Reached only through an exception among the roots, and gone with it."""
     keeper: str = ""
+    """The path of a function that captured it: see `Name`."""
 
 
 class Classes:
-    """How the instances of classes are read, each class looked at once: ``openers_of`` tells how those of one are opened."""
+    """How the instances of classes are read. Each class is looked at once."""
 
     def __init__(self, openers_of: Callable[[type], tuple[Opener, ...]]) -> None:
         self._openers_of = openers_of
@@ -121,7 +120,7 @@ class Classes:
 
 
 class Visit:
-    """One walk under way."""
+    """A walk in progress."""
 
     def __init__(self, classes: Classes, most: int | None = None) -> None:
         self.classes = classes
@@ -132,7 +131,7 @@ class Visit:
         self.nodes: list[tuple[str, Any]] = []
         # Objects are kept, not only their ids, so that no id is used again while the walk runs.
         self.seen: dict[int, Any] = {id(MISSING): MISSING}
-        # What changes without a place that tells: it is opened anew by whoever asks what changed.
+        # Objects that may change and have no place to compare: `Walk.since` opens them again.
         self.fleeting: list[tuple[Opener, Any, Name]] = []
         self.complete = True
         self.passing = False
@@ -140,7 +139,7 @@ class Visit:
         self._last: deque[tuple[Any, str, Name]] = deque()
 
     def run(self, roots: list[tuple[Name, Any]]) -> None:
-        """Open everything reachable from the roots, and the frames that exceptions keep after all else."""
+        """Open everything reachable from the roots. The frames of exceptions come last: most of what they hold has a better name elsewhere."""
         for name, value in roots:
             self.put(value, "input", name)
         while self._queue or self._last:
@@ -148,7 +147,7 @@ class Visit:
             self._open(value, holder, name)
 
     def put(self, value: Any, holder: str, name: Name) -> None:
-        """Take note of an object, once, under the first name that reaches it."""
+        """Queue an object to be opened, once, under the first name that reaches it."""
         if id(type(value)) in ATOMS or id(value) in self.seen:
             return
         if len(self.seen) > self.most:
@@ -158,21 +157,23 @@ class Visit:
         self._queue.append((value, holder, name))
 
     def put_last(self, value: Any, holder: str, name: Name) -> None:
-        """Take note of an object that is opened after everything that can be reached without it."""
+        """Queue an object to be opened after everything that can be reached without it."""
         if value is not None and id(value) not in self.seen:
             self.seen[id(value)] = value
             self._last.append((value, holder, name))
 
-    def take(self, items: Iterable[Any]) -> list[Any] | None:
-        """The items of a container, or `None` where they are too many or change under our hands."""
-        try:
-            taken = list(itertools.islice(items, MOST_ITEMS + 1))
-        except RuntimeError:
-            taken = None
-        if taken is None or len(taken) > MOST_ITEMS:
-            self.complete = False
-            return None
+    def take(self, items: Iterable[Any]) -> list[Any]:
+        """The items of a container. Raises ValueError for too many, RuntimeError for one that another thread changes."""
+        taken = list(itertools.islice(items, MOST_ITEMS + 1))
+        if len(taken) > MOST_ITEMS:
+            raise ValueError("too many items")
         return taken
+
+    def keep(self, name: object, kind: Kind, place: Any) -> list[Any]:
+        """Note a mutable place, and return what it holds."""
+        held = self.take(kind.read(place))
+        self.places.keep(name, kind, place, held)
+        return held
 
     def _open(self, value: Any, holder: str, name: Name) -> None:
         openers = self.classes.openers(value)

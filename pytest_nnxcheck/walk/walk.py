@@ -24,27 +24,29 @@ from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, Found, Name, Opener,
 T = TypeVar("T")
 CHANGED = Name("what changed")
 YOUNG, OLD = 1, 2
-"""The generations that are collected: inside a nesting, where the collector is held back, what it made is young."""
+"""Generations of the garbage collector. It does not run inside a nesting, so that garbage of a nesting is young."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """What a walk met: tracers, nearest first and each once; jax and NumPy arrays, graph nodes and the user's classes of such, with
-    their paths; the mutable places; all that was ``seen``, by id.
-
-    ``complete`` is false where a fuse ended the walk or an object could not be read: what lies behind was not looked at. ``fleeting`` is
-    what changes without a place that tells, ``modules`` are those that were imported, ``classes`` those that were looked at.
-    """
+    """The objects that a walk met."""
 
     tracers: tuple[Found, ...]
+    """Nearest first, each once."""
     arrays: tuple[tuple[str, Any], ...]
+    """Arrays of jax and NumPy, with their paths."""
     nodes: tuple[tuple[str, Any], ...]
+    """Graph nodes and the user's classes of graph nodes, with their paths."""
     places: Places
     seen: Mapping[int, object]
+    """All objects, by id."""
     fleeting: tuple[tuple[Opener, Any, Name], ...]
+    """Objects that may change and have no place to compare. `since` opens them again."""
     modules: tuple[object, ...]
+    """The modules that were imported at the time."""
     classes: Classes
     complete: bool = True
+    """False if there were too many objects, or one could not be read: the walk did not look behind it."""
 
     @property
     def objects(self) -> int:
@@ -52,9 +54,7 @@ class Walk:
         return len(self.seen) - 1
 
     def since(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
-        """A walk through what this one has not seen and through what changed since: it meets every tracer that a whole walk would, most
-        under another name. `None` where that cannot be told.
-        """
+        """Walk only what is new or changed. Finds the tracers of a full walk, most under another path. `None` if that is not certain."""
         if self.tracers or not self.complete:
             return None
         visit = Visit(self.classes)
@@ -73,7 +73,7 @@ class Walk:
         return walked(visit, self.modules) if visit.complete else None
 
     def extended(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
-        """A walk from other roots that has the places of this one too, and goes on from both; `None` where it met a tracer, or cannot be told."""
+        """Add what other roots lead to, and its places. `None` if there is a tracer, or if it is not certain that there is none."""
         later = self.since(roots)
         if later is None or later.tracers:
             return None
@@ -97,7 +97,7 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
 
 
 def walked(visit: Visit, modules: tuple[object, ...]) -> Walk:
-    """What a visit met that is over, while these modules were imported."""
+    """Freeze a visit that has ended."""
     return Walk(
         tracers=tuple(visit.tracers),
         arrays=tuple(visit.arrays),
@@ -114,7 +114,7 @@ def walked(visit: Visit, modules: tuple[object, ...]) -> Walk:
 def tracers_since(
     earlier: Walk | None, roots: list[tuple[str, object]], matters: Callable[[Found], bool]
 ) -> tuple[Found, ...]:
-    """The tracers that a walk from the roots finds and that matter; a whole walk is made only where there are some, or where an earlier one tells nothing."""
+    """Find the tracers that matter. A full walk is made only if there are some, or if an earlier walk cannot be continued."""
     later = None if earlier is None else earlier.since(roots)
     if later is not None and not any(map(matters, later.tracers)):
         return ()
@@ -122,9 +122,9 @@ def tracers_since(
 
 
 def without_garbage(look: Callable[[], T], finds: Callable[[T], object] = bool, generation: int = YOUNG) -> T:
-    """What ``look`` gives; where it finds something, once more when garbage is collected.
+    """Return what ``look`` returns. If it finds something, collect garbage and look again.
 
-    A cache with weak keys has an entry until the cycle that its key is part of is collected: what only that keeps, nobody is left to use.
+    A cache with weak keys keeps an entry until the cycle that holds its key is collected. Nobody can use such an entry.
     """
     seen = look()
     if not finds(seen):
@@ -135,13 +135,13 @@ def without_garbage(look: Callable[[], T], finds: Callable[[T], object] = bool, 
 
 
 def holds_beside(node: object, leaves: Iterable[object], earlier: Walk | None = None) -> bool:
-    """Whether tracers are reachable from a graph node that are none of its leaves: its structure holds them, which jax compares later on."""
+    """Whether a graph node holds tracers outside of its leaves. jax compares the structure of a node later, and fails on a tracer."""
     own = {id(leaf) for leaf in leaves}
     return bool(tracers_since(earlier, [("", node)], lambda leaked: id(leaked.tracer) not in own))
 
 
 def opens_names(changed: object) -> bool:
-    """Whether what a place holds now decides which names of a module a function opens: a module, other code, a name that is gone."""
+    """Whether a change may lead a function to other global names: a module, other code, a name that is gone."""
     return changed is MISSING or any(base in (ModuleType, CodeType) for base in mro(type(changed)))
 
 

@@ -1,1 +1,1 @@
-"""Watch mode: what a test of a suite leaves behind that nobody marked. Nothing here knows pytest."""
+"""Watch mode: what the tests of a suite leave behind that nobody marked. Nothing here imports pytest."""

@@ -1,8 +1,6 @@
 """The first call of an nnx module that a test makes outside of any transform, by `sys.monitoring`: the test could be marked.
 
-A call that the test makes itself comes before one that a function makes which it calls: the module of that one may not be in its hands.
-
-Every function tells of its start once; only those that are named ``__call__`` tell of each.
+A call in the test itself is preferred to one in a function that it calls: there, the test may have no variable that holds the module.
 """
 
 from __future__ import annotations
@@ -22,11 +20,13 @@ _TRANSFORMS = ("jax", "flax", "equinox")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A module that was called: its class, and the line of the test that led to the call."""
+    """A call of a module."""
 
     type: str
+    """The class of the module."""
     file: str
     line: int
+    """The line of the test that led to the call."""
 
 
 class Calls:
@@ -47,7 +47,7 @@ class Calls:
             self._test = None
 
     def started(self, code: CodeType, _offset: int) -> object:
-        """The callback of ``PY_START``: what cannot be a module is asked no more."""
+        """The callback of ``PY_START``. It disables itself for functions that are not named ``__call__``: they cost one event each."""
         if code.co_name != "__call__" or not code.co_argcount:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]  # there is no callback before Python 3.12
         if self._test is None or self._is_own:

@@ -1,9 +1,9 @@
-"""Donated buffers that could not be used: JAX warns where it lowers the program, and names types alone. The leaves are found by them.
+"""Donated buffers that could not be reused. JAX warns when it lowers the program, by types; the leaves are found by their types.
 
-From jax 0.8 on it says nothing of a buffer for which there is an output of as many elements, whatever their size. The program tells of those that
-have become wider, by a float32 that got into a bfloat16 step, say; what is narrower, quantized say, gave its buffer away to be freed.
+From jax 0.8 on it does not warn if an output has as many elements, whatever their size. `widened` finds the outputs that are wider, such as a
+float32 that got into a bfloat16 step. A narrower one, such as a quantized one, is meant: its buffer was donated to be freed.
 
-The warning goes on to pytest as it came. One that the test expects (`pytest.warns`), turns into an error or ignores is not seen here.
+The warning goes on to pytest. A warning that the test expects (`pytest.warns`), turns into an error or ignores is not seen here.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """So many donated buffers of a type that no output could take over, the leaves that may be meant, and the line that called the program.
-
-    ``new`` is the dtype of an output of as many elements, where there is one.
-    """
+    """Donated buffers of one type that no output could take over."""
 
     type: str
     count: int
     leaves: tuple[str, ...]
+    """The arrays of that type that local variables lead to: these may be meant."""
     line: str
+    """Where the program was called."""
     new: str = ""
+    """The dtype of an output of as many elements, where there is one."""
 
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[Unused]]:
-    """Gather what JAX warns of. ``warnings.showwarning`` is documented as the place to put one's own; the one before is called all the same."""
+    """Gather the warnings of JAX. ``warnings.showwarning`` is documented as replaceable; the one before is called too."""
     unused: list[Unused] = []
     before = warnings.showwarning
 
@@ -59,24 +59,24 @@ def noted() -> Iterator[list[Unused]]:
 
 
 def types_in(text: str) -> tuple[str, ...]:
-    """The types of a warning, ``float32[4,8]``, without the axes that arrays are sharded over; jax 0.4 writes ``ShapedArray(...)`` around each."""
+    """The types in a warning, ``float32[4,8]``, without the axes of a mesh. jax 0.4 writes ``ShapedArray(...)`` around each."""
     listed = text.removeprefix(_TEXT).partition("\nSee ")[0]
     return tuple(f"{kind}[{re.sub(r'@[^,]*', '', shape)}]" for kind, shape in _TYPE.findall(listed))
 
 
 def _read(text: str, frame: FrameType | None) -> Iterator[Unused]:
-    return told(Counter((kind, "") for kind in types_in(text)), [*frames.of_user(frame)])
+    return unused_buffers(Counter((kind, "") for kind in types_in(text)), [*frames.of_user(frame)])
 
 
-def told(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
-    """The buffers of each type, with the dtype of an output or none, for a program that the frames of the user's lead to."""
+def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
+    """The buffers of each type, with the leaves that may be meant. A key of ``types`` is (type, dtype of an output or empty)."""
     arrays = _arrays(users) if types else []
     for (kind, new), count in types.items():
         yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new)
 
 
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
-    """The types of the donated inputs for which a program has no output but one of as many elements in a wider dtype, each with that."""
+    """The types of donated inputs for which a program has only an output of as many elements in a wider dtype, each with that dtype."""
     from pytest_nnxcheck.compat import staging
     from pytest_nnxcheck.compat.arrays import describe
 
@@ -102,7 +102,7 @@ def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
 
 
 def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ...]:
-    """What jax warned of, and what was seen of programs where it warns of no such thing; of one type that which says more."""
+    """The warnings of jax and what `widened` saw. Of one type, the latter says more."""
     from pytest_nnxcheck.compat import compile_events
 
     warned, types = [*warned], {buffers.type for buffers in warned}

@@ -16,18 +16,19 @@ MOST_OBJECTS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A tracer that a graph node holds, or, without a ``tracer``, a Variable that a trace has made which has ended.
-
-    ``keeper`` is the path of what keeps a function that captured it.
-    """
+    """A tracer that a graph node holds, or a Variable that was made in a trace which has ended."""
 
     path: str
     holder: str
     type: str
     tracer: str = ""
+    """The kind of a tracer; empty for a Variable."""
     line: str = ""
+    """Where the tracer was created."""
     place: str = ""
+    """What holds the tracer: variable, module, object or outside."""
     keeper: str = ""
+    """The path of what keeps a function that captured the tracer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Reported:
         return self._references.get(id(value), _nothing)() is value
 
     def new(self, look: Look) -> tuple[Leftover, ...]:
-        """What was not reported before, once: a tracer stays where it is until somebody takes it away."""
+        """The leftovers that were not reported before. A tracer stays in its place, and every later test meets it."""
         unreported = []
         for value, leftover in look.leftovers:
             if not self.holds(value):
@@ -95,50 +96,30 @@ def look(roots: Iterable[Root], left_out: tuple[object, ...] = (), reported: Rep
 
 
 def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
-    from pytest_nnxcheck.compat.variables import (
-        is_pinned,
-        is_tracer,
-        kind_of,
-        variable_kind,
-        variable_value,
-    )
+    from pytest_nnxcheck.compat import variables
     from pytest_nnxcheck.walk.walk import walk
 
     seen = walk(roots, MOST_OBJECTS, left_out)
-    variables = [(path, node) for path, node in seen.nodes if kind_of(type(node)) == "variable"]
-    tracers = _tracers(seen.nodes, left_out) if seen.tracers else []
-    pinned = [
-        (node, Leftover(path, variable_kind(node), _type_of(variable_value(node))))
-        for path, node in variables
-        if not is_tracer(variable_value(node)) and is_pinned(node)
-    ]
-    return Look((*tracers, *pinned), seen.complete)
-
-
-def _tracers(nodes: Iterable[Root], left_out: tuple[object, ...]) -> list[tuple[object, Leftover]]:
-    from pytest_nnxcheck.compat.variables import (
-        kind_of,
-        tracer_kind,
-        tracer_line,
-    )
-    from pytest_nnxcheck.walk.walk import walk
-
-    own = {path: kind_of(type(node)) for path, node in nodes}
-    return [
-        (
-            leaked.tracer,
-            Leftover(
-                leaked.path,
-                leaked.holder,
-                _type_of(leaked.tracer.aval),
-                tracer_kind(leaked.tracer),
-                tracer_line(leaked.tracer),
-                _place(leaked.path, own),
-                leaked.keeper,
-            ),
+    kinds = {path: variables.kind_of(type(node)) for path, node in seen.nodes}
+    leftovers: list[tuple[object, Leftover]] = []
+    # From the nodes alone: what else leads to a tracer is the test's own.
+    for leaked in walk(seen.nodes, MOST_OBJECTS, left_out).tracers if seen.tracers else ():
+        leftover = Leftover(
+            leaked.path,
+            leaked.holder,
+            _type_of(leaked.tracer.aval),
+            variables.tracer_kind(leaked.tracer),
+            variables.tracer_line(leaked.tracer),
+            _place(leaked.path, kinds),
+            leaked.keeper,
         )
-        for leaked in walk(nodes, MOST_OBJECTS, left_out).tracers
-    ]
+        leftovers.append((leaked.tracer, leftover))
+    for path, node in seen.nodes:
+        if variables.kind_of(type(node)) == "variable":
+            value = variables.variable_value(node)
+            if not variables.is_tracer(value) and variables.is_pinned(node):
+                leftovers.append((node, Leftover(path, variables.variable_kind(node), _type_of(value))))
+    return Look(tuple(leftovers), seen.complete)
 
 
 def _place(path: str, nodes: Mapping[str, str]) -> str:

@@ -1,11 +1,11 @@
-"""What is said of what a test left behind."""
+"""The message of a test that left something behind, and the last lines of a watched run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
@@ -16,69 +16,65 @@ from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
 from pytest_nnxcheck.watch.programs import Program
 
-SHOWN = 6
-FEW = 3
+T = TypeVar("T")
+
+SHOWN, FEW = 6, 3
+"""How many findings of a kind a message shows, and how many tests to mark the end of a run."""
+
+_KINDS = {
+    "tracers": ("tracers in ", "left tracers behind"),
+    "pinned": ("Variables of a trace that has ended: ", "left Variables of an ended trace behind"),
+    "donation": ("donated for nothing: ", "donated for nothing"),
+    "budget": ("", "compiled programs over the budget"),
+    "copies": ("copied by a program: ", "compiled programs that copy the state"),
+}
+"""What the headline of a test and the last line of a run say of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one test left behind: ``before`` was there when its call began, ``after`` came with the call; ``unused`` are
-    the buffers that were donated for nothing, ``programs`` those that hold too much memory.
-    """
+    """What one test left behind."""
 
     before: tuple[Leftover, ...] = ()
+    """What was there when its call began."""
     after: tuple[Leftover, ...] = ()
+    """What came with the call."""
     unused: tuple[Unused, ...] = ()
+    """The buffers that were donated for nothing."""
     programs: tuple[Program, ...] = ()
+    """Those that hold too much memory."""
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after or self.unused or self.programs)
 
     @property
-    def tracers(self) -> tuple[str, ...]:
-        return tuple(leftover.path for leftover in (*self.after, *self.before) if leftover.tracer)
+    def over_budget(self) -> list[Program]:
+        return [program for program in self.programs if program.budget]
 
     @property
-    def pinned(self) -> tuple[str, ...]:
-        return tuple(leftover.path for leftover in (*self.after, *self.before) if not leftover.tracer)
+    def copying(self) -> list[Program]:
+        return [program for program in self.programs if program.copied]
 
-    @property
-    def over_budget(self) -> tuple[Program, ...]:
-        return tuple(program for program in self.programs if program.budget)
-
-    @property
-    def copying(self) -> tuple[Program, ...]:
-        return tuple(program for program in self.programs if program.copied)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What the end of the run counts."""
-        kinds = (
-            ("tracers", self.tracers),
-            ("pinned", self.pinned),
-            ("donation", self.unused),
-            ("budget", self.over_budget),
-            ("copies", self.copying),
-        )
-        return tuple(kind for kind, there in kinds if there)
+    def named(self) -> dict[str, list[str]]:
+        """What there is of each kind, by the names that a headline has."""
+        leftovers = (*self.after, *self.before)
+        peaks = [
+            f"{program.name} peaks at {format_bytes(program.memory.peak)}, over {format_bytes(program.budget)}"
+            for program in self.over_budget
+        ]
+        names = {
+            "tracers": [leftover.path for leftover in leftovers if leftover.tracer],
+            "pinned": [leftover.path for leftover in leftovers if not leftover.tracer],
+            "donation": [name for buffers in self.unused for name in _leaves(buffers)],
+            "budget": peaks[:1],
+            "copies": [leaf for program in self.copying for leaf in program.leaves],
+        }
+        return {kind: of_kind for kind, of_kind in names.items() if of_kind}
 
 
 def headline(finding: Finding) -> str:
     """One line: ``tracers in model.last, model.log[0]``."""
-    parts = [f"tracers in {some(finding.tracers)}"] if finding.tracers else []
-    parts += [f"Variables of a trace that has ended: {some(finding.pinned)}"] if finding.pinned else []
-    parts += (
-        [f"donated for nothing: {some(name for buffers in finding.unused for name in _leaves(buffers))}"]
-        if finding.unused
-        else []
-    )
-    for program in finding.over_budget[:1]:
-        parts.append(
-            f"{program.name} peaks at {format_bytes(program.memory.peak)}, over {format_bytes(program.budget)}"
-        )
-    if finding.copying:
-        parts.append(f"copied by a program: {some(leaf for program in finding.copying for leaf in program.leaves)}")
-    return "; ".join(parts)
+    return "; ".join(f"{_KINDS[kind][0]}{some(names)}" for kind, names in finding.named().items())
 
 
 def _leaves(unused: Unused) -> tuple[str, ...]:
@@ -92,82 +88,72 @@ def message(nodeid: str, finding: Finding) -> str:
 
 
 def _rows(finding: Finding) -> Iterator[Row]:
-    yield from _leftover_rows(finding.after)
+    yield from _first(finding.after, _leftover_rows)
     if finding.before:
         yield "", "there before the call of the test: a fixture, a teardown, an import or an earlier test left it"
-        yield from _leftover_rows(finding.before)
-    for advice in dict.fromkeys(filter(None, map(_hint, (*finding.after, *finding.before)))):
-        yield "hint", advice
-    yield from _unused_rows(finding.unused)
-    yield from _over_budget_rows(finding.over_budget)
-    yield from _copying_rows(finding.copying)
+        yield from _first(finding.before, _leftover_rows)
+    yield from _each_once("hint", map(_hint, (*finding.after, *finding.before)))
+    yield from _first(finding.unused, _unused_rows)
+    lines = [buffers.line for buffers in finding.unused if buffers.line]
+    called = (f"to the program called at {line}, which has no output of that type for the buffer" for line in lines)
+    yield from _each_once("", called)
+    yield from _each_once("hint", map(_cure, finding.unused))
+    yield from _first(finding.over_budget, _over_budget_rows, shown=1, more="more over the budget")
+    yield from _first(finding.copying, _copying_rows, more="more programs")
     yield (
         "see",
         f"@pytest.mark.{MARKER} on a test of this module names the nesting that breaks it, and the nearest one that holds",
     )
 
 
-def _leftover_rows(leftovers: Iterable[Leftover]) -> Iterator[Row]:
-    leftovers = [*leftovers]
-    for leftover in leftovers[:SHOWN]:
-        if leftover.tracer:
-            yield "leaked", f"{leftover.path}   {leftover.holder} {leftover.type}   <- {leftover.tracer}"
-        else:
-            yield (
-                "pinned",
-                f"{leftover.path}   {leftover.holder} {leftover.type}, made in a trace that has ended: flax refuses to write it",
-            )
-        if leftover.line:
-            yield "", f"created at {leftover.line}"
-    if len(leftovers) > SHOWN:
-        yield "", f"and {len(leftovers) - SHOWN} more"
+def _first(
+    items: Sequence[T], rows: Callable[[T], Iterator[Row]], shown: int = SHOWN, more: str = "more"
+) -> Iterator[Row]:
+    """The rows of the first items, and how many are left out."""
+    for item in items[:shown]:
+        yield from rows(item)
+    if len(items) > shown:
+        yield "", f"and {len(items) - shown} {more}"
 
 
-def _unused_rows(unused: Iterable[Unused]) -> Iterator[Row]:
-    unused = [*unused]
-    for buffers in unused[:SHOWN]:
-        which = f"{buffers.count} of " if len(buffers.leaves) > buffers.count else ""
-        yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'which no local variable holds'}"
-    if len(unused) > SHOWN:
-        yield "", f"and {len(unused) - SHOWN} more"
-    for line in dict.fromkeys(buffers.line for buffers in unused if buffers.line):
-        yield "", f"to the program called at {line}, which has no output of that type for the buffer"
-    for advice in dict.fromkeys(map(_cure, unused)):
-        yield "hint", advice
+def _each_once(label: str, texts: Iterable[str]) -> Iterator[Row]:
+    return ((label, text) for text in dict.fromkeys(filter(None, texts)))
+
+
+def _leftover_rows(leftover: Leftover) -> Iterator[Row]:
+    where = f"{leftover.path}   {leftover.holder} {leftover.type}"
+    if leftover.tracer:
+        yield "leaked", f"{where}   <- {leftover.tracer}"
+    else:
+        yield "pinned", f"{where}, made in a trace that has ended: flax refuses to write it"
+    if leftover.line:
+        yield "", f"created at {leftover.line}"
+
+
+def _unused_rows(buffers: Unused) -> Iterator[Row]:
+    which = f"{buffers.count} of " if len(buffers.leaves) > buffers.count else ""
+    yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'which no local variable holds'}"
 
 
 def _cure(buffers: Unused) -> str:
     return hints.other_dtype(buffers.type.partition("[")[0], buffers.new) if buffers.new else hints.hint("not returned")
 
 
-def _over_budget_rows(programs: tuple[Program, ...]) -> Iterator[Row]:
-    for program in programs[:1]:
-        split = program.memory
-        yield (
-            "peak",
-            (
-                f"{format_bytes(split.peak)} of {program.name}, memory_budget {format_bytes(program.budget)}: arguments"
-                f" {format_bytes(split.arguments)} + outputs {format_bytes(split.outputs)} + temporaries"
-                f" {format_bytes(split.temporaries)} - aliased {format_bytes(split.aliased)}"
-            ),
-        )
-        yield "", _compiled(program)
-    if len(programs) > 1:
-        yield "", f"and {len(programs) - 1} more over the budget"
+def _over_budget_rows(program: Program) -> Iterator[Row]:
+    split = program.memory
+    terms = (
+        f"arguments {format_bytes(split.arguments)} + outputs {format_bytes(split.outputs)} + temporaries"
+        f" {format_bytes(split.temporaries)} - aliased {format_bytes(split.aliased)}"
+    )
+    yield "peak", f"{format_bytes(split.peak)} of {program.name}, memory_budget {format_bytes(program.budget)}: {terms}"
+    yield "", _compiled(program)
 
 
-def _copying_rows(programs: tuple[Program, ...]) -> Iterator[Row]:
-    for program in programs[:SHOWN]:
-        yield (
-            "copied",
-            (
-                f"{some(program.leaves)}: temporaries of {program.name} hold {format_bytes(program.copied)} of it once more,"
-                f" {program.copied / program.state:.2f} copies of the state"
-            ),
-        )
-        yield "", _compiled(program)
-    if len(programs) > SHOWN:
-        yield "", f"and {len(programs) - SHOWN} more programs"
+def _copying_rows(program: Program) -> Iterator[Row]:
+    held = f"temporaries of {program.name} hold {format_bytes(program.copied)} of it once more"
+    copies = program.copied / program.state
+    yield "copied", f"{some(program.leaves)}: {held}, {copies:.2f} copies of the state"
+    yield "", _compiled(program)
 
 
 def _compiled(program: Program) -> str:
@@ -187,29 +173,25 @@ def _hint(leftover: Leftover) -> str:
     return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 
 
-def summary(looked: int, partly: int, kinds: Iterable[str], missing: Iterable[str]) -> str:
+def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[str]) -> str:
     """``30 tests watched: 1 left tracers behind``, and what is ``missing``."""
-    kinds = [*kinds]
-    words = {
-        "tracers": "left tracers behind",
-        "pinned": "left Variables of an ended trace behind",
-        "donation": "donated for nothing",
-        "budget": "compiled programs over the budget",
-        "copies": "compiled programs that copy the state",
-    }
-    counts = [f"{kinds.count(kind)} {text}" for kind, text in words.items() if kind in kinds]
-    text = f"{looked} test{'' if looked == 1 else 's'} watched: {', '.join(counts) or 'nothing was left behind'}"
+    counts = [f"{kinds.count(kind)} {text}" for kind, (_, text) in _KINDS.items() if kind in kinds]
+    text = f"{counted(looked, 'test')} watched: {', '.join(counts) or 'nothing was left behind'}"
     text += f"; {partly} looked at in part, they reach too much" if partly else ""
     return "; ".join([text, *filter(None, missing)])
 
 
 class Unmarked(NamedTuple):
-    """A test that calls a module outside of any transform: its id without parameters, the line that begins it once it is marked, what it calls, and where."""
+    """A test that calls a module outside of any transform."""
 
     test: str
+    """Its id, without parameters."""
     definition: str
+    """The line that would begin it if it were marked."""
     type: str
+    """The class of the module."""
     place: str
+    """``path:line`` of the call."""
 
 
 def definition(function: FunctionType) -> str:

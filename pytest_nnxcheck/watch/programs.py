@@ -20,27 +20,31 @@ from pytest_nnxcheck.watch.roots import Root
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that holds too much: what it is called, its memory, the line that compiled it, the ``fixture`` that was set up then.
-
-    It is over a ``budget`` or, without one, holds ``copied`` bytes of state again, of ``state`` in all: those of the ``leaves``.
-    """
+    """A program that holds too much: it is over a budget, or holds state once more."""
 
     name: str
     memory: Split
     line: str
+    """Where it was compiled."""
     fixture: str = ""
+    """What was set up then, if no test ran."""
     budget: int = 0
+    """The bytes that it is over; 0 where it is not."""
     copied: int = 0
+    """The bytes of state that it holds once more."""
     state: int = 0
+    """The bytes of all state that it takes."""
     leaves: tuple[str, ...] = ()
+    """The paths of the state that it hands back."""
 
 
 class Programs:
-    """Listens while tests run and fixtures are set up, and keeps what it has to say until it is taken."""
+    """Listens for programs while tests run and fixtures are set up, and keeps those that hold too much until they are taken."""
 
     def __init__(self, budget: int | None) -> None:
         self.budget = budget
         self.heard = 0
+        """How many programs were compiled."""
         self.unread = ""
         """Why a program could not be judged, of the last one."""
         self.unused: list[donation.Unused] = []
@@ -68,13 +72,13 @@ class Programs:
             self._roots, self._fixture, self._listening = outer
 
     def take(self) -> tuple[Program, ...]:
-        """What was not taken before, the largest peak first."""
+        """Return the programs that were not taken before, the largest peak first."""
         self.unused = []
         wasteful, self._wasteful = self._wasteful, []
         return tuple(sorted(wasteful, key=lambda program: -program.memory.peak))
 
     def _hear(self, executable: Any, frame: FrameType) -> None:
-        if self._judging:  # the program without what is handed back, which is ours
+        if self._judging:  # `copies` compiles the forwarded program
             return
         self.heard += 1
         self._judging = True
@@ -93,7 +97,7 @@ class Programs:
         traced = compile_events.traced_program(frame)
         # In calls alone, as with the warnings of jax.
         if not self._fixture and traced is not None and any(traced[1]):
-            self.unused += donation.told(donation.widened(*traced), users)
+            self.unused += donation.unused_buffers(donation.widened(*traced), users)
         if reason := compile_events.no_totals():
             self.unread = reason
             return
@@ -104,63 +108,49 @@ class Programs:
             return
         arguments = taken_by_program(compile_events.arguments_of(frame), len(traced[1]))
         state = state_among(arguments, [*frames.local_variables(users), *self._roots()])
-        copied, leaves = copies(traced, arguments, memory, state)
+        copied, size, leaves = copies(traced, arguments, memory, state)
         if copied:
-            size = sum(leaf.bytes for leaf in state.values())
             yield Program(name, memory, line, self._fixture, copied=copied, state=size, leaves=leaves)
 
 
 def taken_by_program(arguments: Sequence[Any], count: int) -> list[Any]:
-    """Those of the arguments of a call that its program takes, so many: static ones are in it; none where that is not certain."""
+    """The arguments of a call without the static ones; none if that is not certain. ``count`` is the number that its program takes."""
     arrays = [value for value in arguments if hasattr(value, "shape") and hasattr(value, "dtype")]
     own = {*map(id, arrays)}
     values = [value for value in arguments if id(value) in own or isinstance(value, bool | int | float | complex)]
     return next((each for each in (values, arrays) if len(each) == count), [])
 
 
-@dataclass(frozen=True, slots=True)
-class StateLeaf:
-    """An argument of a program that is the array of a Variable."""
-
-    path: str
-    bytes: int
-
-
-def state_among(arguments: Sequence[Any], roots: Iterable[Root]) -> dict[int, StateLeaf]:
-    """Those arguments, by number, that are the very arrays of Variables which the roots lead to. An equal type alone makes no state of a batch."""
-    from pytest_nnxcheck.compat import variables
+def state_among(arguments: Sequence[Any], roots: Iterable[Root]) -> dict[int, str]:
+    """The arguments, by number, that are the very arrays of Variables which the roots lead to, and their paths. An equal type alone makes no state of a batch."""
     from pytest_nnxcheck.compat.arrays import nbytes
+    from pytest_nnxcheck.compat.variables import kind_of, variable_value
     from pytest_nnxcheck.walk.walk import walk
 
     if sum(map(nbytes, arguments)) < FLOOR:
         return {}
     nodes = walk(roots, MOST_OBJECTS).nodes
-    paths = {
-        id(variables.variable_value(node)): path for path, node in nodes if variables.kind_of(type(node)) == "variable"
-    }
-    return {
-        number: StateLeaf(paths[id(array)], nbytes(array))
-        for number, array in enumerate(arguments)
-        if id(array) in paths
-    }
+    paths = {id(variable_value(node)): path for path, node in nodes if kind_of(type(node)) == "variable"}
+    return {number: paths[id(array)] for number, array in enumerate(arguments) if id(array) in paths}
 
 
 def copies(
-    traced: tuple[Any, tuple[bool, ...]], arguments: Sequence[Any], memory: Split, state: Mapping[int, StateLeaf]
-) -> tuple[int, tuple[str, ...]]:
-    """Bytes of the state that a program holds once more by the rule of every check, and the leaves that it hands back."""
+    traced: tuple[Any, tuple[bool, ...]], arguments: Sequence[Any], memory: Split, state: Mapping[int, str]
+) -> tuple[int, int, tuple[str, ...]]:
+    """Bytes of the state that a program holds once more by the rule of every check, those of all of it, and the leaves that it hands back."""
     from pytest_nnxcheck.compat import staging
+    from pytest_nnxcheck.compat.arrays import nbytes
     from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
     from pytest_nnxcheck.jaxprs.forwarding import handed_inputs
     from pytest_nnxcheck.xla.buffers import split_of
 
     closed, is_donated = traced
     handed = handed_inputs(staging.open_jaxpr(closed))
-    leaves = tuple(leaf.path for number, leaf in state.items() if number in handed)
+    leaves = tuple(path for number, path in state.items() if number in handed)
+    size = sum(nbytes(arguments[number]) for number in state)
     if not leaves:
-        return 0, ()
+        return 0, size, ()
     donated = tuple(number for number, flag in enumerate(is_donated) if flag)
-    size = sum(leaf.bytes for leaf in state.values())
     program = TracedProgram(closed, [*arguments], donated, keep_unused=False)
     copied = copies_in(program, memory, size, lambda jitted: split_of(jitted.lower(*arguments).compile())).handed_back
-    return (copied, leaves) if copied >= least_copy(size) else (0, ())
+    return (copied if copied >= least_copy(size) else 0), size, leaves

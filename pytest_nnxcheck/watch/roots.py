@@ -1,4 +1,4 @@
-"""Where to look: what a test can reach once its call has ended. No root is at the level of the process."""
+"""The roots of a walk: what a test can reach when its call has ended. No root is at the level of the process."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def of_test(function: object, instance: object, fixtures: Iterable[Root]) -> lis
 
 
 def of_other_tests(instance: object) -> tuple[object, ...]:
-    """The instance of a test and its classes: whoever opens them comes to the code of all tests in there; `of_test` names what is for this one."""
+    """The instance of a test and its classes, which lead to the code of other tests. `of_test` lists the parts that are for this one."""
     if instance is None:
         return ()
     return (instance, *(cls for cls in mro(type(instance)) if top_package(cls) not in LIBRARIES))
 
 
 def _of_instance(instance: object, names: set[str]) -> Iterator[Root]:
-    """``self.model`` and what its classes hold; of their methods those that the test names: the rest is for other tests."""
+    """``self.model``, the attributes of the classes, and the methods that the test names: the others are for other tests."""
     if instance is None:
         return
     own: Any = getattr(instance, "__dict__", {})

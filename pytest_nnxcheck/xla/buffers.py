@@ -22,22 +22,24 @@ from pytest_nnxcheck.xla.protobuf import MalformedProto, Message, fields, messag
 
 
 def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None) -> Memory:
-    """The memory of what ``lowered.compile()`` returned; ``names`` are those of its flat parameters, ``subject`` is the label of one that the plugin staged.
+    """Read the memory of what ``lowered.compile()`` returned. Raises `CheckError` if the backend gives no totals.
 
-    Raises `CheckError` where the backend gives no totals.
+    ``names`` are those of its flat parameters, ``subject`` is the label of a program that the plugin staged: see `origins.labelled`.
     """
     totals = _totals(compiled)
     buffers = _buffers(*serialized_buffer_assignment(totals), serialized_hlo_module(compiled), subject)
     return Memory(
-        arguments=totals.argument_size_in_bytes,
-        outputs=totals.output_size_in_bytes,
-        temporaries=totals.temp_size_in_bytes,
-        aliased=totals.alias_size_in_bytes,
+        *_sizes(totals),
         constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
         buffers=buffers or (),
         named=buffers is not None,
         names=names,
     )
+
+
+def split_of(compiled: Any) -> Split:
+    """The totals of a compiled program, without its constants. Raises `CheckError` if the backend gives none."""
+    return Split(*_sizes(_totals(compiled)), constants=0)
 
 
 def _totals(compiled: Any) -> Any:
@@ -47,45 +49,46 @@ def _totals(compiled: Any) -> Any:
     return totals
 
 
-def split_of(compiled: Any) -> Split:
-    """The totals of a compiled program, without its constants. Raises `CheckError` where the backend gives none."""
-    totals = _totals(compiled)
-    return Split(
+def _sizes(totals: Any) -> tuple[int, int, int, int]:
+    """Arguments, outputs, temporaries and aliased, as a `Split` begins."""
+    return (
         totals.argument_size_in_bytes,
         totals.output_size_in_bytes,
         totals.temp_size_in_bytes,
         totals.alias_size_in_bytes,
-        0,
     )
 
 
 FEWER = 8
-"""How many times the elements of what it repeats a broadcast has, at least, of which no copy of anything is made."""
+"""A result that has this many times the elements of its operand is a broadcast, not a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A range of an allocation, bytes, and the values that live in it one after the other."""
+    """A range of bytes in an allocation."""
 
     offset: int
     size: int
     values: tuple[Position, ...]
+    """The values that live there, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A piece of memory that XLA sets aside: what for, and the slots it is cut into."""
+    """A piece of memory that XLA sets aside."""
 
     kind: str
+    """argument, constant, output or temporary."""
     size: int
     parameter: int
+    """The number of the parameter that an argument is."""
     slots: tuple[Slot, ...]
 
 
 def _buffers(
     assignment: bytes | None, wrapped: bool, module: bytes | None, subject: str | None
 ) -> tuple[Buffer, ...] | None:
-    """The buffers at the peak, `None` where they cannot be read; a ``wrapped`` assignment is part of another message."""
+    """The buffers at the peak; `None` if they cannot be read. A ``wrapped`` assignment is part of another message."""
     if not assignment or not module:
         return None
     try:
@@ -115,13 +118,14 @@ def _allocations(assignment: Message) -> Iterator[Allocation]:
 
 
 def _value(buffer: Message) -> tuple[int, Position]:
-    """Id and place of one ``LogicalBufferProto``."""
+    """The id and the position of one ``LogicalBufferProto``."""
     (place,) = messages(buffer, 3)
     return number(buffer, 1), (number(place, 4), numbers(place, 3))
 
 
 def _kind(allocation: Message) -> str:
-    """A donated parameter that holds an output is an argument."""
+    """The kind of one ``BufferAllocationProto``."""
+    # In this order: a donated parameter that an output takes over is an argument.
     flags = {5: "argument", 12: "constant", 7: "output"}
     return next((kind for field, kind in flags.items() if number(allocation, field)), "temporary")
 
@@ -135,9 +139,9 @@ def _slots(allocation: Message, values: dict[int, Position]) -> tuple[Slot, ...]
 
 
 def _at_peak(slots: Collection[Slot]) -> Iterator[Slot]:
-    """The slots that are live together: the largest first, then what does not overlap.
+    """Estimate the slots that are live together: the largest, then the next one that overlaps none before it, and so on.
 
-    An estimate, since newer XLA leaves the trace of its heap out: it covers the temporaries to within 3 %.
+    Newer XLA leaves out the trace of its heap, which says it exactly. The estimate is within 3 % of the temporaries.
     """
     taken: list[tuple[int, int]] = []
     for slot in sorted(slots, key=lambda slot: (-slot.size, slot.offset)):
@@ -163,7 +167,7 @@ class _Reader:
                 self.users.setdefault(operand, []).append(op)
 
     def buffers(self, allocation: Allocation) -> Iterator[Buffer]:
-        """The buffers of one allocation that are live at the peak; tables of pointers are left out."""
+        """The buffers of one allocation that are live at the peak. A tuple is a table of pointers, and no buffer here."""
         if allocation.kind == "argument":
             yield self._argument(allocation)
             return
@@ -187,7 +191,7 @@ class _Reader:
         return Buffer(allocation.size, str(shape), "argument", "parameter", parameters=(allocation.parameter,))
 
     def _buffer(self, values: tuple[Position, ...], size: int, kind: str) -> Buffer:
-        """Of the values that share a slot the one that says most: a copy of a whole parameter, or one with a line."""
+        """A slot as one buffer, named by the value in it that explains most: a copy of a whole parameter, or one with a line."""
         if kind == "output":
             values = tuple(value for value in values if value in self.results) or values
         origin_of = {value: origins.origin(self.module, value) for value in values}
@@ -232,17 +236,16 @@ class _Reader:
         )
 
     def _copied(self, value: Position, origin_of: dict[Position, Origin]) -> tuple[int, ...]:
-        """The parameters that a value copies, in its type, unless the copy is only what a later value in its slot is updated from.
-
-        Of several only where all of each has room: a value that is one of them, or parts of them, is told as neither. One that is cut and
-        joined again, or repeated, is turned around rather than copied.
-        """
+        """The parameters that a value is a copy of, in their dtype; none if that is ambiguous."""
         here, shape = origin_of[value], self.module.shape(value)
         parameters = tuple(sorted(here.parameters))
+        # A value that does not have all elements of several parameters is one of them, or parts: which is not known.
         if not here.copied or (len(parameters) > 1 and shape.elements != self._elements(parameters)):
             return ()
+        # Slices of one parameter, joined: a reorder.
         if len(parameters) == 1 and "concatenate" in here.operations:
             return ()
+        # A later value in the slot is an update of this one, and computes: the slot is no copy.
         if any(value in other.through and not other.copied for other in origin_of.values()):
             return ()
         return parameters if all(self._shape(parameter).dtype == shape.dtype for parameter in parameters) else ()
@@ -255,14 +258,14 @@ class _Reader:
 
 
 def _results(module: Module) -> Iterator[Position]:
-    """The values that the program returns, each where it is defined."""
+    """The positions at which the values that a program returns are defined."""
     root = module.instructions[module.roots[module.entry]]
     for operand in root.operands if root.opcode == "tuple" else (root.id,):
         yield _defined(module, (operand, ()))
 
 
 def _defined(module: Module, at: Position) -> Position:
-    """Where a value is defined: XLA gives a buffer to neither tuples nor bitcasts nor calls."""
+    """The position at which a value is defined. XLA gives no buffer to tuples, bitcasts and calls."""
     for _ in module.instructions:
         instruction, index = module.instructions[at[0]], at[1]
         match instruction.opcode:

@@ -66,7 +66,10 @@ class Shape:
 
 
 class Instruction(NamedTuple):
-    """One instruction; shape and metadata stay serialized until somebody asks. A program has thousands, and a tuple is made in a third of the time."""
+    """One instruction of a program.
+
+    A program has thousands. A tuple is made in a third of the time of a dataclass, and shape and metadata stay serialized until they are needed.
+    """
 
     id: int
     opcode: str
@@ -105,23 +108,28 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A compiled program: its instructions by id, and the root and the callers of each computation by its id."""
+    """A compiled program."""
 
     instructions: dict[int, Instruction]
+    """By id."""
     roots: dict[int, int]
+    """The id of the root instruction, by computation."""
     callers: dict[int, list[Instruction]]
+    """The instructions that call a computation, by its id."""
     entry: int
+    """The computation that the program begins with."""
     frames: Message
+    """The ``StackFrameIndexProto``."""
     frames_read: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
-    """Frames that were read before, each with its parent's number, by its own."""
+    """Cache: (frame, number of its parent), by number."""
     frames_by_metadata: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
-    """The frames of instructions that were asked for, by their metadata, which many instructions share."""
+    """Cache of `frames_of`, by metadata, which many instructions share."""
     stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
-    """Of these those that `origins.frames` has left of them."""
+    """Cache of `origins.frames`, by metadata."""
     plainest: dict[int, Instruction | None] = field(default_factory=dict, repr=False)
-    """The instruction with the fewest frames, by the computation that was asked for."""
+    """Cache of `plainest_of`, by computation."""
     subject: str | None = None
-    """What frames of the subject's program are called, where the plugin staged the program: see `origins.labelled`."""
+    """The name of the frames of the subject's program, if the plugin staged it: see `origins.labelled`."""
 
     @classmethod
     def read(cls, data: bytes, subject: str | None = None) -> Module:
@@ -142,11 +150,11 @@ class Module:
         return Shape.read(self.instructions[position[0]].shape, position[1])
 
     def name(self, instruction: Instruction) -> str:
-        """The name that jax gives, ``jit(f)/while/body/add``; empty where XLA inserted the instruction."""
+        """The name that jax gives, ``jit(f)/while/body/add``; empty if XLA inserted the instruction."""
         return text(fields(instruction.metadata), 2)
 
     def operation(self, instruction: Instruction) -> str:
-        """The opcode; of a fusion or call, which says nothing, jax's own name or else what its result comes out of."""
+        """The opcode. For a fusion or a call the name that jax gives, or else the operation of its root."""
         seen: set[int] = set()
         while instruction.opcode in ("fusion", "call") and instruction.id not in seen:
             seen.add(instruction.id)
@@ -157,7 +165,7 @@ class Module:
         return instruction.opcode
 
     def frames_of(self, instruction: Instruction) -> list[Frame]:
-        """The frames that made an instruction, innermost first: none where XLA inserted it."""
+        """The frames that made an instruction, innermost first; none if XLA inserted it."""
         key = instruction.metadata
         if key not in self.frames_by_metadata:
             metadata = fields(instruction.metadata)
@@ -168,7 +176,7 @@ class Module:
         return self.frames_by_metadata[key]
 
     def plainest_of(self, computation: int) -> Instruction | None:
-        """The instruction of a computation with the fewest frames; `None` where no instruction of it has any."""
+        """The instruction of a computation with the fewest frames; `None` if none has any."""
         if computation not in self.plainest:
             every = (op for op in self.instructions.values() if op.computation == computation)
             framed = filter(self.frames_of, every)
@@ -176,7 +184,7 @@ class Module:
         return self.plainest[computation]
 
     def _frames(self, number: int) -> Iterator[Frame]:
-        """Frames count from one and name their parent; zero ends."""
+        """A frame and those that it was called from. Numbers begin at one; the outermost frame has parent zero."""
         every = self.frames.get(4, [])
         for _ in every:
             if not 0 < number <= len(every):
@@ -196,6 +204,6 @@ class Module:
 
 
 def aliases(module: bytes) -> dict[int, int]:
-    """Flat output number to the number of the donated parameter whose buffer it takes, from a ``HloModuleProto``. Raises `MalformedProto`."""
+    """Which donated parameter's buffer an output takes, by flat numbers, from a ``HloModuleProto``. Raises `MalformedProto`."""
     config = fields(raw(fields(module), 8))
     return {next(iter(numbers(entry, 1)), 0): number(entry, 2) for entry in messages(config, 1)}

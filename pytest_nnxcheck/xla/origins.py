@@ -22,17 +22,17 @@ from pytest_nnxcheck.xla.hlo import Frame, Instruction, Module, Position
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 OWN = str(Path(__file__).parents[1])
-"""The frames of this plugin: what lies further out called it, and made nothing of the program."""
+"""Files of this plugin. Frames further out called the plugin, and made nothing of the program."""
 
 _LAYER = re.compile(rf"(?P<transform>{CALL_FIRST})\b|(?P<styled>\w+?)_(?P<style>{'|'.join(STYLES)})\b")
 
 _JIT = re.compile(r"jit\(([^()]+)\)")
 
 PLUMBING = frozenset({"parameter", "tuple", "get-tuple-element", "bitcast", "fusion", "call", "constant"})
-"""Opcodes that move no bytes: a value has a buffer, and an operation worth telling, elsewhere."""
+"""Opcodes that move no bytes, and explain nothing."""
 
 BARRIERS = REMATS | {"optimization_barrier"}
-"""What jax calls the barrier of a remat, and one that is written."""
+"""The names that jax gives to the barrier of a remat, and to one that the user wrote."""
 
 CARRYING = frozenset({"tuple", "bitcast", "copy", "optimization-barrier"})
 """Opcodes between an inserted copy and the loop it is for."""
@@ -42,7 +42,7 @@ PROGRAM = "program of "
 
 
 def marked(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that the jit of a program traces: its frame is the end of every stack inside the program."""
+    """Wrap the function that the jit of a program traces: every stack inside the program ends at the frame of the wrapper."""
 
     @functools.wraps(f)
     def root(*args: Any) -> Any:
@@ -52,7 +52,7 @@ def marked(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def labelled(program: Callable[..., Any], function: Any) -> None:
-    """Give the program of a subject's function a name of its own, which its frames are known by."""
+    """Rename the program of a subject's function, so that its frames can be told from those of other subjects."""
     code = getattr(function, "__code__", None)
     where = f"{code.co_filename}:{code.co_firstlineno}" if code else repr(type(function))
     name = f"{PROGRAM}{getattr(function, '__qualname__', '')} at {where}"
@@ -61,21 +61,20 @@ def labelled(program: Callable[..., Any], function: Any) -> None:
 
 @functools.lru_cache(maxsize=256)
 def renamed(code: CodeType, name: str) -> CodeType:
-    """The same code under another name: one object a name, since older jax keeps locations by code, which is compared without its qualified name."""
+    """The same code under another name, and the same object for the same name."""
+    # Older jax keeps locations by code objects, which compare equal whatever their qualified names are.
     return code.replace(co_name=name, co_qualname=name)
 
 
 def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:
-    """``path:line`` of the user's frames, innermost first, each once; empty where XLA, or a layer, inserted the instruction.
-
-    Frames further out than the plugin's are those of the test, which called it.
-    """
+    """``path:line`` of the user's frames, innermost first, each once; empty if XLA, or a layer, inserted the instruction."""
+    # Frames further out than those of the plugin are of the test, which called it.
     inside = itertools.takewhile(lambda frame: not frame.path.startswith(OWN), frames(module, instruction))
     return tuple(dict.fromkeys(near(f"{frame.path}:{frame.line}") for frame in inside))
 
 
 def layer(module: Module, instruction: Instruction) -> str:
-    """The generated layer that made an instruction, as a nesting has it; empty where a line of the user lies further in."""
+    """The generated layer that made an instruction, as text of a nesting; empty if a line of the user's lies further in."""
     inside = itertools.takewhile(lambda frame: frame.path.startswith(OWN), frames(module, instruction))
     match = next(filter(None, (_LAYER.match(frame.function) for frame in inside)), None)
     return str(Layer(match["transform"] or match["styled"], match["style"] or STYLES[0])) if match else ""
@@ -84,10 +83,10 @@ def layer(module: Module, instruction: Instruction) -> str:
 def frames(module: Module, instruction: Instruction) -> list[Frame]:
     """The frames of the user and of this plugin that made an instruction, innermost first.
 
-    jax keeps the trace of a function that is jitted on its own (the update of a slice in a scan, `jax.nn.silu`), and with it the stack of the first
-    call, of whatever program that was. From jax 0.10 on there is one stack after the other, of the equation, of the jit or loop that it is in, and
-    so on: each is held against the next one out. Before, there is one stack, which may not be of this program. Where a stack does not go
-    through the call, only what lies inside the jit is taken.
+    jax caches the trace of a function that is jitted on its own (the update of a slice in a scan, `jax.nn.silu`) with the stack of its first
+    call, in whatever program that was. From jax 0.10 on there is a stack of the equation, one of the jit or loop around it, and so on: of each
+    stack, the frames that lie inside of the next one are taken. Before, there is one stack. If it is of another program, only its frames
+    inside of the jit are taken.
     """
     key = instruction.metadata
     if key not in module.stacks:
@@ -110,7 +109,7 @@ def _frames(module: Module, instruction: Instruction) -> list[Frame]:
 
 
 def _here(stack: list[Frame], subject: str | None) -> bool:
-    """Whether a stack is of this subject, or of a layer; that of a program which the plugin did not stage is."""
+    """Whether a stack goes through this subject or a layer. Always true in a program that the plugin did not stage."""
     first = next((frame.function for frame in stack if frame.path.startswith(OWN)), "")
     return subject is None or first == subject or (first != "" and not first.startswith(PROGRAM))
 
@@ -133,16 +132,15 @@ def _inside(inner: list[Frame], outer: list[Frame]) -> list[Frame]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a value is made of: the entry parameters it reaches, whether by copies only, and the values on the way.
-
-    A copy may go through wider floats and back, as XLA for the CPU makes one of 16 bit floats. ``operations`` are the opcodes on the shortest
-    way, from the parameter to the value, each once.
-    """
+    """The parameters of the program that a value is made of."""
 
     parameters: frozenset[int]
     copied: bool
+    """Whether it is made by copies only. A copy may go through wider floats: XLA for the CPU copies floats of 16 bits so."""
     through: frozenset[Position]
+    """The values on the way."""
     operations: tuple[str, ...] = ()
+    """The opcodes on the shortest way from a parameter, each once."""
 
 
 def origin(module: Module, position: Position) -> Origin:
@@ -167,7 +165,7 @@ def origin(module: Module, position: Position) -> Origin:
 
 
 def _keeps(module: Module, values: Iterable[Position], parameter: Position) -> bool:
-    """Whether no value on the way from a parameter is of a type that has not room for all of the parameter's."""
+    """Whether every dtype on the way from a parameter holds all values of the parameter's dtype."""
     of_parameter = module.shape(parameter)
     types = {shape.dtype: shape for shape in map(module.shape, values)}
     return all(shape.dtype == of_parameter.dtype or shape.bits > of_parameter.bits for shape in types.values())
@@ -193,7 +191,7 @@ def _way(after: dict[Position, Position], at: Position) -> Iterator[Position]:
 
 
 def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
-    """The opcodes on a way that move bytes, each once; a step into the body of a loop is its ``while``."""
+    """The opcodes on a way that move bytes, each once; entering the body of a loop is a ``while``."""
     seen: set[str] = set()
     for number, _ in way:
         instruction = module.instructions[number]
@@ -208,22 +206,20 @@ def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
 
 
 def made(module: Module, users: dict[int, list[Instruction]], instruction: Instruction) -> tuple[Instruction, bool]:
-    """The instruction whose lines tell of one: itself, or that of the loop that XLA inserted it for; and whether XLA inserted it.
-
-    A loop that XLA has rewritten has no lines left: then what its body has with the fewest frames, such as its counter, stands for it. What XLA
-    copies at the barrier of a remat has the name and the lines of that.
-    """
+    """(instruction whose lines explain this one, whether XLA inserted this one): itself, or the loop that XLA inserted it for."""
     if instruction.opcode == "constant" or module.frames_of(instruction):
+        # XLA gives a copy that it inserts at the barrier of a remat the name and the lines of the barrier.
         at_barrier = module.name(instruction).rpartition("/")[2] in BARRIERS
         return instruction, instruction.opcode == "copy" and at_barrier
     owner = instruction if instruction.opcode == "while" else loop(module, users, instruction)
     if owner is None or module.frames_of(owner):
         return owner or instruction, True
+    # A loop that XLA has rewritten has no lines. Its counter has those of the loop, and the fewest frames in the body.
     return module.plainest_of(owner.called[0]) or owner, True
 
 
 def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction) -> Instruction | None:
-    """The ``while`` that an instruction without a line of its own was inserted for: the one that it feeds, or that it is in the body of."""
+    """The ``while`` that XLA inserted an instruction for: the one that it feeds, or else the one whose body it is in."""
     ahead, seen = deque([start]), {start.id}
     while ahead:
         for user in users.get(ahead.popleft().id, ()):
@@ -243,11 +239,11 @@ COPIED = {
     "dynamic-update-slice": 2,
     "concatenate": None,
 }
-"""Of how many operands, the first, an instruction copies the elements, `None` being all; the others are indices."""
+"""The number of operands, from the first, whose elements an instruction copies; `None` is all. The others are indices."""
 
 
 def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
-    """The values that a value is a copy of; none for a constant fill, `None` for a value that is computed here."""
+    """The values that a value is a copy of: none for a constant; `None` if the value is computed here."""
     operands = instruction.operands
     match instruction.opcode:
         case "tuple":
@@ -270,21 +266,21 @@ def _copied_from(module: Module, instruction: Instruction, index: tuple[int, ...
 
 
 def _same_elements(module: Module, instruction: Instruction) -> Iterable[Position] | None:
-    """A copy that changes the layout is a transpose; a broadcast copies one number, or adds axes of length one; what a convert may lose `_keeps` tells."""
+    """The operand of a copy, convert or broadcast, if its elements come out as they are; `None` otherwise."""
     operand = (instruction.operands[0], ())
     before, after = module.shape(operand), module.shape((instruction.id, ()))
     match instruction.opcode:
-        case "copy":
+        case "copy":  # one that changes the layout is a transpose
             same = before.order == after.order
-        case "convert":
+        case "convert":  # `_keeps` looks for a loss of precision on the whole way
             same = "float" in before.dtype and "float" in after.dtype
-        case _:
+        case _:  # a broadcast of one number, or of axes of length one
             same = before.elements in (1, after.elements)
     return [operand] if same else None
 
 
 def _passed(module: Module, parameter: Instruction, index: tuple[int, ...]) -> Iterable[Position] | None:
-    """What the callers of a computation hand to one of its parameters."""
+    """The values that the callers of a computation pass to one of its parameters; `None` if one of them is no known kind of call."""
     arguments: list[Position] = []
     for caller in module.callers.get(parameter.computation, ()):
         match caller.opcode:

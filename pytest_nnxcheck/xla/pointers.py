@@ -36,13 +36,13 @@ def resharded(before: Leaf, after: Leaf) -> bool:
 
 
 def in_other_shards(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf of the state came back as what it was, but cut otherwise: an output for an input has a path of its own."""
+    """Whether a leaf of the state came back with its type, but in other shards. An output that replaces an input has another path."""
     same = (before.path, before.type) == (after.path, after.type)
     return same and resharded(before, after) and not spread(before, after)
 
 
 def spread(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf that lay on one device came back on several: it was never placed, and jit placed it."""
+    """Whether a leaf was on one device and came back on several: the user had not placed it, and jit did."""
     return devices_of(before) == 1 < devices_of(after)
 
 
@@ -54,10 +54,8 @@ def spec(sharding: jax.sharding.Sharding | None) -> str:
 
 
 def pointers(array: Any) -> tuple[int, ...]:
-    """Device pointers of the addressable shards; none for host values, deleted and empty arrays.
-
-    Compared, never trusted to `is_deleted`: aligned NumPy weights are reported deleted although the pointer moved.
-    """
+    """Device pointers of the addressable shards; none for host values, deleted and empty arrays."""
+    # `is_deleted` does not prove that a buffer was reused: jax reports aligned NumPy weights deleted although the pointer moved.
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or array.size == 0 or array.is_deleted():
         return ()
     if graph.is_key(array):
@@ -66,15 +64,13 @@ def pointers(array: Any) -> tuple[int, ...]:
 
 
 def is_deleted(array: Any) -> bool:
-    """Whether an array was donated, and can be read no more; a host value, or a tracer, is not."""
+    """Whether an array was donated and cannot be read any more. Host values and tracers are not."""
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and array.is_deleted()
 
 
 def inner_donation(handed: Mapping[str, Any], left: Mapping[str, Any], returned: Iterable[Any]) -> InnerDonation:
-    """What was donated inside a call that has ended, of the arrays that it was ``handed``; ``left`` are those of the state, both by name.
-
-    A copy is run, whose leaves share nothing: a donated array is deleted at the leaf that was donated, and nowhere else.
-    """
+    """Which arrays a call donated inside: ``handed`` are those that it was called with, ``left`` those of the state after it, by name."""
+    # The call ran on a copy whose leaves share nothing: a deleted array names the leaf that was donated.
     owner = {id(array): name for name, array in handed.items() if is_deleted(array)}
     outputs = set(map(id, returned))
     holders = [(name, owner.get(id(array), name)) for name, array in left.items()]
@@ -86,12 +82,11 @@ def inner_donation(handed: Mapping[str, Any], left: Mapping[str, Any], returned:
 
 
 def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: AbstractSet[int]) -> tuple[Leaf, ...]:
-    """The donated leaves to name for the buffers that nothing came back in; ``held`` are the pointers of all that came back.
+    """The donated leaves to blame for buffers that were not reused; ``held`` are the pointers of everything that came back.
 
-    Pointers say whether a buffer was lost, whatever the names and types of what came back. XLA gives donated buffers to outputs by
-    their type, so that it may be the buffer of another leaf that is left over. The new value of that one took a buffer, whose leaf is asked
-    next, and the last one is named: it came back with another type, in a new buffer, or not at all. A leaf of the state that came back in
-    other shards is named whatever their buffers: they hold another part of it.
+    XLA reuses buffers by type, so the leaf that lost its buffer may not be at fault. Follow: leaf, buffer of its new value, previous owner
+    of that buffer. The last one is to blame: it came back with another type, in a new buffer, or not at all. A leaf of the state that came
+    back in other shards is to blame whatever the pointers: each buffer now holds another part of it.
     """
     owner = {pointer: leaf for leaf in before for pointer in leaf.pointers}
     named: dict[str, Leaf] = {}
@@ -115,7 +110,7 @@ def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: A
 
 
 def shared_buffers(leaves: Iterable[Leaf]) -> tuple[tuple[str, str], ...]:
-    """Pairs of leaves in one buffer: XLA refuses to donate it twice, and names flat argument numbers only."""
+    """Pairs of leaves in one buffer. XLA refuses to donate it twice, and names flat argument numbers only."""
     first: dict[int, str] = {}
     pairs = []
     for leaf in leaves:
@@ -128,7 +123,7 @@ def shared_buffers(leaves: Iterable[Leaf]) -> tuple[tuple[str, str], ...]:
 
 
 def foreign_views(leaves: Iterable[tuple[str, Any]], arrays: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """(holder, leaf) for NumPy arrays, and for other jax arrays (DLPack), that overlap the bytes of a leaf."""
+    """(holder, leaf) of arrays of NumPy, and of other arrays of jax (DLPack), that overlap the bytes of a leaf."""
     leaves, arrays = list(leaves), list(arrays)
     if not arrays:
         return ()
@@ -146,10 +141,10 @@ def foreign_views(leaves: Iterable[tuple[str, Any]], arrays: Iterable[tuple[str,
 
 
 def is_numpys_own(array: Any) -> bool:
-    """Whether an array of NumPy has its memory from NumPy, or from a file or bytes: that of a jax array is given by a buffer or a capsule.
+    """Whether the memory of a NumPy array is NumPy's, a file's or bytes', and not that of a jax array, which gives a buffer or a capsule.
 
-    A Variable in such memory took it over: `jnp.asarray` does so up to jax 0.6 on the CPU, `jax.device_put` on all versions, where the first element
-    happens to lie at a multiple of 64 bytes.
+    A Variable may lie in such memory: `jnp.asarray` on the CPU up to jax 0.6, and `jax.device_put` on all versions, take it over if the
+    first element is at a multiple of 64 bytes.
     """
     if not isinstance(array, np.ndarray):
         return False
@@ -184,11 +179,10 @@ _FIELDS = 6
 
 
 def in_mapped_files(pointers: Iterable[tuple[str, int]], spans: list[Span]) -> list[tuple[str, str]]:
-    """(name, file) of what lies in a memory-mapped file, as a checkpoint gives it; ``spans`` are sorted.
+    """(name, file) of the pointers that lie in memory-mapped files, as weights of a checkpoint may; ``spans`` are sorted.
 
-    `jax.device_put` of an aligned NumPy array hands out that array's own memory on the CPU, up to jax 0.6 `jnp.asarray` too. A donated
-    program marks such an array deleted and puts the new value elsewhere, on all versions; what is checked is a copy, which does not show
-    it. Only a mapped file can be told by its address: NumPy's memory on the heap looks like any other.
+    A donated program marks such an array deleted and puts the new value elsewhere, on all versions: see `is_numpys_own`. The check runs a
+    copy, which does not show it. A mapped file can be told by its address; memory of NumPy on the heap looks like any other.
     """
     starts = [start for start, _, _ in spans]
     mapped = []
@@ -200,7 +194,7 @@ def in_mapped_files(pointers: Iterable[tuple[str, int]], spans: list[Span]) -> l
 
 
 def spans_of_process() -> list[Span]:
-    """The files that this process has mapped, by address; none where the system does not say (Linux does)."""
+    """The files that this process has mapped, by address; none if the system does not say. Linux does."""
     try:
         text = MAPS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

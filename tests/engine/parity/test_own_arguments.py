@@ -13,9 +13,9 @@ from parity_calls import X, norm
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.engine.memo import identity
 from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.identity import identity
 
 
 class Scale:

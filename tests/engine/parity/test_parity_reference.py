@@ -16,10 +16,11 @@ from parity_calls import Counter, Counts, X, norm, parity
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import row_of
 from pytest_nnxcheck.engine import reference
-from pytest_nnxcheck.engine.memo import evaluated_calls, identity
+from pytest_nnxcheck.engine.memo import evaluated_calls
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, Step, assembled, composed, un_nested
 from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.identity import identity
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Facts, Leaf, changed, read
 from pytest_nnxcheck.transforms import wrappers
 

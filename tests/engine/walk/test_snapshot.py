@@ -11,9 +11,10 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
-import pytest_nnxcheck.walk.snapshot
+from pytest_nnxcheck.walk import open_data
 from pytest_nnxcheck.walk.snapshot import Kind
 from pytest_nnxcheck.walk.walk import walk
 
@@ -194,13 +195,25 @@ def test_context_variables_and_thread_locals() -> None:
     contextvars.copy_context().run(spoil)
 
 
+def test_an_object_array_of_lists_gets_its_very_lists_back() -> None:
+    """NumPy would make an array with one axis more of lists of one length."""
+    value = np.fromiter([[1, 2], [3, 4]], dtype=object).reshape(1, 2)
+    items = list(value.flat)
+    kept = places(value)
+    value[:] = None
+    assert kept.restore() == ()
+    assert value.shape == (1, 2)
+    assert all(now is before for now, before in zip(value.flat, items, strict=True))
+
+
 def test_a_place_that_cannot_be_put_back_is_named_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise TypeError("immutable")
 
-    monkeypatch.setattr(pytest_nnxcheck.walk.snapshot, "_LIST", Kind(refuse, lambda *_: ()))
+    monkeypatch.setattr(open_data, "LIST", Kind(list.__iter__, refuse))
     value: dict[str, Any] = {"frozen": [], "other": {}}
     kept = places(value)
+    value["frozen"].append(1)
     value["other"]["new"] = 1
     assert kept.restore() == ("value['frozen']",)
     assert value["other"] == {}
