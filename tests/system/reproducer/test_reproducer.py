@@ -16,7 +16,7 @@ from forms_of_tests import FORMS
 from healthy import FLAX
 from pasted_programs import HEAD, TESTS, run_programs, told
 
-from pytest_nnxcheck.reproducer.files import Programs
+from pytest_nnxcheck.paste.files import Programs
 
 RUN_SUITES = """
 import json, sys, pytest

@@ -12,7 +12,7 @@ from pasted_programs import run_fresh, told
 
 from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, Violation
 from pytest_nnxcheck.reproducer.assertions import can_look_for
-from pytest_nnxcheck.reproducer.files import ProgramWarning, file_name
+from pytest_nnxcheck.paste.files import ProgramWarning, file_name
 from pytest_nnxcheck.reproducer.literals import Literals, NotLiteral
 
 # --- how a test is written

@@ -11,7 +11,7 @@ from pytest_nnxcheck import check, register_transform
 from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge
-from pytest_nnxcheck.reproducer.files import own_transforms
+from pytest_nnxcheck.paste.files import own_transforms
 
 SCRIPT = """
 import jax.numpy as jnp
