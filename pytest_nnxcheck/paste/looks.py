@@ -21,6 +21,7 @@ from flax import nnx
 from pytest_nnxcheck import compat
 from pytest_nnxcheck.compat.compilation import configured
 from pytest_nnxcheck.compat.targets import lowered_on, mesh_of
+from pytest_nnxcheck.jaxprs.flow import constants
 from pytest_nnxcheck.paste.runtime import value_at
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -91,11 +92,27 @@ def peak(program: Any) -> Any:
     return totals.argument_size_in_bytes + totals.output_size_in_bytes + totals.temp_size_in_bytes - totals.alias_size_in_bytes
 
 
-def constants(program: Any) -> int:
+def constant_bytes(program: Any) -> int:
     """Bytes of the arrays in a program's text: they are in no total of XLA's."""
     found = re.findall(r"= [a-z]+(\d+)\S*\[([\d,]*)\]\S* constant\(", program.as_text())
     sizes = [(int(bits), math.prod(map(int, shape.split(",")))) for bits, shape in found if shape]
     return sum(count * bits // 8 for bits, count in sizes if count > 1)
+
+
+def captured_bytes(program: Any, state: Any, inputs: Any) -> Any:
+    """Bytes of the arrays that a call captures: they should be its arguments."""
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in constants(jaxpr_of(program, state, inputs)))
+
+
+def jaxpr_of(program: Any, state: Any, inputs: Any, *keys: Any) -> Any:
+    """The trace of a call, which returns the leaf with these keys last."""
+    graphdef, leaves = nnx.split(state)
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        return program(module, *inputs), value_at(module, *keys) if keys else None
+
+    return jax.make_jaxpr(pure)(leaves, *inputs)
 
 
 # --- donation
@@ -144,15 +161,8 @@ def lost_by_program(program: Any, lowered: Any) -> list[int]:
 
 def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
     """Whether the trace of an abstract call gives a leaf back as it was."""
-    graphdef, leaves = nnx.split(state)
-
-    def pure(leaves: Any, *inputs: Any) -> Any:
-        module = nnx.merge(graphdef, leaves)
-        program(module, *inputs)
-        return value_at(module, *keys)
-
-    jaxpr = jax.make_jaxpr(pure)(leaves, *inputs).jaxpr
-    return any(jaxpr.outvars[0] is var for var in jaxpr.invars)
+    jaxpr = jaxpr_of(program, state, inputs, *keys).jaxpr
+    return any(jaxpr.outvars[-1] is var for var in jaxpr.invars)
 
 
 # --- values

@@ -263,18 +263,18 @@ def of_tracers(asked: Asked, violation: Violation, kinds: Mapping[type[Finding],
 
 def of_memory(asked: Asked, violation: Violation, kinds: Mapping[type[Finding], list[Any]]) -> None:
     """A peak over its budget, copies of the state, what the call captures."""
-    asked.compiles = True
     program = "COMPILED[-1][0]"
+    asked.compiles = any(isinstance(finding, PeakOverBudget | StateCopied) for finding in violation.findings)
     for finding in violation.findings:
         if isinstance(finding, PeakOverBudget | StateCopied):
             split = finding.figures.split
             most = finding.figures.bound.budget
             if isinstance(finding, StateCopied):
                 most = split.peak - finding.bytes // 2
-            figure = f"peak({program})" + (f" + constants({program})" if split.peak - split.constants <= most else "")
+            figure = f"peak({program})" + (f" + constant_bytes({program})" if split.peak - split.constants <= most else "")
             asked.look(asked.after, violation, f"{figure} > {most}")
         elif isinstance(finding, ConstantsCaptured):
-            asked.look(asked.after, violation, f"constants({program}) >= {FLOOR}")
+            asked.look(asked.first, violation, f"captured_bytes(program, state, inputs) >= {FLOOR}")
 
 
 def of_donation(asked: Asked, violation: Violation, kinds: Mapping[type[Finding], list[Any]], call: Call) -> None:
