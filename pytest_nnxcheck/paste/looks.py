@@ -89,7 +89,12 @@ def untouched(state: Any, words: dict[tuple[Any, ...], str]) -> Iterator[None]:
 def peak(program: Any) -> Any:
     totals = program.memory_analysis()
     print(totals)  # noqa: T201 - the program shows its figures, whether they hold or not
-    return totals.argument_size_in_bytes + totals.output_size_in_bytes + totals.temp_size_in_bytes - totals.alias_size_in_bytes
+    return (
+        totals.argument_size_in_bytes
+        + totals.output_size_in_bytes
+        + totals.temp_size_in_bytes
+        - totals.alias_size_in_bytes
+    )
 
 
 def constant_bytes(program: Any) -> int:
@@ -208,4 +213,6 @@ def on_target(where: dict[str, Any], effort: dict[str, Any], options: Any, stage
 def peak_on_target(program: Any, gpu: bool) -> Any:
     """What the compiler of a TPU counts is less than the sum of the parts."""
     parts = program if program == math.inf else peak(program)
-    return parts if gpu or program == math.inf else getattr(program.memory_analysis(), "peak_memory_in_bytes", 0) or parts
+    return (
+        parts if gpu or program == math.inf else getattr(program.memory_analysis(), "peak_memory_in_bytes", 0) or parts
+    )

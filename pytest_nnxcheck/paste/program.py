@@ -69,7 +69,12 @@ STAND_INS = {
     for name in ("check", "assert_invariants")
 }
 """What the user's own code takes from this package, in two lines."""
-USUAL = {"jax_enable_x64": False, "jax_default_prng_impl": "threefry2x32", "jax_debug_nans": False, "jax_numpy_rank_promotion": "allow"}
+USUAL = {
+    "jax_enable_x64": False,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_debug_nans": False,
+    "jax_numpy_rank_promotion": "allow",
+}
 SOURCES = (looks, runtime, layer_module, mapping, reference, abstract_arrays)
 """Where the names of ours that a program's own lines use are defined."""
 
@@ -152,7 +157,11 @@ def plans_of(subject: Subject, profile: Profile, nesting: Nesting) -> Iterator[M
 
 def among(paths: frozenset[Any]) -> str:
     """A filter for these paths."""
-    return f"lambda path, _: tuple(path) in {{{', '.join(sorted(map(repr, paths)))}}}" if paths else "lambda path, _: False"
+    return (
+        f"lambda path, _: tuple(path) in {{{', '.join(sorted(map(repr, paths)))}}}"
+        if paths
+        else "lambda path, _: False"
+    )
 
 
 def zeros(shapes: Any) -> str:
@@ -160,7 +169,9 @@ def zeros(shapes: Any) -> str:
     if isinstance(shapes, tuple):
         return f"({', '.join(map(zeros, shapes))}{',' * (len(shapes) == 1)})"
     if compat.is_key(shapes):
-        kind = next(kind for kind in ("threefry2x32", "rbg", "unsafe_rbg") if jax.random.key(0, impl=kind).dtype == shapes.dtype)
+        kind = next(
+            kind for kind in ("threefry2x32", "rbg", "unsafe_rbg") if jax.random.key(0, impl=kind).dtype == shapes.dtype
+        )
         return f"jax.random.split(jax.random.key(0, impl={kind!r}), {tuple(shapes.shape)})"
     sharding = compat.in_type(shapes)
     if sharding is None:
@@ -212,7 +223,9 @@ def asked_of(outcome: Outcome | None, nesting: Nesting, call: Call) -> Asked:
         asked.compiles = True
         where = targets.topology(target := parse_target(on.target))
         options = targets.options_for(target.chip)
-        asked.after.append(f"program, there = on_target({where}, {targets.effort_options(on.effort)}, {options}, COMPILED[-1])")
+        asked.after.append(
+            f"program, there = on_target({where}, {targets.effort_options(on.effort)}, {options}, COMPILED[-1])"
+        )
     elif violations:
         asked.donates = any(violation.invariant in ("donation", "memory") for violation in violations)
     for violation in violations:
@@ -246,10 +259,16 @@ def of_target(asked: Asked, violation: Violation, on: OnTarget, call: Call) -> N
                 asked.look(asked.after, violation, "lost_by_program(program, there)")
 
 
-def of_tracers(asked: Asked, violation: Violation, kinds: Mapping[type[Finding], list[Any]], outcome: Outcome | None, call: Call) -> None:
+def of_tracers(
+    asked: Asked, violation: Violation, kinds: Mapping[type[Finding], list[Any]], outcome: Outcome | None, call: Call
+) -> None:
     """Tracers that are left, Variables that cannot be written, leaves that an ``eval_shape`` changed."""
     early = {finding.leak.type for finding in kinds.get(TracerLeft, ()) if finding.leak.before}
-    late = {leak.type for leak in outcome.evidence.leaks} if outcome is not None and outcome.evidence is not None else set()
+    late = (
+        {leak.type for leak in outcome.evidence.leaks}
+        if outcome is not None and outcome.evidence is not None
+        else set()
+    )
     if early:
         asked.look(asked.first, violation, f"any_tracers({early!r})")
     elif late:
@@ -271,7 +290,9 @@ def of_memory(asked: Asked, violation: Violation, kinds: Mapping[type[Finding], 
             most = finding.figures.bound.budget
             if isinstance(finding, StateCopied):
                 most = split.peak - finding.bytes // 2
-            figure = f"peak({program})" + (f" + constant_bytes({program})" if split.peak - split.constants <= most else "")
+            figure = f"peak({program})" + (
+                f" + constant_bytes({program})" if split.peak - split.constants <= most else ""
+            )
             asked.look(asked.after, violation, f"{figure} > {most}")
         elif isinstance(finding, ConstantsCaptured):
             asked.look(asked.first, violation, f"captured_bytes(program, state, inputs) >= {FLOOR}")
@@ -293,7 +314,9 @@ def of_donation(asked: Asked, violation: Violation, kinds: Mapping[type[Finding]
     elif lost or ViewedBuffer in kinds:
         asked.copies = ViewedBuffer not in kinds
         types = [repr(str(finding.type)) for finding in lost]
-        types += [f"describe({value})" for finding in kinds.get(ViewedBuffer, ()) if (value := call.value(finding.path))]
+        types += [
+            f"describe({value})" for finding in kinds.get(ViewedBuffer, ()) if (value := call.value(finding.path))
+        ]
         inputs = "".join(f", inputs[{number}]" for number in call.donated)
         asked.before.append(f"donated, types = places(state{inputs}), {{{', '.join(dict.fromkeys(types))}}}")
         asked.look(asked.after, violation, "is_lost(donated, types, state, output)")
@@ -380,10 +403,16 @@ def call_text(number: int, nesting: Nesting, settings: Settings, call: Call, ask
     for index, layer in reversed([*enumerate(nesting.layers)]):
         name, words = layer_text(layer, ours)
         plain = "lambda wrapper, f: wrapper(f)"
-        values = {**call.plans[index], "jit": jit if states is not None and not index else plain, "unchanged": asked.untouched}
+        values = {
+            **call.plans[index],
+            "jit": jit if states is not None and not index else plain,
+            "unchanged": asked.untouched,
+        }
         plan = ", ".join(f"{word}={values[word]}" for word in sorted(words))
         made = f"{name}({f}, types.SimpleNamespace({plan}))" if words else f"{name}({f}, None)"
-        lines.append(f"    f = {made if (layer.transform, layer.style) not in REGISTERED else f'registered({name}, {f})'}")
+        lines.append(
+            f"    f = {made if (layer.transform, layer.style) not in REGISTERED else f'registered({name}, {f})'}"
+        )
         f = "f"
     lines += [f"    return {f}", "", f"def call_{number}(subject, /, *args, **kwargs):"]
     return "\n".join([*lines, *(f"    {line}" for line in call_lines(number, nesting, call, asked))])
@@ -394,7 +423,11 @@ def call_lines(number: int, nesting: Nesting, call: Call, asked: Asked) -> Itera
     given = "unwrapped(subject, args, kwargs)" if call.partial else "(subject, args, kwargs)"
     names = ", ".join(call.names)
     nodes = "[state]" if call.single else f"[{', '.join(f'state.{name}' for name in call.names)}]"
-    join = "lambda state: state" if call.single else f"lambda {names}: Nodes({', '.join(f'{name}={name}' for name in call.names)})"
+    join = (
+        "lambda state: state"
+        if call.single
+        else f"lambda {names}: Nodes({', '.join(f'{name}={name}' for name in call.names)})"
+    )
     pack = "emptied" if call.opened else "arrays_of" if call.plain else "parts_of"
     given = f"opened({given})" if call.opened else given
     yield f"program, state, inputs, rebuild = take_apart({given}, lambda state: {nodes}, {join}, {pack})"
@@ -443,7 +476,14 @@ def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
     ours, calls = Slice(), spec.calls or (NO_CALL,)
     texts = [
-        call_text(number, spec.nesting, spec.settings, call, asked_of(spec.outcome, spec.nesting, call) if call is calls[-1] else Asked(), ours)
+        call_text(
+            number,
+            spec.nesting,
+            spec.settings,
+            call,
+            asked_of(spec.outcome, spec.nesting, call) if call is calls[-1] else Asked(),
+            ours,
+        )
         for number, call in enumerate(calls, 1)
     ]
     first = f"itertools.chain([{', '.join(f'call_{number}' for number in range(1, len(calls)))}], itertools.repeat(call_{len(calls)}))"
@@ -455,12 +495,30 @@ def compose(spec: Spec, usage: Usage) -> str:
     layers = ours.chunks(ours=True)
     needed = globals_in("\n".join(texts))
     for module in SOURCES:
-        ours.take(module, sorted(needed & vars(module).keys() & {name for name, value in vars(module).items() if getattr(value, "__module__", module.__name__) == module.__name__}))
+        ours.take(
+            module,
+            sorted(
+                needed
+                & vars(module).keys()
+                & {
+                    name
+                    for name, value in vars(module).items()
+                    if getattr(value, "__module__", module.__name__) == module.__name__
+                }
+            ),
+        )
     opened = {name: fields for call in calls for name, fields in call.opened.items()}
-    support = [text if text != "OPENED = {}" else f"OPENED = {opened!r}" for text in ours.chunks(ours=True) if text not in layers]
+    support = [
+        text if text != "OPENED = {}" else f"OPENED = {opened!r}"
+        for text in ours.chunks(ours=True)
+        if text not in layers
+    ]
     own = "\n\n".join([*layers, *texts, *support])
     own = renamed(own, bound_in([*usage.slice.imports, *usage.slice.chunks(ours=False), *usage.setup]))
-    stand_ins = [STAND_INS.get(name, f"{name} = None  # needs pytest: write it anew where the test uses it") for name in usage.slice.missing]
+    stand_ins = [
+        STAND_INS.get(name, f"{name} = None  # needs pytest: write it anew where the test uses it")
+        for name in usage.slice.missing
+    ]
     holes = [*usage.holes]
     standard = [f"import {name}" for name in ("contextlib", "functools", "itertools", "types") if name in needed]
     imports = dict.fromkeys(["import sys"] if holes else [], None) | usage.slice.imports | ours.imports
@@ -468,8 +526,17 @@ def compose(spec: Spec, usage: Usage) -> str:
         "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
         "from __future__ import annotations" if usage.slice.future else "",
         "\n".join(environment([*usage.slice.folders], judged_on(spec.outcome))),
-        "\n".join(sorted({*standard, *imports, "import jax", "import jax.numpy as jnp", "from flax import nnx"}, key=lambda line: (line.startswith("from"), line))),
-        "\n".join(f"jax.config.update({name!r}, {value!r})" for name, usual in USUAL.items() if (value := getattr(jax.config, name)) != usual),
+        "\n".join(
+            sorted(
+                {*standard, *imports, "import jax", "import jax.numpy as jnp", "from flax import nnx"},
+                key=lambda line: (line.startswith("from"), line),
+            )
+        ),
+        "\n".join(
+            f"jax.config.update({name!r}, {value!r})"
+            for name, usual in USUAL.items()
+            if (value := getattr(jax.config, name)) != usual
+        ),
         f"{FILL_IN} = ..." if holes else "",
         *stand_ins,
         section("the test", "\n\n".join(usage.slice.chunks(ours=False))),
@@ -503,7 +570,10 @@ def renamed(text: str, taken: set[str]) -> str:
 def header(spec: Spec) -> list[str]:
     """What the program shows, with which versions, and how to run it."""
     outcome = spec.outcome
-    lines = [headline(outcome) if outcome else f"nesting: {spec.nesting} (written before it ran)", f"test: {spec.title}"]
+    lines = [
+        headline(outcome) if outcome else f"nesting: {spec.nesting} (written before it ran)",
+        f"test: {spec.title}",
+    ]
     if outcome is not None:
         lines += [f"nesting: {spec.nesting}", *([f"{outcome.verdict}: {outcome.reason}"] if outcome.reason else [])]
         for violation in outcome.violations:

@@ -46,7 +46,9 @@ def take_apart(call: Any, nodes_of: Callable[[Any], Sequence[Any]], join: Callab
 
     def program(state: Any, *inputs: Any) -> Any:
         mine, rest = dict(zip(map(id, nodes), nodes_of(state), strict=True)), iter(inputs)
-        filled = [jax.tree.map(lambda _: next(rest), leaf) if is_input(leaf) else mine.get(id(leaf), leaf) for leaf in leaves]
+        filled = [
+            jax.tree.map(lambda _: next(rest), leaf) if is_input(leaf) else mine.get(id(leaf), leaf) for leaf in leaves
+        ]
         subject, args, kwargs = jax.tree.unflatten(tree, filled)
         arrays, *made[:] = pack(subject(*args, **kwargs), state, home)
         return arrays
@@ -142,7 +144,9 @@ def emptied(output: Any, state: Any, home: Any) -> Any:
     for owner, field, old, new in FILLED:
         if get(owner, *field) is new:
             put(owner, *field, old)
-    jax.tree.map(lambda _: None, output, is_leaf=is_node)  # what is returned keeps no tracers until it is made of arrays
+    jax.tree.map(
+        lambda _: None, output, is_leaf=is_node
+    )  # what is returned keeps no tracers until it is made of arrays
     FILLED.clear()
     return packed
 
@@ -211,7 +215,9 @@ def leave(program: Any, lowered: Any, *_: Any) -> Any:
     """The outputs of a program that is not run."""
     infos, tree = jax.tree.flatten(lowered.out_info)
     places = [each if each.num_devices > 1 else None for each in jax.tree.leaves(program.output_shardings)]
-    made = [jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=place) for info, place in zip(infos, places, strict=True)]
+    made = [
+        jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=place) for info, place in zip(infos, places, strict=True)
+    ]
     return jax.tree.unflatten(tree, made)
 
 

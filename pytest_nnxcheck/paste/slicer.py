@@ -178,10 +178,14 @@ class Source:
             ]
             if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
                 parts = [node]
-            elif isinstance(node, ast.Assign) and not any(isinstance(target, ast.Name | ast.Tuple) for target in node.targets):
+            elif isinstance(node, ast.Assign) and not any(
+                isinstance(target, ast.Name | ast.Tuple) for target in node.targets
+            ):
                 parts = [node]
             names = names_of(*parts)
-            own = any(isinstance(each, ast.FunctionDef | ast.Assign) for name in names for each in self.bound.get(name, ()))
+            own = any(
+                isinstance(each, ast.FunctionDef | ast.Assign) for name in names for each in self.bound.get(name, ())
+            )
             needs = names.union(*(reads.get(name, ()) for name in names))
             if parts and (own or parts == [node]) and not needs & {*self.left_out, "__name__"}:
                 yield node
@@ -207,7 +211,9 @@ def read(module: ModuleType) -> Source:
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and left & names_of(node.value):
             left.update(names)
     stars = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
-    return Source(module, tuple(text.splitlines()), tree, bound, [*stars], frozenset() if is_ours(module) else frozenset(left))
+    return Source(
+        module, tuple(text.splitlines()), tree, bound, [*stars], frozenset() if is_ours(module) else frozenset(left)
+    )
 
 
 class Bare(ast.NodeTransformer):
@@ -307,7 +313,9 @@ def globals_in(text: str) -> set[str]:
 
     def inside(table: symtable.SymbolTable) -> Iterator[str]:
         top = table.get_type() == "module"
-        yield from (each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global()))
+        yield from (
+            each.get_name() for each in table.get_symbols() if each.is_referenced() and (top or each.is_global())
+        )
         for inner in table.get_children():
             yield from inside(inner)
 

@@ -44,7 +44,12 @@ class Usage:
         """The text of an argument: a literal, a definition by its name, its fixture called, its place in a list of parameters, or a place to fill in."""
         if name in BUILT_IN:
             return BUILT_IN[name]
-        for way in (literal, self._reference, functools.partial(self._fixture, name), functools.partial(self._parameter, name, test)):
+        for way in (
+            literal,
+            self._reference,
+            functools.partial(self._fixture, name),
+            functools.partial(self._parameter, name, test),
+        ):
             with contextlib.suppress(NoSource):
                 if text := way(value):
                     return text
@@ -59,7 +64,11 @@ class Usage:
 
     def _reference(self, value: Any) -> str:
         name, home = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
-        if home is None or not name or functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), home) is not value:
+        if (
+            home is None
+            or not name
+            or functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), home) is not value
+        ):
             return ""
         root = name.partition(".")[0]
         if is_copied(home) or home in self.slice.texts:
@@ -77,7 +86,9 @@ class Usage:
         line = f"{own}({', '.join(f'{each}={self._dependency(name, each)}' for each in inspect.signature(plain).parameters)})"
         if inspect.isgeneratorfunction(plain):
             self.setup[f"{made}_steps = {line}"] = None
-            self.setup[f"__import__('atexit').register({made}_steps.close)"] = None  # not when the modules that it needs are gone
+            self.setup[f"__import__('atexit').register({made}_steps.close)"] = (
+                None  # not when the modules that it needs are gone
+            )
             line = f"next({made}_steps)"
         self.setup[f"{made} = {line}"] = None
         return made
@@ -148,7 +159,9 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
             if not isinstance(first, type):
                 usage.setup[f"instance = {cls.__qualname__}()"] = None
             if not isinstance(first, type) and hasattr(cls, "setup_method"):
-                usage.setup[f"instance.setup_method({name if len(inspect.signature(cls.setup_method).parameters) > 1 else ''})"] = None
+                usage.setup[
+                    f"instance.setup_method({name if len(inspect.signature(cls.setup_method).parameters) > 1 else ''})"
+                ] = None
     except NoSource as error:
         name, given = usage.hole("test", f"a function whose source cannot be had ({error})"), {"nnx_wrap": None}
     arguments = [f"{key}={usage.value(key, value, plain)}" for key, value in given.items()]
@@ -158,7 +171,9 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
     return usage
 
 
-def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Sequence[Any] = ()) -> Usage:
+def of_check(
+    frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Sequence[Any] = ()
+) -> Usage:
     """How the caller of a ``check`` made the call: the statement, or the function that it is in; else with its arguments written out."""
     usage, module = usage_with(own), inspect.getmodule(frame.f_code) if frame is not None else None
     with contextlib.suppress(NoSource):
@@ -168,13 +183,21 @@ def of_check(frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwarg
                     if ast.unparse(node.func).rpartition(".")[2] in ("check", "assert_invariants"):
                         usage.slice.take(module, globals_in(ast.unparse(node)))
                         usage.call = ast.unparse(node)
-        elif frame is not None and module is not None and (node := read(module).definition(frame)) in read(module).tree.body:
+        elif (
+            frame is not None
+            and module is not None
+            and (node := read(module).definition(frame)) in read(module).tree.body
+        ):
             usage.slice.take_statement(module, node)
             names = inspect.signature(module.__dict__[frame.f_code.co_name]).parameters
             usage.call = f"{frame.f_code.co_name}({', '.join(f'{name}={usage.value(name, frame.f_locals.get(name))}' for name in names)})"
     if not usage.call:
         owner = getattr(subject, "__self__", subject)
-        text = usage.value("subject", subject) if inspect.isfunction(subject) else usage.hole("model", f"a {type(owner).__qualname__}")
+        text = (
+            usage.value("subject", subject)
+            if inspect.isfunction(subject)
+            else usage.hole("model", f"a {type(owner).__qualname__}")
+        )
         with contextlib.suppress(NoSource):
             usage._reference(type(owner))
         text += "" if owner is subject else f".{subject.__name__}"
@@ -189,7 +212,9 @@ def usage_with(own: Sequence[Callable[..., Any]], origin: Origin | None = None) 
     for transform in own:
         name = str(getattr(transform, "__name__", "transform"))
         try:
-            copied = usage.slice.take_function(inspect.unwrap(transform)) == name and not getattr(transform, "__closure__", ())
+            copied = usage.slice.take_function(inspect.unwrap(transform)) == name and not getattr(
+                transform, "__closure__", ()
+            )
         except NoSource:
             copied = False
         if not copied and name.isidentifier():
