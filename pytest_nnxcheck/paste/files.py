@@ -22,15 +22,16 @@ from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.cases import CallStarted
-from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.paste import usage
 from pytest_nnxcheck.paste.usage import Usage, one_line
+from pytest_nnxcheck.reporting import report
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Nesting
     from pytest_nnxcheck.core.outcome import Outcome
     from pytest_nnxcheck.core.settings import Settings
-    from pytest_nnxcheck.paste.program import Call, Spec
+    from pytest_nnxcheck.paste.call import Call
+    from pytest_nnxcheck.paste.program import Spec
     from pytest_nnxcheck.subject.profile import Profile
     from pytest_nnxcheck.subject.subject import Subject
 
@@ -83,7 +84,8 @@ class Programs:
     def _write_before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
         """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
         with self._harmless():
-            from pytest_nnxcheck.paste.program import Call, compose
+            from pytest_nnxcheck.paste.call import Call
+            from pytest_nnxcheck.paste.program import compose
             from pytest_nnxcheck.subject.profile import UNKNOWN
 
             known = self._specs.get(nesting)
@@ -120,7 +122,8 @@ class Programs:
         spec = self._specs.get(outcome.nesting)
         if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
             return outcome
-        from pytest_nnxcheck.paste.program import can_look_for, compose
+        from pytest_nnxcheck.paste.call import can_look_for
+        from pytest_nnxcheck.paste.program import compose
 
         broken = [violation.invariant for violation in outcome.violations]
         if broken and not any(map(can_look_for, outcome.violations)):

@@ -75,12 +75,11 @@ def refuses_writes(state: Any, *keys: Any) -> bool:
 
 
 @contextlib.contextmanager
-def untouched(state: Any, words: dict[tuple[Any, ...], str]) -> Iterator[None]:
+def untouched(state: Any, words: str, *paths: tuple[Any, ...]) -> Iterator[None]:
     """Compare the leaves after an ``eval_shape`` with those before it."""
-    before = {keys: value_at(state, *keys) for keys in words}
+    before = [value_at(state, *keys) for keys in paths]
     yield
-    for keys, text in words.items():
-        broken("tracers", value_at(state, *keys) is not before[keys], text)
+    broken("tracers", any(value_at(state, *keys) is not old for keys, old in zip(paths, before, strict=True)), words)
 
 
 # --- memory
@@ -138,10 +137,10 @@ def places(*trees: Any) -> list[Any]:
     return [(describe(array), pointers(array)) for array in arrays]
 
 
-def is_lost(before: list[Any], kinds: set[str], *trees: Any) -> bool:
-    """Whether nothing that came back lies where some donated array of these types lay."""
+def is_lost(before: list[Any], kind: str, *trees: Any) -> bool:
+    """Whether nothing that came back lies where some donated array of this type lay."""
     after = {pointer for _, found in places(*trees) for pointer in found}
-    return any(kind in kinds and not found <= after for kind, found in before)
+    return any(each == kind and not found <= after for each, found in before)
 
 
 def is_shared(array: Any, *trees: Any) -> bool:

@@ -189,26 +189,21 @@ COMPILED: list[Any] = []
 """What the outermost jit compiled, with its lowered form, the jitted function and its arguments."""
 
 
-def compiled(wrapper: Any, f: Any, finish: Callable[..., Any], **options: Any) -> Any:
-    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, compiled before it is called; ``finish`` gives its outputs."""
-    jit = jax.jit
+def compiled(wrapper: Any, f: Any, finish: Any, **options: Any) -> Any:
+    """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, compiled before it is called; ``finish`` gives the outputs in the place of a run."""
+    jit, level = jax.jit, {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
     def ahead(*given: Any, **options: Any) -> Any:
         def call(*args: Any) -> Any:
             jitted = jit(*given, **options)
             lowered = jitted.lower(*args)
-            level = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
             COMPILED.append((lowered.compile(compiler_options=level), lowered, jitted, args))
-            return finish(*COMPILED[-1])
+            return finish(*COMPILED[-1]) if finish else COMPILED[-1][0](*args)
 
         return call
 
     with mock.patch("jax.jit", ahead):
         return (ahead if wrapper is jit else wrapper)(f, **options)
-
-
-def run(program: Any, _lowered: Any, _jitted: Any, args: Any) -> Any:
-    return program(*args)
 
 
 def leave(program: Any, lowered: Any, *_: Any) -> Any:

@@ -79,6 +79,13 @@ class Slice:
                 self._needs[module][room] = None
                 self.take(room, [name])
 
+    def take_first(self, modules: Iterable[ModuleType], names: set[str]) -> None:
+        """Copy the definitions of names, as far as modules have them. Raises `NoSource`."""
+        for module in modules:
+            imports = ast.Import | ast.ImportFrom
+            own = {name for name in names for each in read(module).bound.get(name, ()) if not isinstance(each, imports)}
+            self.take(module, sorted(own))
+
     def take_function(self, function: Any) -> str:
         """Copy a function, however deep it is defined; its name. Raises `NoSource`."""
         module = inspect.getmodule(function)
@@ -156,38 +163,24 @@ class Source:
     def definition(self, function: Any) -> ast.stmt:
         """The definition of a function, or of the function of a frame. Raises `NoSource`."""
         code = getattr(function, "__code__", None) or getattr(function, "f_code", None)
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef) and code is not None and node.name == code.co_name:
-                if code.co_firstlineno in (lines_of(node)[0], node.lineno):
-                    return node
+        for node in ast.walk(self.tree) if code is not None else ():
+            named = isinstance(node, ast.FunctionDef) and node.name == code.co_name
+            if named and code.co_firstlineno in (lines_of(node)[0], node.lineno):
+                return node
         raise NoSource(f"the source of {getattr(function, '__qualname__', function)} cannot be found")
 
     def effects(self) -> Iterator[ast.stmt]:
-        """What a module of the user runs for its effect: ``jax.config.update(...)``, and what its own decorators or calls put into a registry."""
-        reads = {
-            name: globals_in(self.text(node)[0])
-            for name, nodes in self.bound.items()
-            for node in nodes
-            if isinstance(node, ast.FunctionDef)
-        }
+        """What a module of the user's runs for its effect: it binds no name, or its decorator is a function of the module, as ``@register``."""
+        functions = {name for name, nodes in self.bound.items() if isinstance(nodes[-1], ast.FunctionDef)}
+        reads = {name: globals_in(self.text(self.bound[name][-1])[0]) for name in functions}
         for node in () if is_ours(self.module) else self.tree.body:
-            parts: list[ast.AST] = [
-                part
-                for part in getattr(node, "decorator_list", ())
-                if names_of(part) & self.bound.keys() and not names_of(part) & self.left_out
-            ]
-            if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
-                parts = [node]
-            elif isinstance(node, ast.Assign) and not any(
-                isinstance(target, ast.Name | ast.Tuple) for target in node.targets
-            ):
-                parts = [node]
-            names = names_of(*parts)
-            own = any(
-                isinstance(each, ast.FunctionDef | ast.Assign) for name in names for each in self.bound.get(name, ())
-            )
+            targets = getattr(node, "targets", None) or [ast.Name("")]
+            bare = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
+            bare = bare or not any(isinstance(target, ast.Name | ast.Tuple) for target in targets)
+            decorators = [names_of(each) for each in getattr(node, "decorator_list", ())]
+            names = names_of(node) if bare else set[str]().union(*(each for each in decorators if each & functions))
             needs = names.union(*(reads.get(name, ()) for name in names))
-            if parts and (own or parts == [node]) and not needs & {*self.left_out, "__name__"}:
+            if (bare or names) and not needs & {*self.left_out, "__name__"}:
                 yield node
 
 

@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from pytest_nnxcheck.paste.slicer import LEFT_OUT, NoSource, Slice, globals_in, is_copied, names_of, read
@@ -46,7 +46,7 @@ class Usage:
             return BUILT_IN[name]
         for way in (
             literal,
-            self._reference,
+            self.reference,
             functools.partial(self._fixture, name),
             functools.partial(self._parameter, name, test),
         ):
@@ -62,7 +62,7 @@ class Usage:
         self.setup[f"{place} = {FILL_IN}  # {name} was {one_line(why)}: write a value here"] = None
         return place
 
-    def _reference(self, value: Any) -> str:
+    def reference(self, value: Any) -> str:
         name, home = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
         if (
             home is None
@@ -174,36 +174,40 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
 def of_check(
     frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Sequence[Any] = ()
 ) -> Usage:
-    """How the caller of a ``check`` made the call: the statement, or the function that it is in; else with its arguments written out."""
+    """How the caller of a ``check`` made the call: that call, or the function that it is in; else with its arguments written out."""
     usage, module = usage_with(own), inspect.getmodule(frame.f_code) if frame is not None else None
     with contextlib.suppress(NoSource):
-        if frame is not None and module is not None and frame.f_code.co_name == "<module>":
-            for node in ast.walk(read(module).tree):
-                if isinstance(node, ast.Call) and node.lineno <= frame.f_lineno <= (node.end_lineno or 0):
-                    if ast.unparse(node.func).rpartition(".")[2] in ("check", "assert_invariants"):
-                        usage.slice.take(module, globals_in(ast.unparse(node)))
-                        usage.call = ast.unparse(node)
-        elif (
-            frame is not None
-            and module is not None
-            and (node := read(module).definition(frame)) in read(module).tree.body
-        ):
-            usage.slice.take_statement(module, node)
-            names = inspect.signature(module.__dict__[frame.f_code.co_name]).parameters
-            usage.call = f"{frame.f_code.co_name}({', '.join(f'{name}={usage.value(name, frame.f_locals.get(name))}' for name in names)})"
+        if frame is not None and module is not None:
+            usage.call = call_in(usage, module, frame)
     if not usage.call:
         owner = getattr(subject, "__self__", subject)
-        text = (
-            usage.value("subject", subject)
-            if inspect.isfunction(subject)
-            else usage.hole("model", f"a {type(owner).__qualname__}")
-        )
         with contextlib.suppress(NoSource):
-            usage._reference(type(owner))
+            usage.reference(type(owner))
+        made = f"a {type(owner).__qualname__}"
+        text = usage.value("subject", subject) if inspect.isfunction(subject) else usage.hole("model", made)
         text += "" if owner is subject else f".{subject.__name__}"
         given = [usage.value(f"argument_{number}", value) for number, value in enumerate(args)]
-        usage.call = f"nnx_wrap({text})({', '.join([*given, *(f'{key}={usage.value(key, value)}' for key, value in kwargs.items())])})"
+        given += [f"{key}={usage.value(key, value)}" for key, value in kwargs.items()]
+        usage.call = f"nnx_wrap({text})({', '.join(given)})"
     return usage
+
+
+def call_in(usage: Usage, module: ModuleType, frame: FrameType) -> str:
+    """The call that a frame makes, at the top of a module or as a call of its function; empty where there is neither. Raises `NoSource`."""
+    source, name = read(module), frame.f_code.co_name
+    if name != "<module>":
+        node = source.definition(frame)
+        if node not in source.tree.body:
+            return ""
+        usage.slice.take_statement(module, node)
+        parameters = inspect.signature(getattr(module, name)).parameters
+        return f"{name}({', '.join(f'{each}={usage.value(each, frame.f_locals.get(each))}' for each in parameters)})"
+    for call in ast.walk(source.tree):
+        here = isinstance(call, ast.Call) and call.lineno <= frame.f_lineno <= (call.end_lineno or 0)
+        if here and isinstance(call.func, ast.Name) and call.func.id in ("check", "assert_invariants"):
+            usage.slice.take(module, globals_in(ast.unparse(call)))
+            return ast.unparse(call)
+    return ""
 
 
 def usage_with(own: Sequence[Callable[..., Any]], origin: Origin | None = None) -> Usage:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 from pasted_programs import run_fresh, told
 
 from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, Violation
-from pytest_nnxcheck.reproducer.assertions import can_look_for
+from pytest_nnxcheck.paste.call import can_look_for
 from pytest_nnxcheck.paste.files import ProgramWarning, file_name
-from pytest_nnxcheck.reproducer.literals import Literals, NotLiteral
+from pytest_nnxcheck.paste.usage import literal
 
 # --- how a test is written
 
@@ -170,7 +170,12 @@ def test_what_no_program_can_look_for_has_none():
     assert not can_look_for(Violation("finite"))
 
 
-def test_an_array_on_several_devices_is_no_literal():
-    sharded = SimpleNamespace(sharding=SimpleNamespace(device_set={0, 1}))
-    with pytest.raises(NotLiteral):
-        Literals()._array(sharded)
+@pytest.mark.parametrize("value", [{"a": [1, 2.5, None, (True,)]}, "ü\n'\"", b"\0", {1, 2}, -1j, range])
+def test_a_literal_reads_back_as_the_same_value(value):
+    assert eval(literal(value) or "range") == value
+
+
+def test_an_array_is_written_out_and_of_a_large_one_its_shape():
+    assert literal(jnp.arange(3)) == "jnp.array([0, 1, 2], 'int32')"
+    assert literal(jnp.arange(100.0)) == "jnp.ones((100,), 'float32')"
+    assert literal(object()) == ""
