@@ -31,6 +31,12 @@ ASSERTED = frozenset(("tracers", "memory", "donation", "parity"))
 """The invariants that a program can look for without the plugin."""
 OWN = "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
 """The line that gives the run arrays of its own: the jit donates them."""
+GIVEN = {
+    (False, False): "(subject, args, kwargs)",
+    (False, True): "(subject.__func__, (subject.__self__, *args), kwargs)",
+    (True, False): "unwrapped(subject, args, kwargs)",
+}
+"""How the function of a subject is written with all of its arguments: of a plain one, a method, a partial."""
 REPEATED = found.TracerLeft | found.StateTouched
 """Of other findings the first of a kind is enough to know it by."""
 
@@ -50,8 +56,8 @@ class Call:
     """What each layer must know, as text."""
     plain: bool
     """Whether jax alone takes the output apart."""
-    partial: bool
-    """Whether arguments are in a partial, or the subject is a method."""
+    given: str
+    """The function, and all of its arguments: a method or a partial holds some of them."""
     opened: Mapping[str, Any]
     """Classes of which jax knows nothing, with their fields that hold state."""
     abstract: bool
@@ -68,7 +74,7 @@ class Call:
             donated=donated_inputs(subject, nesting, settings.donate),
             plans=tuple(plans_of(subject, profile, nesting)),
             plain=profile.plain or (profile is UNKNOWN and bool(nesting.layers)),
-            partial=subject.partial,
+            given=GIVEN[subject.partial, subject.method],
             opened=fields_by_class([value for _, value in subject.opened]) | dict(profile.opened),
             abstract=subject.abstract,
             subject=whole(subject, profile),
@@ -93,7 +99,7 @@ class Call:
 def whole(subject: Subject, profile: Profile) -> str:
     """How a call of one module with arrays alone is written, whose output is one array; empty for any other."""
     labels, given = [*subject.labels.values(), *subject.input_names], inspect.signature(subject.function).parameters
-    arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
+    arrays_alone = subject.plain and not (subject.partial or subject.method or subject.static or isinstance(subject.state, Nodes))
     if not arrays_alone or not subject.input_names or profile.out_names != ("",) or not profile.plain:
         return ""
     if getattr(subject.function, "__qualname__", "") == f"{type(subject.state).__qualname__}.__call__":
@@ -351,8 +357,7 @@ def apart(call: Call) -> Iterator[str]:
         yield from [] if call.subject == "subject" else ["state = subject"]
         yield f"program = lambda state, *inputs: ({call.subject}(state, *inputs),)"
         return
-    given = "unwrapped(subject, args, kwargs)" if call.partial else "(subject, args, kwargs)"
-    given = f"opened({given})" if call.opened else given
+    given = f"opened({call.given})" if call.opened else call.given
     nodes, join = "[state]", "lambda state: state"
     if () not in call.labels.values():
         nodes = f"[{', '.join(f'state.{name}' for name in call.names)}]"

@@ -24,7 +24,7 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
-from pytest_nnxcheck.paste.call import Call, call_text, judged_on
+from pytest_nnxcheck.paste.call import GIVEN, Call, call_text, judged_on
 from pytest_nnxcheck.paste.slicer import Slice, bound_by, globals_in
 from pytest_nnxcheck.paste.usage import FILL_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import headline
@@ -58,7 +58,7 @@ class Spec:
     outcome: Outcome | None = None
 
 
-NO_CALL = Call((), {}, (), (), (), plain=True, partial=False, opened={}, abstract=False, subject="")
+NO_CALL = Call((), {}, (), (), (), plain=True, given=GIVEN[False, False], opened={}, abstract=False, subject="")
 
 
 def compose(spec: Spec, usage: Usage) -> str:

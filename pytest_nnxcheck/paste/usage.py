@@ -134,6 +134,11 @@ def literal(value: Any) -> str:
     if isinstance(value, jax.Array | np.ndarray | np.generic) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         made = f"ones({value.shape}" if value.size > MOST_ELEMENTS else f"array({np.asarray(value).tolist()!r}"
         return f"jnp.{made}, {value.dtype.name!r})"
+    if type(value) in (list, tuple, dict):
+        items = [(ascii(key), literal(item)) for key, item in value.items()] if type(value) is dict else []
+        texts = [f"{key}: {text}" for key, text in items] or [literal(item) for item in value]
+        left, right = {list: "[]", tuple: ("(", ",)"[len(value) != 1 :]), dict: "{}"}[type(value)]
+        return "" if "" in texts or "" in dict(items).values() else f"{left}{', '.join(texts)}{right}"
     with contextlib.suppress(ValueError, SyntaxError, TypeError):
         return text if ast.literal_eval(text := ascii(value)) == value else ""
     return ""

@@ -120,7 +120,7 @@ def test_a_place_that_cannot_be_written_costs_no_run(inner, pytester, file):
     result.assert_outcomes(failed=1, passed=1, warnings=result.parseoutcomes()["warnings"])
     result.stdout.re_match_lines([r"E         program     not written: \w+Error: .*"])
     assert "the programs to paste of test_inner.py::test_leak cannot be written" in result.stdout.str()
-    result.stdout.fnmatch_lines(["E       nnx invariant broken: tracers *"])
+    result.stdout.fnmatch_lines(["E       nnx invariant broken: tracers"])
 
 
 def test_a_warning_that_is_an_error_costs_no_run_either(inner, pytester):
@@ -133,12 +133,8 @@ def test_a_warning_that_is_an_error_costs_no_run_either(inner, pytester):
 def test_without_the_cache_it_lies_in_a_temporary_folder(inner, tmp_path, monkeypatch):
     import tempfile
 
-    from pytest_nnxcheck.plugin import cache
-
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    cache._temporary.cache_clear()
     result = inner(LEAK, "--nnx-nesting", "jit", "-p", "no:cacheprovider")
-    cache._temporary.cache_clear()
     ((_, _, program),) = told(result.stdout.str()).values()
     assert Path(program).is_relative_to(tmp_path)
     assert Path(program).is_file()
