@@ -220,6 +220,11 @@ class Bare(ast.NodeTransformer):
         node.returns, node.body = None, node.body or [ast.Pass()]
         return node
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self.generic_visit(node)
+        node.body = node.body or [ast.Pass()]
+        return node
+
     def visit_arg(self, node: ast.arg) -> ast.AST:
         return ast.arg(node.arg)
 
