@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,8 +29,6 @@ from pytest_nnxcheck.transforms.layer import LENGTH
 
 ASSERTED = frozenset(("tracers", "memory", "donation", "parity"))
 """The invariants that a program can look for without the plugin."""
-OWN = "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
-"""The line that gives the run arrays of its own: the jit donates them."""
 GIVEN = {
     (False, False): "(subject, args, kwargs)",
     (False, True): "(subject.__func__, (subject.__self__, *args), kwargs)",
@@ -99,7 +97,9 @@ class Call:
 def whole(subject: Subject, profile: Profile) -> str:
     """How a call of one module with arrays alone is written, whose output is one array; empty for any other."""
     labels, given = [*subject.labels.values(), *subject.input_names], inspect.signature(subject.function).parameters
-    arrays_alone = subject.plain and not (subject.partial or subject.method or subject.static or isinstance(subject.state, Nodes))
+    arrays_alone = subject.plain and not (
+        subject.partial or subject.method or subject.static or isinstance(subject.state, Nodes)
+    )
     if not arrays_alone or not subject.input_names or profile.out_names != ("",) or not profile.plain:
         return ""
     if getattr(subject.function, "__qualname__", "") == f"{type(subject.state).__qualname__}.__call__":
@@ -162,27 +162,50 @@ def judged_on(outcome: Outcome | None) -> OnTarget | None:
     return on[0] if on and len(on) == len(every) else None
 
 
-Looks = dict[str, dict[str, None]]
-"""Lines to write at what the call is handed (``first``), ``before`` and ``after`` it runs; types of tracers to ``search`` for, leaves that stay ``untouched``."""
+@dataclass
+class Looks:
+    """What a program looks for: lines at what the call is handed, before and after it runs."""
+
+    first: dict[str, None] = field(default_factory=dict)
+    before: dict[str, None] = field(default_factory=dict)
+    after: dict[str, None] = field(default_factory=dict)
+    search: dict[str, None] = field(default_factory=dict)
+    """Types of tracers to look for when it has run."""
+    untouched: dict[str, None] = field(default_factory=dict)
+    """Leaves that no ``eval_shape`` may change."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """What the plugin said, by invariant."""
+    own_arrays: bool = True
+    """Whether the run gets arrays of its own: not where something looks into the buffers of the user's."""
+
+    @property
+    def compiles(self) -> bool:
+        return any("COMPILED" in line for line in self.after)
+
+    @property
+    def donates(self) -> bool:
+        return not self.broken or bool(self.broken.keys() & {"memory", "donation"})
 
 
 def looks_of(outcome: Outcome | None, nesting: Nesting, call: Call) -> Looks:
     """What a program looks for; nothing before the nesting has run, and where it raised what the user's code raises."""
-    looks: Looks = {when: {} for when in ("first", "before", "after", "search", "untouched")}
+    looks = Looks()
     if on := judged_on(outcome):
         target = parse_target(on.target)
         how = f"{targets.topology(target)}, {targets.effort_options(on.effort)}, {targets.options_for(target.chip)}"
-        looks["after"][f"program, there = on_target({how}, COMPILED[-1])"] = None
+        looks.after[f"program, there = on_target({how}, COMPILED[-1])"] = None
     for violation in outcome.violations if outcome is not None else ():
         seen = set[type[Finding]]()
         rows = violation.details if violation.invariant == "donation" else ()  # a row a leaf
+        looks.broken[violation.invariant] = violation.summary
         words = ", ".join(ascii(text) for text in (violation.summary, *(text for _, text in rows)))
         for finding in violation.findings:
+            looks.own_arrays &= not isinstance(finding, found.ViewedBuffer)
             if isinstance(finding, FindingOnTarget) == (on is not None) and type(finding) not in seen:
                 seen |= set() if isinstance(finding, REPEATED) else {type(finding)}
                 for when, text in look_for(finding, nesting, call):
                     says = f"broken({violation.invariant!r}, {text}, {words})"
-                    looks[when][says if when in ("first", "after") else text] = None
+                    getattr(looks, when)[says if when in ("first", "after") else text] = None
     return looks
 
 
@@ -298,57 +321,56 @@ def layer_text(layer: Layer, inner: str, values: Mapping[str, str], ours: Slice)
 
 
 def call_text(name: str, outcome: Outcome | None, nesting: Nesting, settings: Settings, call: Call, ours: Slice) -> str:
-    """The function that takes a call apart, puts the layers around it, runs it and looks."""
-    looks, states, broke = looks_of(outcome, nesting, call), states_of(nesting), outcome.violations if outcome else ()
-    compiles = call.abstract or any("COMPILED" in line for line in looks["after"])
-    donates = not broke or compiles or any(violation.invariant == "donation" for violation in broke)
-    donated = (0,) if states and settings.donate != "none" else ()
-    donated += tuple((states or 0) + number for number in call.donated)
-    options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated and donates else "")
-    finish = f"compiled(wrapper, f, {'leave' if call.abstract else None}" if compiles else "wrapper(f"
-    jit, plain = f"lambda wrapper, f: {finish}{options})", "lambda wrapper, f: wrapper(f)"
-    words = next((violation.summary for violation in broke if violation.invariant == "tracers"), "")
-    untouched = f"untouched(state, {words!a}, {', '.join(looks['untouched'])})" if looks["untouched"] else ""
-    layers = "call"
+    """The function that puts the layers around a call, and the one that takes it apart, runs it and looks."""
+    looks, states, layers = looks_of(outcome, nesting, call), states_of(nesting), "call"
+    tracers, nested = ascii(looks.broken.get("tracers", "")), name.replace("wrapped", "nesting")
+    touched = f"untouched(state, {tracers}, {', '.join(looks.untouched)})"
+    unchanged = f"lambda state: {touched if looks.untouched else 'contextlib.nullcontext()'}"
     for number, layer in reversed([*enumerate(nesting.layers)]):
-        values = {"jit": plain if number or states is None else jit}
-        values["unchanged"] = f"lambda state: {untouched or 'contextlib.nullcontext()'}"
-        layers = layer_text(layer, layers, {**call.plans[number], **values}, ours)
-    nesting_text = f"nesting{name.removeprefix('wrapped')}"
-    run = f"{nesting_text}(program)(state, *inputs)"
-    run = f"traced({nesting_text}(program), state, inputs)" if call.abstract and states is None else run
-    run = f"run_for_tracers(lambda: {run}, {set(looks['search'])!r}, {words!a})" if looks["search"] else run
-    viewed = any(isinstance(each, found.ViewedBuffer) for violation in broke for each in violation.findings)
+        jit = jit_text(call, settings, looks, states) if states is not None and not number else "wrapper(f)"
+        plan = {**call.plans[number], "unchanged": unchanged, "jit": f"lambda wrapper, f: {jit}"}
+        layers = layer_text(layer, layers, plan, ours)
+    run = f"{nested}(program)(state, *inputs)"
+    if call.abstract and states is None:
+        run = f"traced({nested}(program), state, inputs)"
+    if looks.search:
+        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {tracers})"
+    output = un_nested(nesting, call.abstract)
     lines = [
         *apart(call),
-        *looks["first"],
-        *([OWN] if not call.abstract and donates and not viewed and states is not None else []),
-        *(
-            ["inputs = [*map(jnp.array, inputs)]"]
-            if not call.abstract and not (call.subject and donated == (0,))
-            else []
-        ),
-        *(["nnx.update(state, abstract_state(nnx.state(state)))"] if call.abstract and compat.active_mesh() else []),
-        *["inputs = [*map(with_axis, inputs)]" for layer in nesting.layers if layer.row.axis],
-        *(
-            ["nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)"]
-            if states and any(layer.row.on_mesh for layer in nesting.layers)
-            else []
-        ),
-        *looks["before"],
+        *looks.first,
+        *ready(call, nesting, looks),
+        *looks.before,
         f"output = {run}",
-        *looks["after"],
-        f"return {'' if call.subject else 'rebuild'}({un_nested(nesting, call.abstract)}){'[0]' if call.subject else ''}",
+        *looks.after,
+        f"return {output}[0]" if call.subject else f"return rebuild({output})",
     ]
+    given = {"subject": "state, *inputs", "": "*args, **kwargs"}.get(call.subject, "*inputs")
     body = "\n".join(f"    {line}" for line in lines)
-    given = (
-        "subject, state, *inputs"
-        if call.subject == "subject"
-        else "subject, *inputs"
-        if call.subject
-        else "subject, *args, **kwargs"
-    )
-    return f"def {nesting_text}(call):\n    return {layers}\n\ndef {name}({given}):\n{body}"
+    return f"def {nested}(call):\n    return {layers}\n\ndef {name}(subject, {given}):\n{body}"
+
+
+def jit_text(call: Call, settings: Settings, looks: Looks, states: int) -> str:
+    """The jit of the outermost layer: it donates, and is compiled before it runs where a look asks for the program."""
+    donated = [*([0] if states and settings.donate != "none" else []), *(states + number for number in call.donated)]
+    options = ", keep_unused=True" + (f", donate_argnums={(*donated,)}" if donated and looks.donates else "")
+    if call.abstract or looks.compiles:
+        return f"compiled(wrapper, f, {'leave' if call.abstract else None}{options})"
+    return f"wrapper(f{options})"
+
+
+def ready(call: Call, nesting: Nesting, looks: Looks) -> Iterator[str]:
+    """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
+    states = states_of(nesting)
+    if not call.abstract and looks.donates and looks.own_arrays and states is not None:
+        yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
+    if not call.abstract and (not call.subject or call.donated):
+        yield "inputs = [*map(jnp.array, inputs)]"
+    elif call.abstract and compat.active_mesh() is not None:
+        yield "nnx.update(state, abstract_state(nnx.state(state)))"
+    yield from ["inputs = [*map(with_axis, inputs)]" for layer in nesting.layers if layer.row.axis]
+    if states and any(layer.row.on_mesh for layer in nesting.layers):
+        yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
 
 
 def apart(call: Call) -> Iterator[str]:

@@ -185,8 +185,8 @@ def is_near(one: Any, two: Any, least: float) -> bool:
         one, two = jax.random.key_data(one), jax.random.key_data(two)
     if isinstance(one, str):
         return bool(one == two)
-    wide = [np.asarray(value).astype(complex) for value in (one, two)]
-    return np.allclose(*wide, rtol=0, atol=least, equal_nan=True)
+    first, second = (np.asarray(value).astype(complex) for value in (one, two))
+    return np.allclose(first, second, rtol=0, atol=least, equal_nan=True)
 
 
 # --- a target

@@ -26,14 +26,14 @@ from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
 from pytest_nnxcheck.paste.call import GIVEN, Call, call_text, judged_on
 from pytest_nnxcheck.paste.slicer import Slice, bound_by, globals_in
-from pytest_nnxcheck.paste.usage import FILL_IN, Usage, one_line
+from pytest_nnxcheck.paste.usage import FILL_IN, STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import headline
 from pytest_nnxcheck.subject import abstract_arrays
 from pytest_nnxcheck.transforms import layer, mapping
 
-STAND_IN = """def {}(subject, *args, kwargs=None, **settings):
+STAND_IN_TEXT = """def {}(subject, *args, kwargs=None, **settings):
     return nnx_wrap(subject)(*args, **(kwargs or {{}}))"""
-"""What the user's own code takes from this package, ``check`` or ``assert_invariants``."""
+"""``check`` or ``assert_invariants``, as the user's own code calls it."""
 USUAL = {
     "jax_enable_x64": False,
     "jax_default_prng_impl": "threefry2x32",
@@ -77,10 +77,7 @@ def compose(spec: Spec, usage: Usage) -> str:
             sorted({*imports, *(["import sys"] if holes else [])}, key=lambda line: (line.startswith("from"), line))
         ),
         "\n".join(configuration()),
-        *(
-            (STAND_IN if name in ("check", "assert_invariants") else missing).format(name)
-            for name in usage.slice.missing
-        ),
+        *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in usage.slice.missing),
         f"{FILL_IN} = ..." if holes else "",
         section("the test", "\n\n".join(user)),
         section("the layers that ran around it, and what looks for the finding", own),

@@ -110,11 +110,13 @@ FILLED: list[Any] = []
 """(object, field, its own value, that of the program) while a call runs."""
 
 
-def get(owner: Any, name: Any, item: bool) -> Any:
+def get(owner: Any, field: tuple[Any, bool]) -> Any:
+    name, item = field
     return operator.getitem(owner, name) if item else getattr(owner, name, None)
 
 
-def put(owner: Any, name: Any, item: bool, value: Any) -> None:
+def put(owner: Any, field: tuple[Any, bool], value: Any) -> None:
+    name, item = field
     (operator.setitem if item else object.__setattr__)(owner, name, value)
 
 
@@ -127,14 +129,14 @@ def opened(tree: Any) -> Any:
 
 
 def read_fields(owner: Any) -> Any:
-    return [get(owner, *field) for field in OPENED[type(owner).__qualname__]], owner
+    return [get(owner, field) for field in OPENED[type(owner).__qualname__]], owner
 
 
 def fill_fields(owner: Any, values: Any) -> Any:
     """The object itself, which holds the values of the program while the call runs."""
     for field, value in zip(OPENED[type(owner).__qualname__], values, strict=True):
-        FILLED.append((owner, field, get(owner, *field), value))
-        put(owner, *field, value)
+        FILLED.append((owner, field, get(owner, field), value))
+        put(owner, field, value)
     return owner
 
 
@@ -142,8 +144,8 @@ def emptied(output: Any, state: Any, home: Any) -> Any:
     """`parts_of`, after the objects hold their own values again, unless the call itself has put others there."""
     packed = parts_of(opened(output), state, home)
     for owner, field, old, new in FILLED:
-        if get(owner, *field) is new:
-            put(owner, *field, old)
+        if get(owner, field) is new:
+            put(owner, field, old)
     jax.tree.map(
         lambda _: None, output, is_leaf=is_node
     )  # what is returned keeps no tracers until it is made of arrays

@@ -163,9 +163,9 @@ class Source:
     def definition(self, function: Any) -> ast.stmt:
         """The definition of a function, or of the function of a frame. Raises `NoSource`."""
         code = getattr(function, "__code__", None) or getattr(function, "f_code", None)
-        for node in ast.walk(self.tree) if code is not None else ():
-            named = isinstance(node, ast.FunctionDef) and node.name == code.co_name
-            if named and code.co_firstlineno in (lines_of(node)[0], node.lineno):
+        name, line = getattr(code, "co_name", ""), getattr(code, "co_firstlineno", 0)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef) and node.name == name and line in (lines_of(node)[0], node.lineno):
                 return node
         raise NoSource(f"the source of {getattr(function, '__qualname__', function)} cannot be found")
 

@@ -17,6 +17,8 @@ from pytest_nnxcheck.paste.slicer import LEFT_OUT, NoSource, Slice, globals_in, 
 FILL_IN = "FILL_IN"
 BUILT_IN = {"nnx_wrap": "nnx_wrap", "tmp_path": "__import__('pathlib').Path(__import__('tempfile').mkdtemp())"}
 """Fixtures that a line is written for."""
+STAND_IN = ("check", "assert_invariants")
+"""What a program has a few lines for in the place of this package's."""
 MOST_ELEMENTS = 64
 """Of a larger array the program has one of the same shape."""
 
@@ -41,16 +43,13 @@ class Usage:
     call: str = ""
 
     def value(self, name: str, value: Any, test: Any = None) -> str:
-        """The text of an argument: a literal, a definition by its name, its fixture called, its place in a list of parameters, or a place to fill in."""
+        """The text of an argument: a literal, a definition by its name, its fixture called, its place in a list of parameters, an array like it, or a place to fill in."""
         if name in BUILT_IN:
             return BUILT_IN[name]
-        for way in (
-            literal,
-            self.reference,
-            functools.partial(self._fixture, name),
-            functools.partial(self._parameter, name, test),
-        ):
-            with contextlib.suppress(NoSource):
+        fixture, parameter = functools.partial(self._fixture, name), functools.partial(self._parameter, name, test)
+        for way in (literal, self.reference, fixture, parameter, functools.partial(literal, like=True)):
+            # A value may be an array that is deleted, or a tracer.
+            with contextlib.suppress(NoSource, RuntimeError, TypeError, ValueError):
                 if text := way(value):
                     return text
         return self.hole(name, f"a {type(value).__qualname__}, which cannot be written here")
@@ -64,11 +63,10 @@ class Usage:
 
     def reference(self, value: Any) -> str:
         name, home = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
-        if (
-            home is None
-            or not name
-            or functools.reduce(lambda at, part: getattr(at, part, None), name.split("."), home) is not value
-        ):
+        named: Any = home
+        for part in name.split("."):
+            named = getattr(named, part, None)
+        if home is None or named is not value:
             return ""
         root = name.partition(".")[0]
         if is_copied(home) or home in self.slice.texts:
@@ -86,9 +84,8 @@ class Usage:
         line = f"{own}({', '.join(f'{each}={self._dependency(name, each)}' for each in inspect.signature(plain).parameters)})"
         if inspect.isgeneratorfunction(plain):
             self.setup[f"{made}_steps = {line}"] = None
-            self.setup[f"__import__('atexit').register({made}_steps.close)"] = (
-                None  # not when the modules that it needs are gone
-            )
+            # Not when the modules that it needs are gone already.
+            self.setup[f"__import__('atexit').register({made}_steps.close)"] = None
             line = f"next({made}_steps)"
         self.setup[f"{made} = {line}"] = None
         return made
@@ -123,22 +120,27 @@ def one_line(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def literal(value: Any) -> str:
-    """What reads back as the same value, of a large array as one of its shape; nothing where no short text does."""
+def literal(value: Any, *, like: bool = False) -> str:
+    """What reads back as the same value, for a large array one of its shape where that is ``like`` enough; nothing where no short text does."""
     import jax
     import jax.numpy as jnp
     import numpy as np
 
     if isinstance(value, jax.ShapeDtypeStruct):
         return f"jax.ShapeDtypeStruct({value.shape}, {value.dtype.name!r})"
-    if isinstance(value, jax.Array | np.ndarray | np.generic) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        made = f"ones({value.shape}" if value.size > MOST_ELEMENTS else f"array({np.asarray(value).tolist()!r}"
-        return f"jnp.{made}, {value.dtype.name!r})"
-    if type(value) in (list, tuple, dict):
-        items = [(ascii(key), literal(item)) for key, item in value.items()] if type(value) is dict else []
-        texts = [f"{key}: {text}" for key, text in items] or [literal(item) for item in value]
-        left, right = {list: "[]", tuple: ("(", ",)"[len(value) != 1 :]), dict: "{}"}[type(value)]
-        return "" if "" in texts or "" in dict(items).values() else f"{left}{', '.join(texts)}{right}"
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return f"jax.random.wrap_key_data({literal(jax.random.key_data(value))})"
+        if value.size > MOST_ELEMENTS:
+            return f"jnp.ones({value.shape}, {value.dtype.name!r})" if like else ""
+        return f"jnp.array({np.asarray(value).tolist()!r}, {value.dtype.name!r})"
+    if type(value) in (list, tuple):
+        items, comma = [literal(item, like=like) for item in value], "," * (len(value) == 1)
+        text = f"[{', '.join(items)}]" if type(value) is list else f"({', '.join(items)}{comma})"
+        return text if all(items) else ""
+    if type(value) is dict:
+        pairs = [(literal(key), literal(item, like=like)) for key, item in value.items()]
+        return f"{{{', '.join(f'{key}: {item}' for key, item in pairs)}}}" if all(map(all, pairs)) else ""
     with contextlib.suppress(ValueError, SyntaxError, TypeError):
         return text if ast.literal_eval(text := ascii(value)) == value else ""
     return ""
@@ -207,9 +209,8 @@ def call_in(usage: Usage, module: ModuleType, frame: FrameType) -> str:
         usage.slice.take_statement(module, node)
         parameters = inspect.signature(getattr(module, name)).parameters
         return f"{name}({', '.join(f'{each}={usage.value(each, frame.f_locals.get(each))}' for each in parameters)})"
-    for call in ast.walk(source.tree):
-        here = isinstance(call, ast.Call) and call.lineno <= frame.f_lineno <= (call.end_lineno or 0)
-        if here and isinstance(call.func, ast.Name) and call.func.id in ("check", "assert_invariants"):
+    for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call)):
+        if call.lineno <= frame.f_lineno <= (call.end_lineno or 0) and ast.unparse(call.func) in STAND_IN:
             usage.slice.take(module, globals_in(ast.unparse(call)))
             return ast.unparse(call)
     return ""
