@@ -32,7 +32,7 @@ from pytest_nnxcheck.invariants.successors import common, keys, successors
 from pytest_nnxcheck.jaxprs.waste import Waste
 from pytest_nnxcheck.subject.inner_jits import plain
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.subject import Nodes, Subject
 
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""
@@ -153,18 +153,19 @@ def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
     sizes = [nbytes(leaf) for _, leaf in compat.flat_state(compat.split(subject.state)[1])]
     used = {path for number, path in enumerate(profile.state_paths) if number not in profile.unused}
     unused = [number for number, path in enumerate(profile.state_paths) if path not in used]
+    several = isinstance(subject.state, Nodes)  # then the first key of a path is the name of an object
     if unused:
-        names = dict.fromkeys(map(subject.path, whole_parts((profile.state_paths[n] for n in unused), used)))
+        names = dict.fromkeys(map(subject.path, whole_parts((profile.state_paths[n] for n in unused), used, several)))
         yield Unused(tuple(names), sum(sizes[number] for number in unused))
     if jit := compat.jitted(subject.function):
         yield from not_donated(subject, profile, sizes, jit)
 
 
-def whole_parts(paths: Iterable[Path], others: Collection[Path]) -> Iterator[Path]:
-    """The shortest paths that lead to these leaves, and to none of the others."""
+def whole_parts(paths: Iterable[Path], others: Collection[Path], shortest: int) -> Iterator[Path]:
+    """The shortest paths, of as many keys at the least, that lead to these leaves, and to none of the others."""
     shared = {path[:length] for path in others for length in range(len(path) + 1)}
     for path in paths:
-        yield next((path[:length] for length in range(len(path)) if path[:length] not in shared), path)
+        yield next((path[:length] for length in range(shortest, len(path)) if path[:length] not in shared), path)
 
 
 def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: str) -> Iterator[NotDonated]:
