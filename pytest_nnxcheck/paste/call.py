@@ -328,7 +328,7 @@ def call_text(name: str, outcome: Outcome | None, nesting: Nesting, settings: Se
     unchanged = f"lambda state: {touched if looks.untouched else 'contextlib.nullcontext()'}"
     for number, layer in reversed([*enumerate(nesting.layers)]):
         jit = jit_text(call, settings, looks, states) if states is not None and not number else "wrapper(f)"
-        plan = {**call.plans[number], "unchanged": unchanged, "jit": f"lambda wrapper, f: {jit}"}
+        plan = dict(call.plans[number], unchanged=unchanged, jit=f"lambda wrapper, f: {jit}")
         layers = layer_text(layer, layers, plan, ours)
     run = f"{nested}(program)(state, *inputs)"
     if call.abstract and states is None:
