@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -312,12 +313,19 @@ def layer_text(layer: Layer, inner: str, values: Mapping[str, str], ours: Slice)
     """A layer around an inner program: its function, which is copied, and a plan of what that reads."""
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
         return f"registered({getattr(own.function, '__name__', layer.transform)}, {inner})"
-    name, alone = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}", Slice()
-    for each in (alone, ours):
-        each.take(home(name), [name])
-    words = sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))
+    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    ours.take(home(name), [name])
+    words = read_of_plan(name)
     plan = f"types.SimpleNamespace({', '.join(f'{word}={values[word]}' for word in words)})"
     return f"{name}({inner}, {plan if words else None})"
+
+
+@functools.cache
+def read_of_plan(name: str) -> list[str]:
+    """What the function of a layer reads of its plan, itself or in a function that it calls."""
+    alone = Slice()
+    alone.take(home(name), [name])
+    return sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))
 
 
 def call_text(name: str, outcome: Outcome | None, nesting: Nesting, settings: Settings, call: Call, ours: Slice) -> str:

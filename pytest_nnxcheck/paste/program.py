@@ -25,7 +25,7 @@ from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
 from pytest_nnxcheck.paste.call import GIVEN, Call, call_text, judged_on
-from pytest_nnxcheck.paste.slicer import Slice, bound_by, globals_in
+from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
 from pytest_nnxcheck.paste.usage import FILL_IN, STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import headline
 from pytest_nnxcheck.subject import abstract_arrays
@@ -64,8 +64,9 @@ NO_CALL = Call((), {}, (), (), (), plain=True, given=GIVEN[False, False], opened
 def compose(spec: Spec, usage: Usage) -> str:
     """The whole program."""
     folders, user, holes = [*usage.slice.folders], usage.slice.chunks(ours=False), [*usage.holes]
-    own, imports = our_part(spec)
-    own = renamed(own, bound_in([*usage.slice.imports, *user, *usage.setup]))
+    texts, imports = our_part(spec)
+    taken = {name for text in (*usage.slice.imports, *user, *usage.setup) for name in bound_in(text)}
+    own = renamed(texts, taken)
     imports |= {"import jax", "import jax.numpy as jnp", "from flax import nnx", *usage.slice.imports}
     imports |= {f"import {name}" for name in ("contextlib", "itertools", "types") if name in globals_in(own)}
     missing = "{} = None  # needs pytest: write it anew where the test uses it"
@@ -86,7 +87,7 @@ def compose(spec: Spec, usage: Usage) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def our_part(spec: Spec) -> tuple[str, set[str]]:
+def our_part(spec: Spec) -> tuple[list[str], set[str]]:
     """The layers, the calls, and what those need; and import lines."""
     ours, calls = Slice(), spec.calls or (NO_CALL,)
     names = [f"wrapped_{number}" for number in range(1, len(calls))] + ["wrapped"]
@@ -105,7 +106,7 @@ def our_part(spec: Spec) -> tuple[str, set[str]]:
     opened = {name: fields for call in calls for name, fields in call.opened.items()}
     needed = [text for text in ours.chunks(ours=True) if text not in layers]
     needed = [f"OPENED = {opened!r}" if text == "OPENED = {}" else text for text in needed]
-    return "\n\n".join([*layers, *texts, *needed]), {*ours.imports}
+    return [*layers, *texts, *needed], {*ours.imports}
 
 
 def configuration() -> Iterator[str]:
@@ -119,21 +120,16 @@ def section(title: str, text: str) -> str:
     return f"# {f'--- {title} ':-<116}\n{text}"
 
 
-def bound_in(texts: list[str]) -> set[str]:
-    return {name for text in texts for statement in ast.parse(text).body for name in bound_by(statement)}
-
-
-def renamed(text: str, taken: set[str]) -> str:
+def renamed(texts: list[str], taken: set[str]) -> str:
     """Our part of a program, with other names for what the user's part binds as well."""
-    clash = (bound_in([text]) & taken) - {"nnx_wrap"}
-    if not clash:
-        return text
-    tree = ast.parse(text)
+    clash = {name for text in texts for name in bound_in(text)} & (taken - {"nnx_wrap"})
+    whole = "\n\n".join(texts)
+    tree = ast.parse(whole if clash else "")
     for node in ast.walk(tree):
         for part in () if isinstance(node, ast.keyword) else ("id", "name", "arg"):
             if getattr(node, part, None) in clash:
                 setattr(node, part, f"{getattr(node, part)}_")
-    return ast.unparse(tree)
+    return ast.unparse(tree) if clash else whole
 
 
 def header(spec: Spec) -> list[str]:

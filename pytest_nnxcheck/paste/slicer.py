@@ -79,7 +79,7 @@ class Slice:
                 self._needs[module][room] = None
                 self.take(room, [name])
 
-    def take_first(self, modules: Iterable[ModuleType], names: set[str]) -> None:
+    def take_first(self, modules: Iterable[ModuleType], names: frozenset[str]) -> None:
         """Copy the definitions of names, as far as modules have them. Raises `NoSource`."""
         for module in modules:
             imports = ast.Import | ast.ImportFrom
@@ -132,7 +132,7 @@ class Slice:
             self.folders[str(path.parent.parent if path.name == "__init__.py" else path.parent)] = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """One module, taken apart: the statements at its top by the names that they bind, and the names that are nothing without pytest."""
 
@@ -143,6 +143,7 @@ class Source:
     stars: list[ast.stmt]
     left_out: frozenset[str]
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - sources live as long as `read` knows them; programs are many
     def text(self, node: ast.stmt) -> tuple[str, list[tuple[ModuleType, str]]]:
         """The text of a statement, and what it takes as attributes of our modules. What needs pytest is left out: decorators, and settings of a class."""
         if is_ours(self.module):
@@ -306,7 +307,8 @@ def names_of(*nodes: ast.AST) -> set[str]:
     return {node.id for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def globals_in(text: str) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def globals_in(text: str) -> frozenset[str]:
     """The names that code takes from its module."""
 
     def inside(table: symtable.SymbolTable) -> Iterator[str]:
@@ -317,7 +319,13 @@ def globals_in(text: str) -> set[str]:
         for inner in table.get_children():
             yield from inside(inner)
 
-    return set(inside(symtable.symtable(text, "<code>", "exec")))
+    return frozenset(inside(symtable.symtable(text, "<code>", "exec")))
+
+
+@functools.lru_cache(maxsize=4096)
+def bound_in(text: str) -> frozenset[str]:
+    """The names that code binds in its module."""
+    return frozenset(name for statement in ast.parse(text).body for name in bound_by(statement))
 
 
 def bound_by(statement: ast.AST) -> set[str]:

@@ -129,7 +129,7 @@ def literal(value: Any, *, like: bool = False) -> str:
     if isinstance(value, jax.ShapeDtypeStruct):
         return f"jax.ShapeDtypeStruct({value.shape}, {value.dtype.name!r})"
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return f"jax.random.wrap_key_data({literal(jax.random.key_data(value))})"
         if value.size > MOST_ELEMENTS:
             return f"jnp.ones({value.shape}, {value.dtype.name!r})" if like else ""
