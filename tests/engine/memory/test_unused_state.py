@@ -125,7 +125,10 @@ UNUSED = {
 
 
 @pytest.mark.parametrize(
-    "name", some(UNUSED, {"a layer", "of a method's model", "carried by a scan", "in a list", "all of several"}, pytest.mark.slow)
+    "name",
+    some(
+        UNUSED, {"a layer", "of a method's model", "carried by a scan", "in a list", "all of several"}, pytest.mark.slow
+    ),
 )
 def test_what_the_call_neither_reads_nor_writes_is_named_by_its_whole_parts(name):
     function, make, names = UNUSED[name]

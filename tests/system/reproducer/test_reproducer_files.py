@@ -54,6 +54,17 @@ def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
     assert "closed with a module" in done.stdout, "a fixture is closed before the modules that it needs are gone"
 
 
+def test_the_program_of_the_page_on_failures_has_forty_lines_beside_the_test(pytester, inner_args):
+    page = (Path(__file__).parents[3] / "docs/failures.md").read_text("utf-8")
+    pytester.makepyfile(page.partition("```python\n")[2].partition("```")[0])
+    result = pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly", "--nnx-nesting", "jit")
+    ((_, _, program),) = told(result.stdout.str()).values()
+    text = (pytester.path / program).read_text("utf-8")
+    before, _, after = re.split(r"^# --- the (?:test|layers) .*\n", text, flags=re.MULTILINE)
+    assert sum(bool(line.strip()) and not line.startswith("#") for line in (before + after).splitlines()) <= 40
+    assert "the program holds 2.00 more copies of its state" in run_fresh(pytester.path / program).stderr
+
+
 # --- where it lies
 
 
