@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Nesting
     from pytest_nnxcheck.core.outcome import Outcome
     from pytest_nnxcheck.core.settings import Settings
-    from pytest_nnxcheck.paste.call import Call
     from pytest_nnxcheck.paste.program import Spec
     from pytest_nnxcheck.subject.profile import Profile
     from pytest_nnxcheck.subject.subject import Subject
@@ -85,17 +84,17 @@ class Programs:
         """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
         with self._harmless():
             from pytest_nnxcheck.paste.call import Call
-            from pytest_nnxcheck.paste.program import compose
+            from pytest_nnxcheck.paste.program import Spec, compose
             from pytest_nnxcheck.subject.profile import UNKNOWN
 
-            known = self._specs.get(nesting)
+            known, call = self._specs.get(nesting), Call.of(subject, profile or UNKNOWN, nesting, chosen)
             calls = () if known is None else known.calls
-            call = Call.of(subject, profile or UNKNOWN, nesting, chosen)
-            if calls and calls[-1] == call and nesting == self._last:
-                # The last facts go for every further call.
-                return
-            calls = calls[:-1] if calls and calls[-1] == call else calls
-            spec = self._spec(nesting, chosen, (*calls, call))
+            if calls[-1:] == (call,):
+                if nesting == self._last:
+                    return  # the last facts go for every further call
+                calls = calls[:-1]
+            shown, flags = self._shown(nesting), compat.mode_flags()
+            spec = Spec(nesting, chosen, (*calls, call), self.title, self.replay(nesting), shown, flags)
             self._specs[nesting] = spec if profile is not None else replace(spec, calls=calls)
             if self.folder is not None:
                 if self._last is not None and self._last not in {nesting, *self._told}:
@@ -103,19 +102,6 @@ class Programs:
                     self._path(self._last).unlink(missing_ok=True)
                 self._last = nesting
                 self._write(nesting, compose(spec, self._usage()))
-
-    def _spec(self, nesting: Nesting, chosen: Settings, calls: tuple[Call, ...]) -> Spec:
-        from pytest_nnxcheck.paste.program import Spec
-
-        return Spec(
-            nesting=nesting,
-            settings=chosen,
-            calls=calls,
-            title=self.title,
-            replay=self.replay(nesting),
-            path=self._shown(nesting),
-            flags=compat.mode_flags(),
-        )
 
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome of a nesting with its program, which now tells what broke."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import site
 import symtable
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -268,16 +266,10 @@ def is_copied(module: ModuleType) -> bool:
 
 def is_installed(module: ModuleType) -> bool:
     """Whether a module is found from everywhere: the standard library, or an installed package."""
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return not getattr(module, "__path__", None)
-    return str(Path(file).resolve()).startswith(_installed_folders())
-
-
-@functools.cache
-def _installed_folders() -> tuple[str, ...]:
-    folders = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple({str(Path(folder).resolve()) for folder in [*folders, *site.getsitepackages()]})
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    folders = {part for place in places if place for part in Path(place).resolve().parts}
+    of_standard = module.__name__.partition(".")[0] in sys.stdlib_module_names and module.__name__ != "__main__"
+    return of_standard or not any(places) or bool(folders & {"site-packages", "dist-packages"})
 
 
 def home_of(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str:
