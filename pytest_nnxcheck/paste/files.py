@@ -108,7 +108,7 @@ class Programs:
         spec = self._specs.get(outcome.nesting)
         if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
             return outcome
-        from pytest_nnxcheck.paste.call import can_look_for
+        from pytest_nnxcheck.paste.findings import can_look_for
         from pytest_nnxcheck.paste.program import compose
 
         broken = [violation.invariant for violation in outcome.violations]

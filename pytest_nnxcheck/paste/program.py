@@ -9,7 +9,7 @@ import ast
 import platform
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import flax
 import jax
@@ -24,7 +24,9 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
-from pytest_nnxcheck.paste.call import GIVEN, Call, call_text, judged_on
+from pytest_nnxcheck.paste.call import GIVEN, Call
+from pytest_nnxcheck.paste.findings import judged_on
+from pytest_nnxcheck.paste.layers import call_text
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
 from pytest_nnxcheck.paste.usage import FILL_IN, STAND_IN, Usage, one_line
 from pytest_nnxcheck.reporting.report import headline
@@ -90,6 +92,8 @@ def compose(spec: Spec, usage: Usage) -> str:
 def our_part(spec: Spec) -> tuple[list[str], set[str]]:
     """The layers, the calls, and what those need; and import lines."""
     ours, calls = Slice(), spec.calls or (NO_CALL,)
+    if len(calls) > 1:  # each with arguments of its own
+        calls = tuple(replace(call, subject="") for call in calls)
     names = [f"wrapped_{number}" for number in range(1, len(calls))] + ["wrapped"]
     outcomes = [*[None] * (len(calls) - 1), spec.outcome]  # those before the last hold
     texts = [
@@ -100,7 +104,8 @@ def our_part(spec: Spec) -> tuple[list[str], set[str]]:
     if len(calls) > 1:
         texts.append(f"CALLS = itertools.chain([{', '.join(names[:-1])}], itertools.repeat(wrapped))")
         subject = "next(CALLS)"
-    texts.append(f"def nnx_wrap(subject):\n    return lambda *args, **kwargs: {subject}(subject, *args, **kwargs)")
+    given = ", ".join(calls[0].given_by_name) or "*args, **kwargs"
+    texts.append(f"def nnx_wrap(subject):\n    return lambda {given}: {subject}(subject, {given})")
     layers = ours.chunks(ours=True)
     ours.take_first(SOURCES, globals_in("\n".join(texts)))
     opened = {name: fields for call in calls for name, fields in call.opened.items()}

@@ -25,11 +25,11 @@ MOST_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Origin:
-    """What pytest knows of a test: its fixtures' functions, its parameters, and their positions in the lists they come from."""
+    """What pytest knows of a test: its fixtures' functions, its parameters, and what each ``parametrize`` was given: names and values."""
 
     fixtures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    positions: Mapping[str, int] = field(default_factory=dict)
+    lists: Sequence[tuple[Any, Any]] = ()
 
 
 @dataclass
@@ -97,22 +97,42 @@ class Usage:
             return BUILT_IN.get(name) or self._fixture(name, None) or self.hole(name, "a fixture")
         return self.value(name, self.origin.parameters.get(name))
 
-    def _parameter(self, name: str, test: Any, _value: Any) -> str:
+    def _parameter(self, name: str, test: Any, value: Any) -> str:
         """The place in the list that ``parametrize`` was given, as the test's own source has it."""
         module = inspect.getmodule(test)
-        if module is None or name not in self.origin.positions:
+        lists = [(words_in(names), values) for names, values in self.origin.lists]
+        positions = {
+            ",".join(words): place_in(values, words.index(name) if len(words) > 1 else None, value)
+            for words, values in lists
+            if name in words
+        }
+        if module is None or not positions:
             return ""
         source = read(module)
         for decorator in getattr(source.definition(test), "decorator_list", ()):
-            given = [*getattr(decorator, "args", ()), *(each.value for each in getattr(decorator, "keywords", ()))][:2]
-            with contextlib.suppress(ValueError, SyntaxError):
-                names = ast.literal_eval(given[0]) if len(given) == 2 else ()
-                words = [word.strip() for word in names.split(",")] if isinstance(names, str) else [*names]
-                if name in words and not names_of(given[1]) & source.left_out:
-                    self.slice.take(module, globals_in(ast.unparse(given[1])))
+            names, values = [*getattr(decorator, "args", ()), *2 * [ast.Constant(None)]][:2]
+            with contextlib.suppress(ValueError):
+                words = words_in(ast.literal_eval(names) or "")
+                position = positions.get(",".join(words))
+                if position is not None and not names_of(values) & source.left_out:
+                    self.slice.take(module, globals_in(ast.unparse(values)))
                     inner = f"[{words.index(name)}]" if len(words) > 1 else ""
-                    return f"[*{ast.unparse(given[1])}][{self.origin.positions[name]}]{inner}"
+                    return f"[*{ast.unparse(values)}][{position}]{inner}"
         return ""
+
+
+def words_in(names: Any) -> list[str]:
+    """The names that a ``parametrize`` gives: ``"a, b"`` or ``["a", "b"]``."""
+    return [word.strip() for word in names.split(",") if word.strip()] if isinstance(names, str) else [*names]
+
+
+def place_in(values: Any, inner: int | None, value: Any) -> int | None:
+    """Where in a list of parameters a value is, itself or in a tuple."""
+    for number, item in enumerate(values if isinstance(values, Sequence) else ()):
+        items = getattr(item, "values", item)  # of a pytest.param a tuple
+        if item is value or (inner is not None and not callable(items) and items[inner] is value):
+            return number
+    return None
 
 
 def one_line(text: str) -> str:

@@ -41,8 +41,8 @@ def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
     config = item.config
 
     def usage_of(body: Any) -> Usage:
-        given, positions = pytest_internals.parameters(item)
-        origin = usage.Origin(pytest_internals.fixture_functions(item), given, positions)
+        lists = [mark.args[:2] for mark in item.iter_markers("parametrize") if len(mark.args) > 1]
+        origin = usage.Origin(pytest_internals.fixture_functions(item), pytest_internals.parameters(item), lists)
         return usage.of_test(body, origin, files.own_transforms(chosen))
 
     def replay(nesting: Nesting) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from pasted_programs import run_fresh, told
+from pasted_programs import run_fresh, run_programs, told
 
 from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, Violation
-from pytest_nnxcheck.paste.call import can_look_for
 from pytest_nnxcheck.paste.files import ProgramWarning, file_name
+from pytest_nnxcheck.paste.findings import can_look_for
 from pytest_nnxcheck.paste.usage import literal
 
 # --- how a test is written
@@ -63,6 +63,41 @@ def test_the_program_of_the_page_on_failures_has_forty_lines_beside_the_test(pyt
     before, _, after = re.split(r"^# --- the (?:test|layers) .*\n", text, flags=re.MULTILINE)
     assert sum(bool(line.strip()) and not line.startswith("#") for line in (before + after).splitlines()) <= 40
     assert "the program holds 2.00 more copies of its state" in run_fresh(pytester.path / program).stderr
+
+
+KEPT = """
+KEPT = []
+
+class Keeps(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, scale=1.0):
+        KEPT.append(self.linear(x) * scale)
+        return x
+
+@marked
+def test_by_keyword(nnx_wrap):
+    nnx_wrap(Keeps())(jnp.ones((2, 4)), scale=jnp.ones(()))
+
+@marked
+def test_by_keyword_alone(nnx_wrap):
+    nnx_wrap(lambda model, *, x: model(x))(Keeps(), x=jnp.ones((2, 4)))
+
+@marked
+@pytest.mark.parametrize("width", [4, pytest.param(4, id="four")])
+@pytest.mark.parametrize("f, dtype", [(jnp.tanh, jnp.float32), (lambda x: x, "float32")])
+def test_lists(nnx_wrap, width, f, dtype):
+    nnx_wrap(lambda model, x: f(model(x)))(Keeps(), jnp.ones((2, width), dtype))
+"""
+
+
+def test_arguments_are_written_by_name_and_from_several_lists(inner, pytester):
+    result = inner(KEPT, "--nnx-nesting", "jit")
+    programs = [pytester.path / program for _, _, program in told(result.stdout.str()).values()]
+    assert len(programs) == 6
+    for kind, text in run_programs(programs).values():
+        assert (kind, text.splitlines()[1:]) == ("AssertionError", ["  tracers remain in KEPT[0]"])
 
 
 # --- where it lies
