@@ -36,7 +36,7 @@ from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.sweep import Sweep
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.reproducer.files import Programs
+    from pytest_nnxcheck.paste.files import Programs
 
 
 class Run:

@@ -230,4 +230,5 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
         plain=parts.plain,
         partial=isinstance(subject, functools.partial) or holds_arguments(subject),
+        method=inspect.ismethod(subject),
     )

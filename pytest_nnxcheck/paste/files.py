@@ -22,17 +22,15 @@ from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.cases import CallStarted
+from pytest_nnxcheck.paste import usage
+from pytest_nnxcheck.paste.usage import Usage, one_line
 from pytest_nnxcheck.reporting import report
-from pytest_nnxcheck.reproducer import calls_of_test
-from pytest_nnxcheck.reproducer.assertions import can_look_for
-from pytest_nnxcheck.reproducer.calls_of_test import Usage, one_line
 
 if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Nesting
     from pytest_nnxcheck.core.outcome import Outcome
     from pytest_nnxcheck.core.settings import Settings
-    from pytest_nnxcheck.reproducer.compose import Spec
-    from pytest_nnxcheck.reproducer.nesting_text import Facts
+    from pytest_nnxcheck.paste.program import Spec
     from pytest_nnxcheck.subject.profile import Profile
     from pytest_nnxcheck.subject.subject import Subject
 
@@ -85,18 +83,18 @@ class Programs:
     def _write_before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
         """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
         with self._harmless():
-            from pytest_nnxcheck.reproducer.compose import compose
-            from pytest_nnxcheck.reproducer.nesting_text import facts_of
+            from pytest_nnxcheck.paste.call import Call
+            from pytest_nnxcheck.paste.program import Spec, compose
             from pytest_nnxcheck.subject.profile import UNKNOWN
 
-            known = self._specs.get(nesting)
+            known, call = self._specs.get(nesting), Call.of(subject, profile or UNKNOWN, nesting, chosen)
             calls = () if known is None else known.calls
-            call = facts_of(subject, profile or UNKNOWN, nesting, chosen)
-            if calls and calls[-1] == call and nesting == self._last:
-                # The last facts go for every further call.
-                return
-            calls = calls[:-1] if calls and calls[-1] == call else calls
-            spec = self._spec(nesting, chosen, (*calls, call))
+            if calls[-1:] == (call,):
+                if nesting == self._last:
+                    return  # the last facts go for every further call
+                calls = calls[:-1]
+            shown, flags = self._shown(nesting), flax_modes.mode_flags()
+            spec = Spec(nesting, chosen, (*calls, call), self.title, self.replay(nesting), shown, flags)
             self._specs[nesting] = spec if profile is not None else replace(spec, calls=calls)
             if self.folder is not None:
                 if self._last is not None and self._last not in {nesting, *self._told}:
@@ -105,30 +103,18 @@ class Programs:
                 self._last = nesting
                 self._write(nesting, compose(spec, self._usage()))
 
-    def _spec(self, nesting: Nesting, chosen: Settings, calls: tuple[Facts, ...]) -> Spec:
-        from pytest_nnxcheck.reproducer.compose import Spec
-
-        return Spec(
-            nesting=nesting,
-            settings=chosen,
-            calls=calls,
-            title=self.title,
-            replay=self.replay(nesting),
-            path=self._shown(nesting),
-            flags=flax_modes.mode_flags(),
-        )
-
     def with_program(self, outcome: Outcome) -> Outcome:
         """The outcome of a nesting with its program, which now tells what broke."""
         spec = self._specs.get(outcome.nesting)
         if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
             return outcome
+        from pytest_nnxcheck.paste.findings import can_look_for
+        from pytest_nnxcheck.paste.program import compose
+
         broken = [violation.invariant for violation in outcome.violations]
         if broken and not any(map(can_look_for, outcome.violations)):
             return replace(outcome, program=f"{NONE} no program can look for {' and '.join(broken)} without the plugin")
         with self._harmless():
-            from pytest_nnxcheck.reproducer.compose import compose
-
             assert spec is not None, self._problem
             told = replace(spec, outcome=outcome)
             self._told.add(outcome.nesting)
@@ -201,7 +187,7 @@ def of_check(
     name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
 
     def usage_of(_body: Any) -> Usage:
-        return calls_of_test.of_check(frame, subject, args, kwargs, own_transforms(chosen))
+        return usage.of_check(frame, subject, args, kwargs, own_transforms(chosen))
 
     def replay(nesting: Nesting) -> str:
         return report.replay(report.Report((), settings.Settings()), nesting)
