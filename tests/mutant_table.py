@@ -254,7 +254,6 @@ MUTANTS = (
     Mutant("execution.Executor.execute", Replaces("of_body = need.of_body", "return self._once(nesting, body, settings)"), "test_own_invariants.py"),
     Mutant("slicer.Slice.take", Replaces("source.effects()", "()"), "test_slicer.py"),
     Mutant("slicer.Source.effects", Drops("not needs & {*self.left_out, '__name__'}"), "test_slicer.py"),
-    Mutant("files.Programs._keep", Drops("not known.program.startswith(NONE)"), "test_own_invariants.py"),
     Mutant("extension.add", Never("earlier.place != place"), "test_own_invariants.py"),
     Mutant("extension.handed_in", Replaces("default=False", "default=invariant.default"), "test_handed_in.py"),
     Mutant("catalogue.forget_own_later.forget", Drops("OWN_INVARIANTS.clear()"), "test_handed_in.py"),
@@ -353,7 +352,7 @@ MUTANTS = (
     Mutant("slicer.Slice._take_import", Never("is_copied(source)"), "test_slicer.py"),
     Mutant("findings.look_for", Replaces("figures.split.peak - size // 2", "figures.split.peak"), "test_reproducer.py"),
     Mutant("layers.ready", Drops("looks.own_arrays"), "test_reproducer.py"),
-    Mutant("files.Programs._keep", Drops("self._path(nesting).parent.rmdir()"), "test_temporary_folders.py"),
+    Mutant("files.Programs._finish", Drops("path.parent.rmdir()"), "test_temporary_folders.py"),
     # runner
     Mutant("exclusions.after", Drops("exclusions = replace(exclusions, refused=exclusions.refused | {style})"), "test_sweep.py test_compose.py test_modes.py test_modes_of_models.py"),
     Mutant("chains.cover_pairs", Never("idle"), "test_chains.py"),

@@ -1,4 +1,4 @@
-"""Where the programs to paste go: one file for each nesting of a test, written before it runs, kept where something broke.
+"""Where the programs to paste go: a draft of each call before it runs, and a file for each nesting that broke.
 
 A file that cannot be written never loses a run: it is said once, and the run goes on.
 """
@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.core.text import near_to
 from pytest_nnxcheck.engine.cases import CallStarted
 from pytest_nnxcheck.paste import usage
+from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.paste.usage import Usage, one_line
 from pytest_nnxcheck.reporting import report
 
@@ -30,15 +31,11 @@ if TYPE_CHECKING:
     from pytest_nnxcheck.core.nesting import Nesting
     from pytest_nnxcheck.core.outcome import Outcome
     from pytest_nnxcheck.core.settings import Settings
-    from pytest_nnxcheck.paste.program import Spec
-    from pytest_nnxcheck.subject.profile import Profile
-    from pytest_nnxcheck.subject.subject import Subject
+    from pytest_nnxcheck.paste.call import Call
 
 LONGEST = 60
-"""Characters of a name in a file name, before its hash."""
+"""Characters of a name in a file name, before its hash: file systems take 255 of a name, and Windows 260 of a path."""
 KEPT = ("violated", "failed")
-NONE = "none:"
-"""What is told in place of a file where there is none."""
 
 
 class ProgramWarning(UserWarning):
@@ -53,119 +50,103 @@ def file_name(text: str) -> str:
 
 @dataclass
 class Programs:
-    """The programs of one run: ``folder`` is where they go (none: they are kept as text), ``near`` what their paths are shown relative to.
-
-    ``usage_of`` says how the body of an example, or the caller of a check, makes its calls.
-    """
+    """The programs of one run."""
 
     title: str
     usage_of: Callable[[Any], Usage]
+    """How the body of an example, or the caller of a check, makes its calls."""
     replay: Callable[[Nesting], str]
     folder: Callable[[], Path] | None = None
+    """Where they go; without one they are kept as text alone."""
     near: Path | None = None
+    """What their paths are shown relative to."""
     texts: dict[Nesting, str] = field(default_factory=dict)
+    """The programs of the nestings that broke."""
     _body: Any = None
-    _usages: dict[Any, tuple[Any, Usage]] = field(default_factory=dict)
-    _specs: dict[Nesting, Spec] = field(default_factory=dict)
-    _told: set[Nesting] = field(default_factory=set)
+    _usage: Usage | None = None
+    _calls: list[Call] = field(default_factory=list)
+    """Those of the present body, without repetitions of the last one."""
     _problem: str = ""
-    _last: Nesting | None = None
 
     def listen(self, event: object) -> None:
-        """Write the program of each call before it runs, and keep those that have something to show."""
+        """Write the program of each call before it runs: the call may take the process with it."""
         if isinstance(event, BodyStarted):
-            self._body, self._specs = event.body, {}
+            self._body, self._usage, self._calls = event.body, None, []
         elif isinstance(event, CallStarted):
-            self._write_before(event.subject, event.profile, event.nesting, event.settings)
+            with self._harmless():
+                self._draft(event)
         elif isinstance(event, BodyFinished):
-            self._keep(event.outcomes)
-
-    def _write_before(self, subject: Subject, profile: Profile | None, nesting: Nesting, chosen: Settings) -> None:
-        """A nesting of a call is about to run; without a profile, the call is about to be traced for it."""
-        with self._harmless():
-            from pytest_nnxcheck.paste.call import Call
-            from pytest_nnxcheck.paste.program import Spec, compose
-            from pytest_nnxcheck.subject.profile import UNKNOWN
-
-            known, call = self._specs.get(nesting), Call.of(subject, profile or UNKNOWN, nesting, chosen)
-            calls = () if known is None else known.calls
-            if calls[-1:] == (call,):
-                if nesting == self._last:
-                    return  # the last facts go for every further call
-                calls = calls[:-1]
-            shown, flags = self._shown(nesting), flax_modes.mode_flags()
-            spec = Spec(nesting, chosen, (*calls, call), self.title, self.replay(nesting), shown, flags)
-            self._specs[nesting] = spec if profile is not None else replace(spec, calls=calls)
-            if self.folder is not None:
-                if self._last is not None and self._last not in {nesting, *self._told}:
-                    # Of an example there is one file: that of what runs last.
-                    self._path(self._last).unlink(missing_ok=True)
-                self._last = nesting
-                self._write(nesting, compose(spec, self._usage()))
+            with self._harmless():
+                self._finish(event.outcomes)
 
     def with_program(self, outcome: Outcome) -> Outcome:
-        """The outcome of a nesting with its program, which now tells what broke."""
-        spec = self._specs.get(outcome.nesting)
-        if outcome.verdict not in KEPT or outcome.nesting in self._told or not (spec or self._problem):
+        """The outcome of a nesting with its program, which now looks for what broke."""
+        if outcome.verdict not in KEPT or outcome.program or not (self._calls or self._problem):
             return outcome
         from pytest_nnxcheck.paste.findings import can_look_for
-        from pytest_nnxcheck.paste.program import compose
 
         broken = [violation.invariant for violation in outcome.violations]
         if broken and not any(map(can_look_for, outcome.violations)):
-            return replace(outcome, program=f"{NONE} no program can look for {' and '.join(broken)} without the plugin")
+            return replace(outcome, program=f"none: no program can look for {' and '.join(broken)} without the plugin")
         with self._harmless():
-            assert spec is not None, self._problem
-            told = replace(spec, outcome=outcome)
-            self._told.add(outcome.nesting)
-            self.texts[outcome.nesting] = compose(told, self._usage())
-            if self.folder is not None:
-                self._write(told.nesting, self.texts[outcome.nesting])
-                return replace(outcome, program=told.path)
-        return replace(outcome, program=self._problem and f"not written: {self._problem}")
+            if self._calls:
+                path = self._path(str(outcome.nesting))
+                text = self.texts[outcome.nesting] = self._compose(outcome.nesting, self._calls, path, outcome)
+                self._write(path, text)
+                return replace(outcome, program=self._shown(path))
+        return replace(outcome, program=f"not written: {self._problem}")
 
-    def _keep(self, outcomes: Mapping[Nesting, Outcome]) -> None:
-        """An example has ended: programs of nestings that have nothing to show go."""
-        for nesting in self._specs if self.folder is not None else ():
-            known = outcomes.get(nesting)
-            broke = known is not None and known.verdict in KEPT and not known.program.startswith(NONE)
-            with self._harmless():
-                if not broke:
-                    self._path(nesting).unlink(missing_ok=True)
-                    with contextlib.suppress(OSError):  # where another program is in it
-                        self._path(nesting).parent.rmdir()
-                elif nesting not in self._told and nesting in self.texts:
-                    # It broke with other arguments: the program with those is the one to keep.
-                    self._write(nesting, self.texts[nesting])
-        self._body, self._specs, self._told, self._last = None, {}, set(), None
+    def _draft(self, event: CallStarted) -> None:
+        """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
+        from pytest_nnxcheck.paste.call import Call
+        from pytest_nnxcheck.paste.layers import call_text
+        from pytest_nnxcheck.subject.profile import UNKNOWN
 
-    def _usage(self) -> Usage:
-        """How the present example makes its calls; read once for the same body and the same arguments."""
-        body = self._body
-        values = [*getattr(body, "args", ()), *getattr(body, "keywords", {}).values()]
-        key = (id(getattr(body, "func", body)), *map(id, values))
-        if key not in self._usages:
-            self._usages = {key: ((body, values), self.usage_of(body))}
-        return self._usages[key][1]
+        call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
+        if self._calls and call_text(call, Slice()) == call_text(self._calls[-1], Slice()):
+            return  # the program makes every further call as the last one
+        if self.folder is not None:
+            path = self._path("running")
+            self._write(path, self._compose(event.nesting, [*self._calls, call], path))
+        if event.profile is not None:
+            self._calls.append(call)
 
-    def _path(self, nesting: Nesting) -> Path:
-        assert self.folder is not None
-        return self.folder() / file_name(self.title) / f"{file_name(str(nesting))}.py"
+    def _compose(self, nesting: Nesting, calls: list[Call], path: Path | None, outcome: Outcome | None = None) -> str:
+        from pytest_nnxcheck.paste.program import Spec, compose
 
-    def _shown(self, nesting: Nesting) -> str:
+        if self._usage is None:
+            self._usage = self.usage_of(self._body)
+        spec = Spec(nesting, tuple(calls), self.title, self.replay(nesting), self._shown(path), outcome)
+        return compose(spec, self._usage)
+
+    def _finish(self, outcomes: Mapping[Nesting, Outcome]) -> None:
+        """The body has ended: its draft goes, and a program of its nesting that has nothing to show."""
+        nestings, drafted = {call.nesting for call in self._calls}, self._usage is not None
+        self._body, self._usage, self._calls = None, None, []
+        holding = [each for each in nestings if each not in outcomes or outcomes[each].verdict not in KEPT]
+        for nesting in holding:
+            self.texts.pop(nesting, None)
+        for path in filter(None, map(self._path, ["running", *map(str, holding)]) if drafted else ()):
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where another program is in it
+                path.parent.rmdir()
+
+    def _path(self, name: str) -> Path | None:
+        return self.folder and self.folder() / file_name(self.title) / f"{file_name(name)}.py"
+
+    def _shown(self, path: Path | None) -> str:
         """The path as the user types it, in the folder that he works in."""
-        if self.folder is None:
-            return ""
-        path = str(self._path(nesting))
-        return path if self.near is None else near_to((str(self.near),), path)
+        if path is None or self.near is None:
+            return str(path or "")
+        return near_to((str(self.near),), str(path))
 
-    def _write(self, nesting: Nesting, text: str) -> None:
-        path = self._path(nesting)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode("utf-8", "backslashreplace"))
+    def _write(self, path: Path | None, text: str) -> None:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode("utf-8", "backslashreplace"))
 
     @contextlib.contextmanager
-    def _harmless(self) -> Any:
+    def _harmless(self) -> Iterator[None]:
         """Nothing that goes wrong here may cost the run: it is said once."""
         try:
             yield

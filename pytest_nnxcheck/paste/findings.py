@@ -60,7 +60,7 @@ class Looks:
         return not self.broken or bool(self.broken.keys() & {"memory", "donation"})
 
 
-def looks_of(outcome: Outcome | None, nesting: Nesting, call: Call) -> Looks:
+def looks_of(outcome: Outcome | None, call: Call) -> Looks:
     """What a program looks for; nothing before the nesting has run, and where it raised what the user's code raises."""
     looks = Looks()
     if on := judged_on(outcome):
@@ -76,13 +76,13 @@ def looks_of(outcome: Outcome | None, nesting: Nesting, call: Call) -> Looks:
             looks.own_arrays &= not isinstance(finding, found.ViewedBuffer)
             if isinstance(finding, FindingOnTarget) == (on is not None) and type(finding) not in seen:
                 seen |= set() if isinstance(finding, REPEATED) else {type(finding)}
-                for when, text in look_for(finding, nesting, call):
+                for when, text in look_for(finding, call):
                     says = f"broken({violation.invariant!r}, {text}, {words})"
                     getattr(looks, when)[says if when in ("first", "after") else text] = None
     return looks
 
 
-def look_for(finding: Finding, nesting: Nesting, call: Call) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - one case a kind
+def look_for(finding: Finding, call: Call) -> Iterator[tuple[str, str]]:  # noqa: C901, PLR0912 - one case a kind
     """When a program looks for a finding, and the expression that is true where it is there."""
     keys, value = call.keys(finding.path), call.value(finding.path)
     match finding:
@@ -102,7 +102,7 @@ def look_for(finding: Finding, nesting: Nesting, call: Call) -> Iterator[tuple[s
             yield "first", f"is_shared({value}, state, inputs)"
         case found.SharedBuffer() | found.Orphaned():
             yield "after", "any_deleted()"
-        case found.LostBuffer() if call.abstract:
+        case found.LostBuffer() if call.subject.abstract:
             yield "after", "lost_by_program(*COMPILED[-1][:2])"
         case found.LostBuffer() | found.ViewedBuffer():
             kind = repr(str(finding.type)) if isinstance(finding, found.LostBuffer) else f"describe({value})"
@@ -111,22 +111,22 @@ def look_for(finding: Finding, nesting: Nesting, call: Call) -> Iterator[tuple[s
                 f"donated = places({', '.join(['state', *(f'inputs[{number}]' for number in call.donated)])})",
             )
             yield "after", f"is_lost(donated, {kind}, state, output)"
-        case found.UpdateDropped() if call.abstract:
+        case found.UpdateDropped() if call.subject.abstract:
             yield "first", f"is_handed_on(program, state, inputs, {keys})"
         case found.UpdateDropped():
             yield "before", f"old = copied({value})"
             yield "after", f"not differs(old, {value}, 0)"
         case found.ValueDiffers(size=size):
-            eager = f"({meaning_text(nesting)})(eager, *inputs)"
+            eager = f"({meaning_text(call.nesting)})(eager, *inputs)"
             yield "before", "call, eager = program, nnx.clone(state)"
             yield "before", "nnx.update(eager, copied(nnx.state(eager)))"
             yield (
                 "before",
-                f"wanted = {eager}" if nesting.layers else f"with jax.disable_jit():\n        wanted = {eager}",
+                f"wanted = {eager}" if call.nesting.layers else f"with jax.disable_jit():\n        wanted = {eager}",
             )
             if value:
                 yield "before", f"wanted = copied({call.value(finding.path, 'eager')})"
-            yield "after", f"differs(wanted, {value or primal_text(nesting)}, {min(size / 2, 1e300)!r})"
+            yield "after", f"differs(wanted, {value or primal_text(call.nesting)}, {min(size / 2, 1e300)!r})"
         case found.DoesNotFit(on=on):
             yield "after", f"peak_on_target(program, {bool(parse_target(on.target).chip.gpu)}) > {on.limit}"
         case found.OverBudgetOnTarget(on=on, bound=bound):
@@ -138,9 +138,9 @@ def look_for(finding: Finding, nesting: Nesting, call: Call) -> Iterator[tuple[s
 
 
 def over(split: Split, most: int) -> str:
-    """Whether the peak is over so many bytes. Constants are counted where they matter: XLA has them in no total."""
-    matter = split.peak - split.constants <= most
-    return f"peak(COMPILED[-1][0]){' + constant_bytes(COMPILED[-1][0])' if matter else ''} > {most}"
+    """Whether the peak is over so many bytes. No total of XLA's counts constants: where they decide, they are taken off the bound."""
+    decide = split.peak - split.constants <= most
+    return f"peak(COMPILED[-1][0]) > {most - split.constants * decide}"
 
 
 def meaning_text(nesting: Nesting) -> str:

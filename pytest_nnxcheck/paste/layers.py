@@ -4,44 +4,103 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
-from pytest_nnxcheck.compat import sharding
+import jax
+
+from pytest_nnxcheck.compat import graph, sharding
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
-from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import Looks, looks_of
 from pytest_nnxcheck.paste.slicer import Slice
-from pytest_nnxcheck.transforms.compose import home
+from pytest_nnxcheck.subject.profile import UNKNOWN
+from pytest_nnxcheck.subject.subject import Nodes
+from pytest_nnxcheck.transforms.compose import home, output_shapes
+from pytest_nnxcheck.transforms.layer import LENGTH
 
 
-def un_nested(nesting: Nesting, abstract: bool) -> str:
+def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: str = "", *, whole: bool = True) -> str:
+    """Two functions: one puts the layers around a call, one takes it apart, runs it and looks. What those need of ours is copied."""
+    looks, layers = looks_of(outcome, call), "call"
+    for index in reversed(range(len(call.nesting.layers))):
+        layers = layer_text(call, index, layers, looks, ours)
+    run, output = f"nesting{number}(program)(state, *inputs)", un_nested(call)
+    if call.subject.abstract and call.states is None:
+        run = f"traced(nesting{number}(program), state, inputs)"
+    if looks.search:
+        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {looks.broken['tracers']!a})"
+    whole = whole and bool(call.whole)
+    lines = [
+        *(apart(call) if not whole else whole_lines(call)),
+        *looks.first,
+        *ready(call, looks, whole),
+        *looks.before,
+        f"output = {run}",
+        *looks.after,
+        f"return {output}[0]" if whole else f"return rebuild({output})",
+    ]
+    given = {"subject": "state, *inputs", "": "*args, **kwargs"}.get(call.whole if whole else "", "*inputs")
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"def nesting{number}(call):\n    return {layers}\n\ndef wrapped{number}(subject, {given}):\n{body}"
+
+
+def whole_lines(call: Call) -> Iterator[str]:
+    """The lines that begin a call of one module with arrays alone."""
+    if call.whole != "subject":
+        yield "state = subject"
+    yield f"program = lambda state, *inputs: ({call.whole}(state, *inputs),)"
+
+
+def apart(call: Call) -> Iterator[str]:
+    """The line that takes a call apart."""
+    subject, profile = call.subject, call.profile
+    given = "unwrapped(subject, args, kwargs)" if subject.partial else "(subject, args, kwargs)"
+    pack = "arrays_of" if profile.plain or (profile is UNKNOWN and call.nesting.layers) else "parts_of"
+    if call.opened:
+        given, pack = f"opened({given})", "emptied"
+    names = subject.names if isinstance(subject.state, Nodes) else None
+    yield f"program, state, inputs, rebuild = take_apart({given}, {names!r}, {pack})"
+
+
+def ready(call: Call, looks: Looks, whole: bool) -> Iterator[str]:
+    """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
+    layers, abstract = call.nesting.layers, call.subject.abstract
+    if not abstract and looks.donates and looks.own_arrays and call.states is not None:
+        yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
+    if not abstract and (not whole or call.donated):
+        yield "inputs = [*map(jnp.array, inputs)]"
+    elif abstract and sharding.active_mesh() is not None:
+        yield "nnx.update(state, abstract_state(nnx.state(state)))"
+    yield from ["inputs = [*map(with_axis, inputs)]" for layer in layers if layer.row.axis]
+    if call.states and any(layer.row.on_mesh for layer in layers):
+        yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
+
+
+def un_nested(call: Call) -> str:
     """The expression for the call's own output in that of the nesting."""
     text = "output"
-    for layer in nesting.layers:
+    for layer in call.nesting.layers:
         if layer.transform == CALL_FIRST or layer.row.pair == "gradients":
             text += "[1]" if layer.transform == CALL_FIRST else "[0]"
         elif layer.row.axis:
-            text = f"jax.eval_shape(first, {text})" if abstract else f"first({text})"
+            text = f"jax.eval_shape(first, {text})" if call.subject.abstract else f"first({text})"
     return text
 
 
-def states_of(nesting: Nesting) -> int | None:
-    """How many arguments of the outermost jit are state; None where the outermost layer is no jit."""
-    layers = nesting.layers
-    return {"argument": 1, "functional": 2}.get(layers[0].style, 0) if layers and layers[0].row.compiles else None
+# --- layers
 
 
-def layer_text(layer: Layer, inner: str, values: Mapping[str, str], ours: Slice) -> str:
+def layer_text(call: Call, index: int, inner: str, looks: Looks, ours: Slice) -> str:
     """A layer around an inner program: its function, which is copied, and a plan of what that reads."""
+    layer = call.nesting.layers[index]
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
         return f"registered({getattr(own.function, '__name__', layer.transform)}, {inner})"
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
     ours.take(home(name), [name])
     words = read_of_plan(name)
-    plan = f"types.SimpleNamespace({', '.join(f'{word}={values[word]}' for word in words)})"
+    plan = f"types.SimpleNamespace({', '.join(f'{word}={plan_of(call, index, word, looks)}' for word in words)})"
     return f"{name}({inner}, {plan if words else None})"
 
 
@@ -53,69 +112,55 @@ def read_of_plan(name: str) -> list[str]:
     return sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))
 
 
-def call_text(name: str, outcome: Outcome | None, nesting: Nesting, settings: Settings, call: Call, ours: Slice) -> str:
-    """The function that puts the layers around a call, and the one that takes it apart, runs it and looks."""
-    looks, states, layers = looks_of(outcome, nesting, call), states_of(nesting), "call"
-    tracers, nested = ascii(looks.broken.get("tracers", "")), name.replace("wrapped", "nesting")
-    touched = f"untouched(state, {tracers}, {', '.join(looks.untouched)})"
-    unchanged = f"lambda state: {touched if looks.untouched else 'contextlib.nullcontext()'}"
-    for number, layer in reversed([*enumerate(nesting.layers)]):
-        jit = jit_text(call, settings, looks, states) if states is not None and not number else "wrapper(f)"
-        plan = dict(call.plans[number], unchanged=unchanged, jit=f"lambda wrapper, f: {jit}")
-        layers = layer_text(layer, layers, plan, ours)
-    run = f"{nested}(program)(state, *inputs)"
-    if call.abstract and states is None:
-        run = f"traced({nested}(program), state, inputs)"
-    if looks.search:
-        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {tracers})"
-    output = un_nested(nesting, call.abstract)
-    lines = [
-        *apart(call),
-        *looks.first,
-        *ready(call, nesting, looks),
-        *looks.before,
-        f"output = {run}",
-        *looks.after,
-        f"return {output}[0]" if call.subject else f"return rebuild({output})",
-    ]
-    given = {"subject": "state, *inputs", "": "*args, **kwargs"}.get(call.subject, "*inputs")
-    body = "\n".join(f"    {line}" for line in lines)
-    return f"def {nested}(call):\n    return {layers}\n\ndef {name}(subject, {given}):\n{body}"
+def plan_of(call: Call, index: int, word: str, looks: Looks) -> str:
+    """A field of a layer's `Plan`, as text."""
+    profile, inner = call.profile, call.nesting.layers[index + 1 :]
+    match word:
+        case "changed":
+            return among(profile.changed)
+        case "written":
+            return among(profile.changed | profile.restored)
+        case "parameters":
+            return among(profile.parameters)
+        case "element":
+            return f"lambda leaf: leaf[{(0,) * sum(bool(layer.row.axis) for layer in inner)!r}]"
+        case "empty":
+            return f"lambda: {zeros(output_shapes(inner, profile, call.subject.inputs))}"
+        case "jit":
+            return f"lambda wrapper, f: {jit_text(call, looks) if not index else 'wrapper(f)'}"
+        case "unchanged":
+            leaves = ", ".join(looks.untouched)
+            compares = f"untouched(state, {looks.broken.get('tracers')!a}, {leaves})"
+            return f"lambda state: {compares if leaves else 'contextlib.nullcontext()'}"
+    return {"subject": "call", "length": str(LENGTH), "graph_updates": str(call.flags[1])}[word]
 
 
-def jit_text(call: Call, settings: Settings, looks: Looks, states: int) -> str:
+def jit_text(call: Call, looks: Looks) -> str:
     """The jit of the outermost layer: it donates, and is compiled before it runs where a look asks for the program."""
-    donated = [*([0] if states and settings.donate != "none" else []), *(states + number for number in call.donated)]
+    states, abstract = call.states or 0, call.subject.abstract
+    donated = [*([0] if states and call.settings.donate != "none" else []), *(states + each for each in call.donated)]
     options = ", keep_unused=True" + (f", donate_argnums={(*donated,)}" if donated and looks.donates else "")
-    if call.abstract or looks.compiles:
-        return f"compiled(wrapper, f, {'leave' if call.abstract else None}{options})"
+    if abstract or looks.compiles:
+        return f"compiled(wrapper, f{', leave' if abstract else ''}{options})"
     return f"wrapper(f{options})"
 
 
-def ready(call: Call, nesting: Nesting, looks: Looks) -> Iterator[str]:
-    """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
-    states = states_of(nesting)
-    if not call.abstract and looks.donates and looks.own_arrays and states is not None:
-        yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
-    if not call.abstract and (not call.subject or call.donated):
-        yield "inputs = [*map(jnp.array, inputs)]"
-    elif call.abstract and sharding.active_mesh() is not None:
-        yield "nnx.update(state, abstract_state(nnx.state(state)))"
-    yield from ["inputs = [*map(with_axis, inputs)]" for layer in nesting.layers if layer.row.axis]
-    if states and any(layer.row.on_mesh for layer in nesting.layers):
-        yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
+def among(paths: frozenset[Any]) -> str:
+    """A filter for these paths."""
+    listed = ", ".join(sorted(map(repr, paths)))
+    return f"lambda path, _: tuple(path) in {{{listed}}}" if paths else "lambda path, _: False"
 
 
-def apart(call: Call) -> Iterator[str]:
-    """The lines that take a call apart."""
-    if call.subject:
-        yield from [] if call.subject == "subject" else ["state = subject"]
-        yield f"program = lambda state, *inputs: ({call.subject}(state, *inputs),)"
-        return
-    given = f"opened({call.given})" if call.opened else call.given
-    nodes, join = "[state]", "lambda state: state"
-    if () not in call.labels.values():
-        nodes = f"[{', '.join(f'state.{name}' for name in call.names)}]"
-        join = f"lambda {', '.join(call.names)}: Nodes({', '.join(f'{name}={name}' for name in call.names)})"
-    pack = "emptied" if call.opened else "arrays_of" if call.plain else "parts_of"
-    yield f"program, state, inputs, rebuild = take_apart({given}, lambda state: {nodes}, {join}, {pack})"
+def zeros(shapes: Any) -> str:
+    """Arrays of zeros as text; of keys some."""
+    if isinstance(shapes, tuple):
+        return f"({', '.join(map(zeros, shapes))}{',' * (len(shapes) == 1)})"
+    if graph.is_key(shapes):
+        kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+        kind = next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == shapes.dtype)
+        return f"jax.random.split(jax.random.key(0, impl={kind!r}), {tuple(shapes.shape)})"
+    device = ""
+    if (placed := sharding.in_type(shapes)) is not None:
+        spec = f"jax.sharding.PartitionSpec({', '.join(map(repr, placed.spec))})"
+        device = f", device=jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), {spec})"
+    return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r}{device})"

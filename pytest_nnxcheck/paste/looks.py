@@ -96,13 +96,6 @@ def peak(program: Any) -> Any:
     )
 
 
-def constant_bytes(program: Any) -> int:
-    """Bytes of the arrays in a program's text: they are in no total of XLA's."""
-    found = re.findall(r"= [a-z]+(\d+)\S*\[([\d,]*)\]\S* constant\(", program.as_text())
-    sizes = [(int(bits), math.prod(map(int, shape.split(",")))) for bits, shape in found if shape]
-    return sum(count * bits // 8 for bits, count in sizes if count > 1)
-
-
 def captured_bytes(program: Any, state: Any, inputs: Any) -> Any:
     """Bytes of the arrays that a call captures: they should be its arguments."""
     return sum(math.prod(array.shape) * array.dtype.itemsize for array in constants(jaxpr_of(program, state, inputs)))

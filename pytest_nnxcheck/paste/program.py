@@ -20,11 +20,11 @@ from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.core.text import lay_out
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.paste import looks, runtime
-from pytest_nnxcheck.paste.call import GIVEN, Call
+from pytest_nnxcheck.paste.call import Call
 from pytest_nnxcheck.paste.findings import judged_on
 from pytest_nnxcheck.paste.layers import call_text
 from pytest_nnxcheck.paste.slicer import Slice, bound_in, globals_in
@@ -48,19 +48,14 @@ SOURCES = (looks, runtime, layer, mapping, reference, abstract_arrays)
 
 @dataclass(frozen=True)
 class Spec:
-    """One program: the nesting, how it is checked, its calls, and the verdict where it is known; ``flags`` are those of flax's mode."""
+    """One program: its nesting, its calls, and the outcome where it is known."""
 
     nesting: Nesting
-    settings: Settings
     calls: tuple[Call, ...]
     title: str
     replay: str
     path: str
-    flags: tuple[bool, bool] = (True, True)
     outcome: Outcome | None = None
-
-
-NO_CALL = Call((), {}, (), (), (), plain=True, given=GIVEN[False, False], opened={}, abstract=False, subject="")
 
 
 def compose(spec: Spec, usage: Usage) -> str:
@@ -72,13 +67,13 @@ def compose(spec: Spec, usage: Usage) -> str:
     imports |= {"import jax", "import jax.numpy as jnp", "from flax import nnx", *usage.slice.imports}
     imports |= {f"import {name}" for name in ("contextlib", "itertools", "types") if name in globals_in(own)}
     missing = "{} = None  # needs pytest: write it anew where the test uses it"
+    if holes:
+        imports.add("import sys")
     parts = [
-        "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec)),
+        "\n".join(f"# {one_line(line)}".rstrip() for line in header(spec).splitlines()),
         "from __future__ import annotations" if usage.slice.future else "",
         "\n".join(environment(folders, judged_on(spec.outcome))),
-        "\n".join(
-            sorted({*imports, *(["import sys"] if holes else [])}, key=lambda line: (line.startswith("from"), line))
-        ),
+        "\n".join(sorted(imports, key=lambda line: (line.startswith("from"), line))),
         "\n".join(configuration()),
         *((STAND_IN_TEXT if name in STAND_IN else missing).format(name) for name in usage.slice.missing),
         f"{FILL_IN} = ..." if holes else "",
@@ -91,23 +86,19 @@ def compose(spec: Spec, usage: Usage) -> str:
 
 def our_part(spec: Spec) -> tuple[list[str], set[str]]:
     """The layers, the calls, and what those need; and import lines."""
-    ours, calls = Slice(), spec.calls or (NO_CALL,)
-    if len(calls) > 1:  # each with arguments of its own
-        calls = tuple(replace(call, subject="") for call in calls)
-    names = [f"wrapped_{number}" for number in range(1, len(calls))] + ["wrapped"]
-    outcomes = [*[None] * (len(calls) - 1), spec.outcome]  # those before the last hold
-    texts = [
-        call_text(name, outcome, spec.nesting, spec.settings, call, ours)
-        for name, outcome, call in zip(names, outcomes, calls, strict=True)
-    ]
-    subject = "wrapped"
-    if len(calls) > 1:
-        texts.append(f"CALLS = itertools.chain([{', '.join(names[:-1])}], itertools.repeat(wrapped))")
-        subject = "next(CALLS)"
-    given = ", ".join(calls[0].given_by_name) or "*args, **kwargs"
-    texts.append(f"def nnx_wrap(subject):\n    return lambda {given}: {subject}(subject, {given})")
+    ours, calls = Slice(), [replace(call, nesting=spec.nesting) for call in spec.calls]
+    *earlier, last = calls  # the earlier ones hold
+    texts = [call_text(call, ours, number=f"_{number}", whole=False) for number, call in enumerate(earlier, 1)]
+    texts.append(call_text(last, ours, spec.outcome, whole=not earlier))
+    wrapped, given = "wrapped", last.given
+    if earlier:
+        names = ", ".join(f"wrapped_{number}" for number in range(1, len(calls)))
+        texts.append(f"CALLS = itertools.chain([{names}], itertools.repeat(wrapped))")
+        wrapped, given = "next(CALLS)", "*args, **kwargs"
+    texts.append(f"def nnx_wrap(subject):\n    return lambda {given}: {wrapped}(subject, {given})")
     layers = ours.chunks(ours=True)
-    ours.take_first(SOURCES, globals_in("\n".join(texts)))
+    for module in SOURCES:
+        ours.take(module, sorted(globals_in("\n".join(texts))))
     opened = {name: fields for call in calls for name, fields in call.opened.items()}
     needed = [text for text in ours.chunks(ours=True) if text not in layers]
     needed = [f"OPENED = {opened!r}" if text == "OPENED = {}" else text for text in needed]
@@ -137,25 +128,23 @@ def renamed(texts: list[str], taken: set[str]) -> str:
     return ast.unparse(tree) if clash else whole
 
 
-def header(spec: Spec) -> list[str]:
-    """What the program shows, with which versions, and how to run it."""
-    outcome = spec.outcome
-    lines = [
-        headline(outcome) if outcome else f"nesting: {spec.nesting} (written before it ran)",
-        f"test: {spec.title}",
-    ]
-    if outcome is not None:
-        lines += [f"nesting: {spec.nesting}", *([f"{outcome.verdict}: {outcome.reason}"] if outcome.reason else [])]
-        for violation in outcome.violations:
-            lines += [f"{violation.invariant}: {violation.summary}"]
-            lines += [f"    {label:<10}  {text}" for label, text in violation.details]
-            lines += [f"    hint        {violation.hint}"] if violation.hint else []
+def header(spec: Spec) -> str:
+    """What the program shows, in the words of the message, with which versions, and how to run it."""
+    outcome, rows = spec.outcome, [("nesting", str(spec.nesting))]
+    if outcome is not None and outcome.reason:
+        rows.append((outcome.verdict, outcome.reason))
+    for violation in outcome.violations if outcome is not None else ():
+        rows += [(violation.invariant, violation.summary), *violation.details]
+        rows += [("hint", violation.hint)] if violation.hint else []
     versions = [f"{module.__name__} {module.__version__}" for module in (jax, jaxlib, flax)]
     machine = f"Python {platform.python_version()}, {platform.platform()}, {jax.default_backend()}"
-    lines += [f"versions: {', '.join(versions)}, {machine}; it does not need the plugin"]
+    rows.append(("versions", f"{', '.join(versions)}, {machine}; it does not need the plugin"))
     if on := judged_on(outcome):
-        lines += [f"needs the wheel {on.wheel}, which compiles for {on.target}, and none of its devices"]
-    return [*lines, *([f"run:    python {shlex.quote(spec.path)}"] if spec.path else []), f"replay: {spec.replay}"]
+        rows.append(("needs", f"the wheel {on.wheel}, which compiles for {on.target}, and none of its devices"))
+    if spec.path:
+        rows.append(("program", f"python {shlex.quote(spec.path)}"))
+    head = headline(outcome) if outcome is not None else "nnx: written before the nesting ran"
+    return lay_out(head, spec.title, [*rows, ("replay", spec.replay)])
 
 
 def environment(folders: list[str], on: OnTarget | None) -> Iterator[str]:
@@ -179,8 +168,8 @@ def ending(spec: Spec, usage: Usage, holes: list[str]) -> Iterator[str]:
     if holes:
         yield f"left = [name for name in {holes!r} if globals()[name] is {FILL_IN}]"
         yield "if left:\n    sys.exit(f\"fill in {', '.join(left)}: what the test had there could not be written\")"
-    graph, updates = spec.flags
-    if spec.flags != (True, True):
+    graph, updates = spec.calls[-1].flags
+    if not (graph and updates):
         yield f"with nnx.set_graph_mode({graph}), nnx.set_graph_updates({updates}):\n    {usage.call}"
     else:
         yield usage.call

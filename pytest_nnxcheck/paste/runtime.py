@@ -34,18 +34,20 @@ def is_input(value: Any) -> bool:
     return isinstance(value, nnx.State | jax.Array | jax.ShapeDtypeStruct) or number
 
 
-def take_apart(call: Any, nodes_of: Callable[[Any], Sequence[Any]], join: Callable[..., Any], pack: Pack) -> Any:
+def take_apart(call: Any, names: Sequence[str] | None, pack: Pack) -> Any:
     """``(subject, args, kwargs)`` as a program of one node and arrays: the program, these, and what makes the output.
 
-    ``join`` makes one node of the call's, ``nodes_of`` gives them back.
+    ``names`` are those of the nodes of a call that has several, or none: one node holds them.
     """
     leaves, tree = jax.tree.flatten(call, is_leaf=is_node)
     nodes = [*{id(leaf): leaf for leaf in leaves if is_node(leaf) and not is_input(leaf)}.values()]
     inputs = [array for leaf in leaves if is_input(leaf) for array in jax.tree.leaves(leaf)]
-    home, made = join(*nodes), []  # type: tuple[Any, list[Any]]
+    home = nodes[0] if names is None else Nodes(**dict(zip(names, nodes, strict=True)))
+    made: list[Any] = []
 
     def program(state: Any, *inputs: Any) -> Any:
-        mine, rest = dict(zip(map(id, nodes), nodes_of(state), strict=True)), iter(inputs)
+        own = [state] if names is None else [getattr(state, name) for name in names]
+        mine, rest = dict(zip(map(id, nodes), own, strict=True)), iter(inputs)
         filled = [
             jax.tree.map(lambda _: next(rest), leaf) if is_input(leaf) else mine.get(id(leaf), leaf) for leaf in leaves
         ]
@@ -191,15 +193,15 @@ COMPILED: list[Any] = []
 """What the outermost jit compiled, with its lowered form, the jitted function and its arguments."""
 
 
-def compiled(wrapper: Any, f: Any, finish: Any, **options: Any) -> Any:
+def compiled(wrapper: Any, f: Any, finish: Any = None, **options: Any) -> Any:
     """``wrapper(f, **options)``, `jax.jit` or `nnx.jit`, compiled before it is called; ``finish`` gives the outputs in the place of a run."""
-    jit, level = jax.jit, {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    jit = jax.jit
 
     def ahead(*given: Any, **options: Any) -> Any:
         def call(*args: Any) -> Any:
             jitted = jit(*given, **options)
             lowered = jitted.lower(*args)
-            COMPILED.append((lowered.compile(compiler_options=level), lowered, jitted, args))
+            COMPILED.append((lowered.compile(), lowered, jitted, args))
             return finish(*COMPILED[-1]) if finish else COMPILED[-1][0](*args)
 
         return call

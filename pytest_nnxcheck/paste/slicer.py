@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import inspect
 import symtable
 import sys
@@ -21,8 +22,6 @@ from typing import Any
 PACKAGE = __name__.partition(".")[0]
 LEFT_OUT = frozenset(("pytest", "_pytest", "hypothesis", PACKAGE))
 """Packages that a program does without."""
-GUARDS = frozenset(("needs_graph_updates", "Unfit"))
-"""What refuses a call that a layer cannot take: a nesting that has a program took it."""
 
 
 class NoSource(Exception):
@@ -77,13 +76,6 @@ class Slice:
                 self._needs[module][room] = None
                 self.take(room, [name])
 
-    def take_first(self, modules: Iterable[ModuleType], names: frozenset[str]) -> None:
-        """Copy the definitions of names, as far as modules have them. Raises `NoSource`."""
-        for module in modules:
-            imports = ast.Import | ast.ImportFrom
-            own = {name for name in names for each in read(module).bound.get(name, ()) if not isinstance(each, imports)}
-            self.take(module, sorted(own))
-
     def take_function(self, function: Any) -> str:
         """Copy a function, however deep it is defined; its name. Raises `NoSource`."""
         module = inspect.getmodule(function)
@@ -108,7 +100,7 @@ class Slice:
         return [text for texts in mine for _, text in sorted(texts.items())]
 
     def _take_import(self, module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> None:
-        alias = next(each for each in node.names if name in (bound_name(each), "*") or each.name == "*")
+        alias = next(each for each in node.names if each.name == "*" or name == bound_name(each))
         home = home_of(module, node)
         source = sys.modules.get(home)
         if isinstance(node, ast.ImportFrom) and source is not None and is_copied(source):
@@ -118,16 +110,14 @@ class Slice:
                 self.texts[module][node.lineno] = f"{alias.asname} = {alias.name}"
         elif home != "__future__":
             line = ast.Import([alias]) if isinstance(node, ast.Import) else ast.ImportFrom(home, [alias], 0)
-            self.import_line(ast.unparse(line), alias.name if isinstance(node, ast.Import) else home)
+            self.import_line(ast.unparse(line), home)
 
     def import_line(self, line: str, home: str) -> None:
         """Import from a module; one of the user's is found in its folder."""
         self.imports[line] = None
         module = sys.modules.get(home.partition(".")[0])
         if module is not None and not is_installed(module):
-            places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
-            path = Path(next(filter(None, places))).resolve()
-            self.folders[str(path.parent.parent if path.name == "__init__.py" else path.parent)] = None
+            self.folders[str(place_of(module).parent)] = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,9 +149,9 @@ class Source:
                     lines[part.lineno] = " " * part.col_offset + "pass"
         return textwrap.dedent("\n".join(line for _, line in sorted(lines.items()))).rstrip(), []
 
-    def definition(self, function: Any) -> ast.stmt:
-        """The definition of a function, or of the function of a frame. Raises `NoSource`."""
-        code = getattr(function, "__code__", None) or getattr(function, "f_code", None)
+    def definition(self, function: Any) -> ast.FunctionDef:
+        """The definition of a function. Raises `NoSource`."""
+        code = getattr(function, "__code__", None)
         name, line = getattr(code, "co_name", ""), getattr(code, "co_firstlineno", 0)
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef) and node.name == name and line in (lines_of(node)[0], node.lineno):
@@ -171,15 +161,16 @@ class Source:
     def effects(self) -> Iterator[ast.stmt]:
         """What a module of the user's runs for its effect: it binds no name, or its decorator is a function of the module, as ``@register``."""
         functions = {name for name, nodes in self.bound.items() if isinstance(nodes[-1], ast.FunctionDef)}
-        reads = {name: globals_in(self.text(self.bound[name][-1])[0]) for name in functions}
         for node in () if is_ours(self.module) else self.tree.body:
-            targets = getattr(node, "targets", None) or [ast.Name("")]
-            bare = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
-            bare = bare or not any(isinstance(target, ast.Name | ast.Tuple) for target in targets)
             decorators = [names_of(each) for each in getattr(node, "decorator_list", ())]
-            names = names_of(node) if bare else set[str]().union(*(each for each in decorators if each & functions))
-            needs = names.union(*(reads.get(name, ()) for name in names))
-            if (bare or names) and not needs & {*self.left_out, "__name__"}:
+            names = {name for each in decorators if each & functions for name in each}
+            names |= (
+                names_of(node)
+                if isinstance(node, ast.Expr | ast.Assign) and not bound_by(node, changed=False)
+                else set()
+            )
+            reads = [globals_in(self.text(self.bound[name][-1])[0]) for name in names & functions]
+            if names and not names.union(*reads) & {*self.left_out, "__name__"}:
                 yield node
 
 
@@ -202,10 +193,11 @@ def read(module: ModuleType) -> Source:
             left.update(names if {home.partition(".")[0] for home in homes} & LEFT_OUT else ())
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and left & names_of(node.value):
             left.update(names)
-    stars = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
-    return Source(
-        module, tuple(text.splitlines()), tree, bound, [*stars], frozenset() if is_ours(module) else frozenset(left)
-    )
+    stars: list[ast.stmt] = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+    ]
+    left_out = frozenset[str]() if is_ours(module) else frozenset(left)
+    return Source(module, tuple(text.splitlines()), tree, bound, stars, left_out)
 
 
 class Bare(ast.NodeTransformer):
@@ -214,44 +206,32 @@ class Bare(ast.NodeTransformer):
     def __init__(self, module: ModuleType) -> None:
         self.module, self.rooms = module, list[tuple[ModuleType, str]]()
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
-        node.returns, node.body = None, node.body or [ast.Pass()]
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self.generic_visit(node)
-        node.body = node.body or [ast.Pass()]
-        return node
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        return ast.arg(node.arg)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        self.generic_visit(node)
-        return node.value and ast.fix_missing_locations(ast.Assign([node.target], node.value))
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        guards = isinstance(node.value, ast.Call) and names_of(node.value.func) & GUARDS
-        return None if guards or isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return None if names_of(node.body[0]) & GUARDS else self.generic_visit(node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        room = getattr(self.module, node.value.id, None) if isinstance(node.value, ast.Name) else None
-        if isinstance(room, ModuleType) and is_ours(room):
-            self.rooms.append((room, node.attr))
-            return ast.Name(node.attr, node.ctx)
+    def visit(self, node: ast.AST) -> Any:
+        node = self.generic_visit(node)
+        match node:
+            case ast.Expr(value=ast.Constant()) | ast.Expr(value=ast.Call(func=ast.Name("needs_graph_updates"))):
+                return None
+            case ast.If(body=[ast.Raise(exc=ast.Call(func=ast.Name("Unfit")))]):
+                return None
+            case ast.AnnAssign(value=value):
+                return value and ast.fix_missing_locations(ast.Assign([node.target], value))
+            case ast.Attribute(value=ast.Name(room)) if is_ours(getattr(self.module, room, ast)):
+                self.rooms.append((getattr(self.module, room), node.attr))
+                return ast.Name(node.attr, node.ctx)
+            case ast.arg():
+                node.annotation = None
+            case ast.FunctionDef() | ast.ClassDef():
+                node.body = node.body or [ast.Pass()]
+                if isinstance(node, ast.FunctionDef):
+                    node.returns = None
         return node
 
 
 # --- modules
 
 
-def is_ours(module: ModuleType) -> bool:
-    return module.__name__.partition(".")[0] == PACKAGE
+def is_ours(module: Any) -> bool:
+    return isinstance(module, ModuleType) and module.__name__.partition(".")[0] == PACKAGE
 
 
 def is_copied(module: ModuleType) -> bool:
@@ -264,21 +244,23 @@ def is_copied(module: ModuleType) -> bool:
         return False
 
 
+def place_of(module: ModuleType) -> Path:
+    """The file of a module, or the folder of a package."""
+    return Path([*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""][0]).resolve()
+
+
 def is_installed(module: ModuleType) -> bool:
     """Whether a module is found from everywhere: the standard library, or an installed package."""
-    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    folders = {part for place in places if place for part in Path(place).resolve().parts}
-    of_standard = module.__name__.partition(".")[0] in sys.stdlib_module_names and module.__name__ != "__main__"
-    return of_standard or not any(places) or bool(folders & {"site-packages", "dist-packages"})
+    built_in = not (getattr(module, "__file__", None) or getattr(module, "__path__", None))
+    of_standard = module.__name__.partition(".")[0] in sys.stdlib_module_names
+    return built_in or of_standard or bool({"site-packages", "dist-packages"} & {*place_of(module).parts})
 
 
 def home_of(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str:
     """The module of an import, a relative one as from outside the package."""
     if isinstance(node, ast.Import):
         return node.names[0].name
-    package = (module.__package__ or "").split(".")
-    base = package[: len(package) - node.level + 1] if node.level else []
-    return ".".join(part for part in (*base, node.module) if part)
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__)
 
 
 # --- names
@@ -320,9 +302,9 @@ def bound_in(text: str) -> frozenset[str]:
     return frozenset(name for statement in ast.parse(text).body for name in bound_by(statement))
 
 
-def bound_by(statement: ast.AST) -> set[str]:
+def bound_by(statement: ast.AST, *, changed: bool = True) -> set[str]:
     """The names that a statement at the top of a module binds, or changes: ``Model.size = 4``."""
     table = symtable.symtable(ast.unparse(statement), "<code>", "exec")
     targets = getattr(statement, "targets", None) or [getattr(statement, "target", ast.Pass())]
     bound = {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
-    return bound | names_of(*targets)
+    return bound | (names_of(*targets) if changed else set())

@@ -6,8 +6,9 @@ import ast
 import contextlib
 import functools
 import inspect
+import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any
@@ -31,6 +32,12 @@ class Origin:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     lists: Sequence[tuple[Any, Any]] = ()
 
+    def rows(self, words: list[str]) -> Iterator[tuple[int, Sequence[Any]]]:
+        """The numbered rows of the ``parametrize`` that gives these names."""
+        for number, row in enumerate(next((values for names, values in self.lists if words_in(names) == words), ())):
+            given = isinstance(row, tuple) and getattr(row, "values", None)  # of a pytest.param
+            yield number, given or (row if len(words) > 1 else [row])
+
 
 @dataclass
 class Usage:
@@ -49,7 +56,7 @@ class Usage:
         fixture, parameter = functools.partial(self._fixture, name), functools.partial(self._parameter, name, test)
         for way in (literal, self.reference, fixture, parameter, functools.partial(literal, like=True)):
             # A value may be an array that is deleted, or a tracer.
-            with contextlib.suppress(NoSource, RuntimeError, TypeError, ValueError):
+            with contextlib.suppress(NoSource, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
                 if text := way(value):
                     return text
         return self.hole(name, f"a {type(value).__qualname__}, which cannot be written here")
@@ -62,11 +69,9 @@ class Usage:
         return place
 
     def reference(self, value: Any) -> str:
-        name, home = getattr(value, "__qualname__", ""), sys.modules.get(getattr(value, "__module__", None) or "")
-        named: Any = home
-        for part in name.split("."):
-            named = getattr(named, part, None)
-        if home is None or named is not value:
+        """The name of a function or a class that a module has: it is copied, or imported."""
+        name, home = value.__qualname__, sys.modules[value.__module__]
+        if operator.attrgetter(name)(home) is not value:
             return ""
         root = name.partition(".")[0]
         if is_copied(home) or home in self.slice.texts:
@@ -99,25 +104,16 @@ class Usage:
 
     def _parameter(self, name: str, test: Any, value: Any) -> str:
         """The place in the list that ``parametrize`` was given, as the test's own source has it."""
-        module = inspect.getmodule(test)
-        lists = [(words_in(names), values) for names, values in self.origin.lists]
-        positions = {
-            ",".join(words): place_in(values, words.index(name) if len(words) > 1 else None, value)
-            for words, values in lists
-            if name in words
-        }
-        if module is None or not positions:
-            return ""
-        source = read(module)
-        for decorator in getattr(source.definition(test), "decorator_list", ()):
-            names, values = [*getattr(decorator, "args", ()), *2 * [ast.Constant(None)]][:2]
-            with contextlib.suppress(ValueError):
-                words = words_in(ast.literal_eval(names) or "")
-                position = positions.get(",".join(words))
-                if position is not None and not names_of(values) & source.left_out:
-                    self.slice.take(module, globals_in(ast.unparse(values)))
-                    inner = f"[{words.index(name)}]" if len(words) > 1 else ""
-                    return f"[*{ast.unparse(values)}][{position}]{inner}"
+        source = read(sys.modules[test.__module__])
+        for decorator in source.definition(test).decorator_list:
+            if not isinstance(decorator, ast.Call) or not ast.unparse(decorator.func).endswith("parametrize"):
+                continue
+            names, values = decorator.args[:2]
+            words = words_in(ast.literal_eval(names))
+            for number, row in self.origin.rows(words) if not names_of(values) & source.left_out else ():
+                if name in words and row[words.index(name)] is value:
+                    self.slice.take(source.module, globals_in(ast.unparse(values)))
+                    return f"[*{ast.unparse(values)}][{number}]" + (f"[{words.index(name)}]" if len(words) > 1 else "")
         return ""
 
 
@@ -126,22 +122,32 @@ def words_in(names: Any) -> list[str]:
     return [word.strip() for word in names.split(",") if word.strip()] if isinstance(names, str) else [*names]
 
 
-def place_in(values: Any, inner: int | None, value: Any) -> int | None:
-    """Where in a list of parameters a value is, itself or in a tuple."""
-    for number, item in enumerate(values if isinstance(values, Sequence) else ()):
-        items = getattr(item, "values", item)  # of a pytest.param a tuple
-        if item is value or (inner is not None and not callable(items) and items[inner] is value):
-            return number
-    return None
-
-
 def one_line(text: str) -> str:
     """Text for a comment: nothing in it ends the line."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
+class Text(str):
+    """What a container prints as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 def literal(value: Any, *, like: bool = False) -> str:
-    """What reads back as the same value, for a large array one of its shape where that is ``like`` enough; nothing where no short text does."""
+    """What reads back as the same value; empty where no short text does. Of a large array a ``like`` one is of its shape."""
+    import jax
+
+    leaves, tree = jax.tree.flatten(value, is_leaf=lambda leaf: type(leaf) not in (list, tuple, dict))
+    texts = [Text(leaf_text(leaf, like=like)) for leaf in leaves]
+    text = ascii(jax.tree.unflatten(tree, texts)) if all(texts) else ""
+    with contextlib.suppress(SyntaxError):
+        return text if names_of(ast.parse(text)) <= {"jax", "jnp"} else ""
+    return ""
+
+
+def leaf_text(value: Any, *, like: bool) -> str:
+    """The same of what is no container."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -150,17 +156,10 @@ def literal(value: Any, *, like: bool = False) -> str:
         return f"jax.ShapeDtypeStruct({value.shape}, {value.dtype.name!r})"
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return f"jax.random.wrap_key_data({literal(jax.random.key_data(value))})"
+            return f"jax.random.wrap_key_data({leaf_text(jax.random.key_data(value), like=like)})"
         if value.size > MOST_ELEMENTS:
             return f"jnp.ones({value.shape}, {value.dtype.name!r})" if like else ""
         return f"jnp.array({np.asarray(value).tolist()!r}, {value.dtype.name!r})"
-    if type(value) in (list, tuple):
-        items, comma = [literal(item, like=like) for item in value], "," * (len(value) == 1)
-        text = f"[{', '.join(items)}]" if type(value) is list else f"({', '.join(items)}{comma})"
-        return text if all(items) else ""
-    if type(value) is dict:
-        pairs = [(literal(key), literal(item, like=like)) for key, item in value.items()]
-        return f"{{{', '.join(f'{key}: {item}' for key, item in pairs)}}}" if all(map(all, pairs)) else ""
     with contextlib.suppress(ValueError, SyntaxError, TypeError):
         return text if ast.literal_eval(text := ascii(value)) == value else ""
     return ""
@@ -177,18 +176,11 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
     first = next(iter(call.args), None)
     cls: Any = first if isinstance(first, type) else type(first)
     try:
-        if plain.__qualname__.rpartition(".")[0] not in [base.__qualname__ for base in cls.__mro__]:
-            name = usage.slice.take_function(plain)
-        else:
+        if plain.__qualname__.rpartition(".")[0] in [base.__qualname__ for base in cls.__mro__]:
             given.pop(next(iter(given)))
-            usage.slice.take(sys.modules[cls.__module__], [cls.__qualname__.partition(".")[0]])
-            name = f"{cls.__qualname__ if isinstance(first, type) else 'instance'}.{plain.__name__}"
-            if not isinstance(first, type):
-                usage.setup[f"instance = {cls.__qualname__}()"] = None
-            if not isinstance(first, type) and hasattr(cls, "setup_method"):
-                usage.setup[
-                    f"instance.setup_method({name if len(inspect.signature(cls.setup_method).parameters) > 1 else ''})"
-                ] = None
+            name = f"{method_of(usage, cls, made=not isinstance(first, type))}.{plain.__name__}"
+        else:
+            name = usage.slice.take_function(plain)
     except NoSource as error:
         name, given = usage.hole("test", f"a function whose source cannot be had ({error})"), {"nnx_wrap": None}
     arguments = [f"{key}={usage.value(key, value, plain)}" for key, value in given.items()]
@@ -198,39 +190,49 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
     return usage
 
 
+def method_of(usage: Usage, cls: Any, *, made: bool) -> str:
+    """What a method of a class of tests is called on: the class, which is copied, or an instance. Raises `NoSource`."""
+    usage.slice.take(sys.modules[cls.__module__], [cls.__qualname__.partition(".")[0]])
+    if not made:
+        return str(cls.__qualname__)
+    usage.setup[f"instance = {cls.__qualname__}()"] = None
+    if (set_up := getattr(cls, "setup_method", None)) is not None:
+        method = "None" if len(inspect.signature(set_up).parameters) > 1 else ""
+        usage.setup[f"instance.setup_method({method})"] = None
+    return "instance"
+
+
 def of_check(
     frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Sequence[Any] = ()
 ) -> Usage:
-    """How the caller of a ``check`` made the call: that call, or the function that it is in; else with its arguments written out."""
+    """How the caller of a ``check`` made the call: the function that it is in, or that line of a script; else with its arguments written out."""
     usage, module = usage_with(own), inspect.getmodule(frame.f_code) if frame is not None else None
-    with contextlib.suppress(NoSource):
+    with contextlib.suppress(NoSource, TypeError):
         if frame is not None and module is not None:
-            usage.call = call_in(usage, module, frame)
+            function: Any = inspect.unwrap(getattr(module, frame.f_code.co_name, of_check))
+            if getattr(function, "__code__", None) is frame.f_code:
+                given = {name: frame.f_locals.get(name) for name in inspect.signature(function).parameters}
+                return of_test(functools.partial(function, **given), Origin(), own)
+            if frame.f_code.co_name == "<module>":
+                usage.call = check_in(usage, module, frame.f_lineno)
     if not usage.call:
         owner = getattr(subject, "__self__", subject)
-        with contextlib.suppress(NoSource):
-            usage.reference(type(owner))
         made = f"a {type(owner).__qualname__}"
+        with contextlib.suppress(NoSource, AttributeError, KeyError):
+            usage.reference(type(owner))
         text = usage.value("subject", subject) if inspect.isfunction(subject) else usage.hole("model", made)
         text += "" if owner is subject else f".{subject.__name__}"
-        given = [usage.value(f"argument_{number}", value) for number, value in enumerate(args)]
-        given += [f"{key}={usage.value(key, value)}" for key, value in kwargs.items()]
-        usage.call = f"nnx_wrap({text})({', '.join(given)})"
+        given = {f"argument_{number}": value for number, value in enumerate(args)}
+        values = [*map(usage.value, given, given.values())]
+        values += [f"{key}={usage.value(key, value)}" for key, value in kwargs.items()]
+        usage.call = f"nnx_wrap({text})({', '.join(values)})"
     return usage
 
 
-def call_in(usage: Usage, module: ModuleType, frame: FrameType) -> str:
-    """The call that a frame makes, at the top of a module or as a call of its function; empty where there is neither. Raises `NoSource`."""
-    source, name = read(module), frame.f_code.co_name
-    if name != "<module>":
-        node = source.definition(frame)
-        if node not in source.tree.body:
-            return ""
-        usage.slice.take_statement(module, node)
-        parameters = inspect.signature(getattr(module, name)).parameters
-        return f"{name}({', '.join(f'{each}={usage.value(each, frame.f_locals.get(each))}' for each in parameters)})"
-    for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call)):
-        if call.lineno <= frame.f_lineno <= (call.end_lineno or 0) and ast.unparse(call.func) in STAND_IN:
+def check_in(usage: Usage, module: ModuleType, line: int) -> str:
+    """The ``check`` in a line of a script; empty where it is in a function. Raises `NoSource`."""
+    for call in (node for node in ast.walk(read(module).tree) if isinstance(node, ast.Call)):
+        if call.lineno <= line <= (call.end_lineno or 0) and ast.unparse(call.func) in STAND_IN:
             usage.slice.take(module, globals_in(ast.unparse(call)))
             return ast.unparse(call)
     return ""
@@ -240,13 +242,9 @@ def usage_with(own: Sequence[Callable[..., Any]], origin: Origin | None = None) 
     """A new one, with the transforms that the user registered."""
     usage = Usage(origin or Origin())
     for transform in own:
-        name = str(getattr(transform, "__name__", "transform"))
-        try:
-            copied = usage.slice.take_function(inspect.unwrap(transform)) == name and not getattr(
-                transform, "__closure__", ()
-            )
-        except NoSource:
-            copied = False
-        if not copied and name.isidentifier():
+        name, copied = str(getattr(transform, "__name__", "transform")), ""
+        with contextlib.suppress(NoSource):
+            copied = usage.slice.take_function(inspect.unwrap(transform))
+        if name.isidentifier() and (copied != name or getattr(transform, "__closure__", None)):
             usage.hole(name, "a transform whose source cannot be copied")
     return usage

@@ -74,8 +74,8 @@ class Subject:
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
     and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
     objects that hold graph nodes or arrays, ``static`` the other values among the arguments, and ``code`` tells this call's code and static values from another's.
-    A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
-    some of them are in a `functools.partial` or an `nnx.cached_partial`, ``method`` that it is one of an object among them.
+    A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that what was wrapped holds some of them: a method its
+    object, a `functools.partial`, an `nnx.cached_partial`.
     """
 
     name: str
@@ -94,7 +94,6 @@ class Subject:
     code: Any
     plain: bool = False
     partial: bool = False
-    method: bool = False
 
     def split(self) -> tuple[Any, Any]:
         """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref`."""

@@ -208,7 +208,7 @@ def test_abstract(nnx_wrap):
     ],
 )
 def test_the_program_of_a_healthy_twin_ends_well(inner, pytester, monkeypatch, nesting):
-    monkeypatch.setattr(Programs, "_keep", lambda self, outcomes: None)  # which removes them
+    monkeypatch.setattr(Programs, "_finish", lambda self, outcomes: None)  # which removes them
     inner(HEALTHY, "--nnx-nesting", nesting).assert_outcomes(passed=8)
     paths = sorted(pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py"))
     assert len(paths) >= 8

@@ -141,7 +141,7 @@ def test_a_nesting_that_kills_the_process_leaves_its_program(inner, pytester, ho
     result = inner(KILLED.replace("{how}", how), "-k", test + " and not " + test + "_", subprocess=True)
     assert result.ret == code
     (path,) = pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")
-    assert "written before it ran" in path.read_text("utf-8")
+    assert "written before the nesting ran" in path.read_text("utf-8")
     assert run_fresh(path).returncode == code
 
 
@@ -192,8 +192,8 @@ def test_a_path_with_spaces_is_quoted_in_the_command(inner, pytester):
     result = inner(LEAK, "--nnx-nesting", "jit", "-o", "cache_dir=a b'ü")
     ((_, _, program),) = told(result.stdout.str()).values()
     text = (pytester.path / program).read_text("utf-8")
-    command = next(line for line in text.splitlines() if line.startswith("# run:")).removeprefix("# run:    python ")
-    assert shlex.split(command) == [program]
+    command = next(line for line in text.splitlines() if line.startswith("#   program "))
+    assert shlex.split(command.removeprefix("#   program ")) == ["python", program]
     assert "nnx invariant broken: tracers" in run_fresh(pytester.path / program).stderr
 
 
