@@ -44,12 +44,12 @@ FLAX_HEAD = "flax @ git+https://github.com/google/flax"
 WORKERS = ("-n", "2")
 PROCESSES = "tests/system/processes"
 """Workers of xdist, simulated devices, a run after a run: on the newest row `system` has them, on the oldest `floors`."""
-PASTED = "tests/system/reproducer/test_reproducer.py"
+PASTED = "tests/system/paste/test_paste_programs.py"
 """In a session of its own, and in one process: what its tests share takes half a minute to make."""
 PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
 """Those of docs/published.md: `system` runs them as far as jax and flax alone go, `published` with the packages."""
 ON_TARGETS = (
-    "tests/system/reproducer/test_programs_on_targets.py",
+    "tests/system/paste/test_paste_targets.py",
     "tests/system/processes/test_sharded_on_targets.py",
     "tests/plugin/settings/test_target_setting.py",
 )

@@ -26,6 +26,8 @@ class Call:
     settings: Settings
     flags: tuple[bool, bool]
     """Of flax's mode: its graph, and graph updates."""
+    alone: bool = True
+    """Whether its test makes no other: several are all written in the same way."""
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -62,13 +64,14 @@ class Call:
     def whole(self) -> str:
         """How a call of one module with arrays alone is written, whose output is one array: it needs no taking apart. Empty for any other."""
         subject, profile = self.subject, self.profile
+        arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
+        one_array = profile.plain and profile.out_names == ("",)
+        if not (self.alone and arrays_alone and subject.input_names and one_array):
+            return ""
         parameters = inspect.signature(subject.function).parameters.values()
         given = [each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
         labels = [*subject.labels.values(), *subject.input_names]
-        arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
-        if not (arrays_alone and subject.input_names and profile.out_names == ("",) and profile.plain):
-            return ""
-        if subject.function.__qualname__ == f"{type(subject.state).__qualname__}.__call__":
+        if getattr(subject.function, "__qualname__", "") == f"{type(subject.state).__qualname__}.__call__":
             return "type(subject).__call__" if given[1 : len(labels)] == labels[1:] else ""
         return "subject" if given[: len(labels)] == labels and "subject" not in labels else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from pytest_nnxcheck.transforms.compose import home, output_shapes
 from pytest_nnxcheck.transforms.layer import LENGTH
 
 
-def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: str = "", *, whole: bool = True) -> str:
+def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: str = "") -> str:
     """Two functions: one puts the layers around a call, one takes it apart, runs it and looks. What those need of ours is copied."""
     looks, layers = looks_of(outcome, call), "call"
     for index in reversed(range(len(call.nesting.layers))):
@@ -31,31 +32,27 @@ def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: s
         run = f"traced(nesting{number}(program), state, inputs)"
     if looks.search:
         run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {looks.broken['tracers']!a})"
-    whole = whole and bool(call.whole)
     lines = [
-        *(apart(call) if not whole else whole_lines(call)),
+        *apart(call),
         *looks.first,
-        *ready(call, looks, whole),
+        *ready(call, looks),
         *looks.before,
         f"output = {run}",
         *looks.after,
-        f"return {output}[0]" if whole else f"return rebuild({output})",
+        f"return {output}[0]" if call.whole else f"return rebuild({output})",
     ]
-    given = {"subject": "state, *inputs", "": "*args, **kwargs"}.get(call.whole if whole else "", "*inputs")
+    given = {"subject": "state, *inputs", "": "*args, **kwargs"}.get(call.whole, "*inputs")
     body = "\n".join(f"    {line}" for line in lines)
     return f"def nesting{number}(call):\n    return {layers}\n\ndef wrapped{number}(subject, {given}):\n{body}"
 
 
-def whole_lines(call: Call) -> Iterator[str]:
-    """The lines that begin a call of one module with arrays alone."""
-    if call.whole != "subject":
-        yield "state = subject"
-    yield f"program = lambda state, *inputs: ({call.whole}(state, *inputs),)"
-
-
 def apart(call: Call) -> Iterator[str]:
-    """The line that takes a call apart."""
+    """The lines that take a call apart."""
     subject, profile = call.subject, call.profile
+    if call.whole:
+        yield from ["state = subject"] if call.whole != "subject" else []
+        yield f"program = lambda state, *inputs: ({call.whole}(state, *inputs),)"
+        return
     given = "unwrapped(subject, args, kwargs)" if subject.partial else "(subject, args, kwargs)"
     pack = "arrays_of" if profile.plain or (profile is UNKNOWN and call.nesting.layers) else "parts_of"
     if call.opened:
@@ -64,12 +61,12 @@ def apart(call: Call) -> Iterator[str]:
     yield f"program, state, inputs, rebuild = take_apart({given}, {names!r}, {pack})"
 
 
-def ready(call: Call, looks: Looks, whole: bool) -> Iterator[str]:
+def ready(call: Call, looks: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     layers, abstract = call.nesting.layers, call.subject.abstract
     if not abstract and looks.donates and looks.own_arrays and call.states is not None:
         yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
-    if not abstract and (not whole or call.donated):
+    if not abstract and (not call.whole or call.donated):
         yield "inputs = [*map(jnp.array, inputs)]"
     elif abstract and sharding.active_mesh() is not None:
         yield "nnx.update(state, abstract_state(nnx.state(state)))"
@@ -96,12 +93,13 @@ def layer_text(call: Call, index: int, inner: str, looks: Looks, ours: Slice) ->
     """A layer around an inner program: its function, which is copied, and a plan of what that reads."""
     layer = call.nesting.layers[index]
     if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
-        return f"registered({getattr(own.function, '__name__', layer.transform)}, {inner})"
+        made = f"{getattr(own.function, '__name__', layer.transform)}({inner})"
+        return f"lambda state, *inputs: {made}(state, *inputs)"  # made anew for each trace
     name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
     ours.take(home(name), [name])
-    words = read_of_plan(name)
-    plan = f"types.SimpleNamespace({', '.join(f'{word}={plan_of(call, index, word, looks)}' for word in words)})"
-    return f"{name}({inner}, {plan if words else None})"
+    words, plan = read_of_plan(name), plan_of(call, index, looks)
+    given = ", ".join(f"{word}={getattr(plan, word)}" for word in words)
+    return f"{name}({inner}, {f'types.SimpleNamespace({given})' if words else None})"
 
 
 @functools.cache
@@ -112,27 +110,21 @@ def read_of_plan(name: str) -> list[str]:
     return sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))
 
 
-def plan_of(call: Call, index: int, word: str, looks: Looks) -> str:
-    """A field of a layer's `Plan`, as text."""
+def plan_of(call: Call, index: int, looks: Looks) -> SimpleNamespace:
+    """The fields of a layer's `Plan`, each as text."""
     profile, inner = call.profile, call.nesting.layers[index + 1 :]
-    match word:
-        case "changed":
-            return among(profile.changed)
-        case "written":
-            return among(profile.changed | profile.restored)
-        case "parameters":
-            return among(profile.parameters)
-        case "element":
-            return f"lambda leaf: leaf[{(0,) * sum(bool(layer.row.axis) for layer in inner)!r}]"
-        case "empty":
-            return f"lambda: {zeros(output_shapes(inner, profile, call.subject.inputs))}"
-        case "jit":
-            return f"lambda wrapper, f: {jit_text(call, looks) if not index else 'wrapper(f)'}"
-        case "unchanged":
-            leaves = ", ".join(looks.untouched)
-            compares = f"untouched(state, {looks.broken.get('tracers')!a}, {leaves})"
-            return f"lambda state: {compares if leaves else 'contextlib.nullcontext()'}"
-    return {"subject": "call", "length": str(LENGTH), "graph_updates": str(call.flags[1])}[word]
+    return SimpleNamespace(
+        changed=among(profile.changed),
+        written=among(profile.changed | profile.restored),
+        subject="call",
+        element=f"lambda leaf: leaf[{(0,) * sum(bool(layer.row.axis) for layer in inner)!r}]",
+        empty=f"lambda: {zeros(output_shapes(inner, profile, call.subject.inputs))}",
+        parameters=among(profile.parameters),
+        jit=f"lambda wrapper, f: {'wrapper(f)' if index else jit_text(call, looks)}",
+        unchanged="lambda state: contextlib.nullcontext()",
+        graph_updates=call.flags[1],
+        length=LENGTH,
+    )
 
 
 def jit_text(call: Call, looks: Looks) -> str:

@@ -5,12 +5,11 @@ Tracers are searched among all objects of Python, memory is what `memory_analysi
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,14 +71,6 @@ def any_tracers(kinds: set[str]) -> Any:
 def refuses_writes(state: Any, *keys: Any) -> bool:
     """Whether flax refuses every write to a Variable: it was made in a trace that has ended."""
     return variables.is_pinned(next(node for path, node in nnx.iter_graph(state) if tuple(path) == keys))
-
-
-@contextlib.contextmanager
-def untouched(state: Any, words: str, *paths: tuple[Any, ...]) -> Iterator[None]:
-    """Compare the leaves after an ``eval_shape`` with those before it."""
-    before = [value_at(state, *keys) for keys in paths]
-    yield
-    broken("tracers", any(value_at(state, *keys) is not old for keys, old in zip(paths, before, strict=True)), words)
 
 
 # --- memory
@@ -157,7 +148,7 @@ def lost_by_program(program: Any, lowered: Any) -> list[int]:
 
 
 def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
-    """Whether the trace of an abstract call gives a leaf back as it was."""
+    """Whether the trace of a call gives a leaf back as it was."""
     jaxpr = jaxpr_of(program, state, inputs, *keys).jaxpr
     return any(jaxpr.outvars[-1] is var for var in jaxpr.invars)
 
@@ -168,9 +159,8 @@ def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
 def differs(want: Any, have: Any, least: float) -> bool:
     """Whether two values are of different types, or so far apart."""
     one, two = jax.tree.leaves(want), jax.tree.leaves(have)
-    if [*map(describe, one)] != [*map(describe, two)]:
-        return True
-    return not all(is_near(*pair, least) for pair in zip(one, two, strict=True))
+    same_types = [*map(describe, one)] == [*map(describe, two)]
+    return not same_types or not all(is_near(*pair, least) for pair in zip(one, two, strict=True))
 
 
 def is_near(one: Any, two: Any, least: float) -> bool:
@@ -204,7 +194,7 @@ def on_target(where: dict[str, Any], effort: dict[str, Any], options: Any, stage
 
 def peak_on_target(program: Any, gpu: bool) -> Any:
     """What the compiler of a TPU counts is less than the sum of the parts."""
-    parts = program if program == math.inf else peak(program)
-    return (
-        parts if gpu or program == math.inf else getattr(program.memory_analysis(), "peak_memory_in_bytes", 0) or parts
-    )
+    if program == math.inf:
+        return program
+    parts = peak(program)
+    return parts if gpu else getattr(program.memory_analysis(), "peak_memory_in_bytes", 0) or parts

@@ -86,23 +86,21 @@ def compose(spec: Spec, usage: Usage) -> str:
 
 def our_part(spec: Spec) -> tuple[list[str], set[str]]:
     """The layers, the calls, and what those need; and import lines."""
-    ours, calls = Slice(), [replace(call, nesting=spec.nesting) for call in spec.calls]
-    *earlier, last = calls  # the earlier ones hold
-    texts = [call_text(call, ours, number=f"_{number}", whole=False) for number, call in enumerate(earlier, 1)]
-    texts.append(call_text(last, ours, spec.outcome, whole=not earlier))
+    ours, alone = Slice(), len(spec.calls) == 1
+    *earlier, last = [replace(call, nesting=spec.nesting, alone=alone) for call in spec.calls]  # the earlier ones hold
+    texts = [call_text(call, ours, number=f"_{number}") for number, call in enumerate(earlier, 1)]
+    texts.append(call_text(last, ours, spec.outcome))
     wrapped, given = "wrapped", last.given
     if earlier:
-        names = ", ".join(f"wrapped_{number}" for number in range(1, len(calls)))
+        names = ", ".join(f"wrapped_{number}" for number, _ in enumerate(earlier, 1))
         texts.append(f"CALLS = itertools.chain([{names}], itertools.repeat(wrapped))")
-        wrapped, given = "next(CALLS)", "*args, **kwargs"
+        wrapped = "next(CALLS)"
     texts.append(f"def nnx_wrap(subject):\n    return lambda {given}: {wrapped}(subject, {given})")
-    layers = ours.chunks(ours=True)
     for module in SOURCES:
         ours.take(module, sorted(globals_in("\n".join(texts))))
-    opened = {name: fields for call in calls for name, fields in call.opened.items()}
-    needed = [text for text in ours.chunks(ours=True) if text not in layers]
-    needed = [f"OPENED = {opened!r}" if text == "OPENED = {}" else text for text in needed]
-    return [*layers, *texts, *needed], {*ours.imports}
+    if opened := {name: fields for call in spec.calls for name, fields in call.opened.items()}:
+        texts.append(f"OPENED.update({opened!r})")
+    return [*ours.chunks(ours=True), *texts], {*ours.imports}
 
 
 def configuration() -> Iterator[str]:

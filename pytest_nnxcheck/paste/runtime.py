@@ -112,13 +112,11 @@ FILLED: list[Any] = []
 """(object, field, its own value, that of the program) while a call runs."""
 
 
-def get(owner: Any, field: tuple[Any, bool]) -> Any:
-    name, item = field
-    return operator.getitem(owner, name) if item else getattr(owner, name, None)
+def get(owner: Any, name: Any, item: bool) -> Any:
+    return owner[name] if item else getattr(owner, name, None)
 
 
-def put(owner: Any, field: tuple[Any, bool], value: Any) -> None:
-    name, item = field
+def put(owner: Any, value: Any, name: Any, item: bool) -> None:
     (operator.setitem if item else object.__setattr__)(owner, name, value)
 
 
@@ -131,14 +129,14 @@ def opened(tree: Any) -> Any:
 
 
 def read_fields(owner: Any) -> Any:
-    return [get(owner, field) for field in OPENED[type(owner).__qualname__]], owner
+    return [get(owner, *field) for field in OPENED[type(owner).__qualname__]], owner
 
 
 def fill_fields(owner: Any, values: Any) -> Any:
     """The object itself, which holds the values of the program while the call runs."""
     for field, value in zip(OPENED[type(owner).__qualname__], values, strict=True):
-        FILLED.append((owner, field, get(owner, field), value))
-        put(owner, field, value)
+        FILLED.append((owner, field, get(owner, *field), value))
+        put(owner, value, *field)
     return owner
 
 
@@ -146,21 +144,15 @@ def emptied(output: Any, state: Any, home: Any) -> Any:
     """`parts_of`, after the objects hold their own values again, unless the call itself has put others there."""
     packed = parts_of(opened(output), state, home)
     for owner, field, old, new in FILLED:
-        if get(owner, field) is new:
-            put(owner, field, old)
-    jax.tree.map(
-        lambda _: None, output, is_leaf=is_node
-    )  # what is returned keeps no tracers until it is made of arrays
+        if get(owner, *field) is new:
+            put(owner, old, *field)
+    # Objects that are returned keep no tracers until they are made of arrays.
+    jax.tree.map(lambda _: None, output, is_leaf=is_node)
     FILLED.clear()
     return packed
 
 
 # --- state and arrays
-
-
-def copied(tree: Any) -> Any:
-    """The same with arrays of its own, which nobody else donates."""
-    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
 
 
 def value_at(state: Any, *keys: Any) -> Any:
@@ -180,11 +172,6 @@ def with_axis(leaf: Any) -> Any:
     if isinstance(sharding, jax.sharding.NamedSharding):
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))
     return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=sharding)
-
-
-def registered(transform: Callable[..., Any], f: Any) -> Any:
-    """The layer of a transform of the user's own, made anew for each trace."""
-    return lambda state, *inputs: transform(f)(state, *inputs)  # noqa: PLW0108 - that is what makes it anew
 
 
 # --- a program that is compiled, or only traced

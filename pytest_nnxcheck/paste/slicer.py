@@ -164,11 +164,8 @@ class Source:
         for node in () if is_ours(self.module) else self.tree.body:
             decorators = [names_of(each) for each in getattr(node, "decorator_list", ())]
             names = {name for each in decorators if each & functions for name in each}
-            names |= (
-                names_of(node)
-                if isinstance(node, ast.Expr | ast.Assign) and not bound_by(node, changed=False)
-                else set()
-            )
+            if isinstance(node, ast.Expr | ast.Assign) and not bound_by(node, changed=False):
+                names |= names_of(node)
             reads = [globals_in(self.text(self.bound[name][-1])[0]) for name in names & functions]
             if names and not names.union(*reads) & {*self.left_out, "__name__"}:
                 yield node

@@ -178,7 +178,7 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
     try:
         if plain.__qualname__.rpartition(".")[0] in [base.__qualname__ for base in cls.__mro__]:
             given.pop(next(iter(given)))
-            name = f"{method_of(usage, cls, made=not isinstance(first, type))}.{plain.__name__}"
+            name = method_of(usage, cls, plain.__name__, of_class=isinstance(first, type))
         else:
             name = usage.slice.take_function(plain)
     except NoSource as error:
@@ -190,16 +190,16 @@ def of_test(body: Callable[..., object], origin: Origin, own: Sequence[Callable[
     return usage
 
 
-def method_of(usage: Usage, cls: Any, *, made: bool) -> str:
-    """What a method of a class of tests is called on: the class, which is copied, or an instance. Raises `NoSource`."""
+def method_of(usage: Usage, cls: Any, name: str, *, of_class: bool) -> str:
+    """A method of a class of tests, which is copied: the class's own, or that of an instance. Raises `NoSource`."""
     usage.slice.take(sys.modules[cls.__module__], [cls.__qualname__.partition(".")[0]])
-    if not made:
-        return str(cls.__qualname__)
+    if of_class:
+        return f"{cls.__qualname__}.{name}"
     usage.setup[f"instance = {cls.__qualname__}()"] = None
     if (set_up := getattr(cls, "setup_method", None)) is not None:
-        method = "None" if len(inspect.signature(set_up).parameters) > 1 else ""
-        usage.setup[f"instance.setup_method({method})"] = None
-    return "instance"
+        given = f"instance.{name}" if len(inspect.signature(set_up).parameters) > 1 else ""
+        usage.setup[f"instance.setup_method({given})"] = None
+    return f"instance.{name}"
 
 
 def of_check(

@@ -23,7 +23,6 @@ from pytest_nnxcheck.paste.looks import (
     places,
     refuses_writes,
     run_for_tracers,
-    untouched,
 )
 from pytest_nnxcheck.paste.runtime import arrays_of, compiled, parts_of, take_apart, value_at
 
@@ -100,14 +99,6 @@ def test_a_value_is_another_one_where_it_is_far_enough_from_what_was_wanted():
     keys = jax.random.key(0), jax.random.key(1)
     assert differs(*keys, 0)
     assert not differs(keys[0], keys[0], 0)
-
-
-def test_a_state_that_a_shape_was_asked_of_stays_what_it_was():
-    model = Scale()
-    with untouched(model, "changed", ("factor",)):
-        pass
-    with pytest.raises(AssertionError, match="changed"), untouched(model, "changed", ("factor",)):
-        assign(model.factor, jnp.zeros(64))
 
 
 def test_a_variable_of_this_trace_may_be_written():
