@@ -70,7 +70,8 @@ def ready(call: Call, looks: Looks) -> Iterator[str]:
         yield "inputs = [*map(jnp.array, inputs)]"
     elif abstract and sharding.active_mesh() is not None:
         yield "nnx.update(state, abstract_state(nnx.state(state)))"
-    yield from ["inputs = [*map(with_axis, inputs)]" for layer in layers if layer.row.axis]
+    stacked = "with_axis(leaf)" if abstract else "jnp.stack([leaf, leaf])"
+    yield from [f"inputs = [{stacked} for leaf in inputs]" for layer in layers if layer.row.axis]
     if call.states and any(layer.row.on_mesh for layer in layers):
         yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
 

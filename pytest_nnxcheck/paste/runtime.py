@@ -165,9 +165,7 @@ def value_at(state: Any, *keys: Any) -> Any:
 
 
 def with_axis(leaf: Any) -> Any:
-    """An array, or an abstract one, with a leading axis of two."""
-    if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return jnp.stack([leaf, leaf])
+    """An abstract array with a leading axis of two."""
     sharding = leaf.sharding
     if isinstance(sharding, jax.sharding.NamedSharding):
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(None, *sharding.spec))

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 from pasted_programs import run_fresh, run_programs, told
 
-from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, Violation
+from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, StateTouched, Violation
 from pytest_nnxcheck.paste.files import ProgramWarning, file_name
 from pytest_nnxcheck.paste.findings import can_look_for
 from pytest_nnxcheck.paste.usage import literal
@@ -158,6 +159,12 @@ def test_fine(nnx_wrap):
 """
 
 
+def test_a_program_goes_once_its_nesting_holds(inner, pytester):
+    for source, count in ((LEAK, 1), (LEAK.replace("KEPT.append(model(x))", "model(x)"), 0)):
+        inner(source, "--nnx-nesting", "jit")
+        assert len([*pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")]) == count
+
+
 @pytest.mark.parametrize("file", ["nnxcheck", f"nnxcheck/{file_name('test_inner.py::test_leak')}"])
 def test_a_place_that_cannot_be_written_costs_no_run(inner, pytester, file):
     place = pytester.path / ".pytest_cache/d" / file
@@ -206,12 +213,13 @@ def test_file_names_are_short_safe_and_each_its_own():
 
 
 def test_what_no_program_can_look_for_has_none():
-    """Of a violation of memory the advice is words about the un-nested call."""
+    """Of a violation of memory the advice is words about the un-nested call; that an ``eval_shape`` writes a value, its guard alone sees."""
     wasted = MemoryWasted(advice=())
     assert not can_look_for(Violation("memory", findings=(wasted,)))
     assert can_look_for(Violation("memory", findings=(wasted, StateCopied(figures=None, bytes=8))))
     assert can_look_for(Violation("memory"))
     assert not can_look_for(Violation("finite"))
+    assert not can_look_for(Violation("tracers", findings=(StateTouched("model.w", layer=Layer("eval_shape")),)))
 
 
 @pytest.mark.parametrize("value", [{"a": [1, 2.5, None, (True,)]}, "ü\n'\"", b"\0", {1, 2}, -1j, range])
