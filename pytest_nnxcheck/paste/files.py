@@ -103,6 +103,8 @@ class Programs:
         from pytest_nnxcheck.subject.profile import UNKNOWN
 
         call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
+        if self._calls and self._calls[-1].subject is call.subject:
+            self._calls.pop()  # the same call, of which more is known by now
         if self._calls and call_text(call, Slice()) == call_text(self._calls[-1], Slice()):
             return  # the program makes every further call as the last one
         if self.folder is not None:

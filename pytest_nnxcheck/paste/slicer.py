@@ -101,7 +101,7 @@ class Slice:
 
     def _take_import(self, module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> None:
         alias = next(each for each in node.names if each.name == "*" or name == bound_name(each))
-        home = home_of(module, node)
+        home = home_of(module, node, alias)
         source = sys.modules.get(home)
         if isinstance(node, ast.ImportFrom) and source is not None and is_copied(source):
             self._needs[module][source] = None
@@ -186,8 +186,9 @@ def read(module: ModuleType) -> Source:
         for name in names:
             bound.setdefault(name, []).append(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
-            homes = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            left.update(names if {home.partition(".")[0] for home in homes} & LEFT_OUT else ())
+            left.update(
+                bound_name(each) for each in node.names if home_of(module, node, each).split(".")[0] in LEFT_OUT
+            )
         elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and left & names_of(node.value):
             left.update(names)
     stars: list[ast.stmt] = [
@@ -253,10 +254,10 @@ def is_installed(module: ModuleType) -> bool:
     return built_in or of_standard or bool({"site-packages", "dist-packages"} & {*place_of(module).parts})
 
 
-def home_of(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str:
+def home_of(module: ModuleType, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
     """The module of an import, a relative one as from outside the package."""
     if isinstance(node, ast.Import):
-        return node.names[0].name
+        return alias.name
     return importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__)
 
 

@@ -11,9 +11,8 @@ from pytest_nnxcheck.paste.slicer import NoSource, Slice, bound_by, read
 from pytest_nnxcheck.transforms import gradients, mapping
 
 USER = """
-import functools, os
+import functools, os, pytest
 import numpy as np
-import pytest
 from helpers_of_user import make, plain
 from itertools import chain as chained
 from math import *
