@@ -352,6 +352,7 @@ MUTANTS = (
     Mutant("slicer.Slice._take_import", Never("is_copied(source)"), "test_paste_slicer.py"),
     Mutant("findings.look_for", Replaces("figures.split.peak - size // 2", "figures.split.peak"), "test_paste_programs.py"),
     Mutant("layers.ready", Drops("looks.own_arrays"), "test_paste_programs.py"),
+    Mutant("files.Programs._draft", Never("self._calls[-1].subject is call.subject"), "test_paste_files.py"),
     Mutant("files.Programs._finish", Drops("path.parent.rmdir()"), "test_temporary_folders.py"),
     # runner
     Mutant("exclusions.after", Drops("exclusions = replace(exclusions, refused=exclusions.refused | {style})"), "test_sweep.py test_compose.py test_modes.py test_modes_of_models.py"),

@@ -101,6 +101,33 @@ def test_arguments_are_written_by_name_and_from_several_lists(inner, pytester):
         assert (kind, text.splitlines()[1:]) == ("AssertionError", ["  tracers remain in KEPT[0]"])
 
 
+RESTORES = """
+KEPT = []
+
+class Restores(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        old = self.linear.kernel[...]
+        assign(self.linear.kernel, old / jnp.linalg.norm(old @ x.sum(0)))
+        KEPT.append(self.linear(x))
+        assign(self.linear.kernel, old)
+        return x
+
+@marked
+def test_restores(nnx_wrap):
+    nnx_wrap(Restores())(jnp.ones((2, 4)))
+"""
+
+
+def test_a_call_that_is_tried_again_with_mapped_leaves_is_written_once(inner, pytester):
+    result = inner(RESTORES, "--nnx-nesting", "vmap")
+    ((_, _, program),) = told(result.stdout.str()).values()
+    assert "CALLS" not in (pytester.path / program).read_text("utf-8")
+    assert "nnx invariant broken: tracers" in run_fresh(pytester.path / program).stderr
+
+
 # --- where it lies
 
 
