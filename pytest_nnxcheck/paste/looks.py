@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck.compat import variables
-from pytest_nnxcheck.compat.compilation import configured
+from pytest_nnxcheck.compat.staging import configured
 from pytest_nnxcheck.compat.targets import lowered_on, mesh_of
 from pytest_nnxcheck.jaxprs.flow import constants
 from pytest_nnxcheck.paste.runtime import value_at

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 
-from pytest_nnxcheck.compat import shared_programs
+from pytest_nnxcheck.compat import compile_cache
 from pytest_nnxcheck.core.catalogue import MODES, TARGETED, rows_of
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Nesting
@@ -59,7 +59,7 @@ class Run:
     ) -> None:
         self.settings = settings
         self.memo = Memo(
-            shared_programs=shared_programs.SharedPrograms(on=settings.shortcuts == "on"), same_arguments=remember
+            shared_programs=compile_cache.SharedPrograms(on=settings.shortcuts == "on"), same_arguments=remember
         )
         self.executor = Executor(self.memo, programs, self.publish, compiles)
         OF_PROCESS.begin()
