@@ -53,12 +53,12 @@ The walk over Python objects, the arithmetic of parity and the cache of compiled
 """
 BY_PYTHON = ("tests/engine/walk", "tests/engine/calls", "tests/plugin/watch")
 """What may differ from one Python to the next, code objects, frames and monitoring: `tests` runs these on the newest jax with the oldest Python."""
-PASTED = "tests/system/reproducer/test_reproducer.py"
+PASTED = "tests/system/paste/test_paste_programs.py"
 """Run by `pasted` in one process: what its tests share takes half a minute to make."""
 PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
 """Those of docs/published.md: `system` runs them as far as jax and flax alone go, `published` with the packages."""
 TARGETS = "tests/targets"
-PASTED_ON_TARGETS = "tests/system/reproducer/test_programs_on_targets.py"
+PASTED_ON_TARGETS = "tests/system/paste/test_paste_targets.py"
 """`targets` runs it besides its own folder: without the wheels it is skipped."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """

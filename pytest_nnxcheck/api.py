@@ -18,8 +18,8 @@ from pytest_nnxcheck import devices, wheels
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, SettingError, UnexpectedPass
 from pytest_nnxcheck.core.settings import merge, parse_given
+from pytest_nnxcheck.paste import files
 from pytest_nnxcheck.reporting.report import Report, rejected_modes
-from pytest_nnxcheck.reproducer import files
 from pytest_nnxcheck.runner import conclude, errors, hypothesis_test
 from pytest_nnxcheck.runner.execution import running_for
 from pytest_nnxcheck.runner.run import Run

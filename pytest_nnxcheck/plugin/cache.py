@@ -20,8 +20,8 @@ from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import options, pytest_internals, selection
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.reproducer.calls_of_test import Usage
-    from pytest_nnxcheck.reproducer.files import Programs
+    from pytest_nnxcheck.paste.files import Programs
+    from pytest_nnxcheck.paste.usage import Usage
 
 COMPILES = "nnxcheck_compiles"
 BOUND = 512 * 2**20
@@ -35,15 +35,15 @@ _folder = pytest.StashKey[Path | None]()
 
 def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
     """The programs to paste of a marked test: in the cache of pytest, or in a folder of its own where that is switched off."""
+    from pytest_nnxcheck.paste import files, usage
     from pytest_nnxcheck.reporting import report
-    from pytest_nnxcheck.reproducer import calls_of_test, files
 
     config = item.config
 
     def usage_of(body: Any) -> Usage:
-        given, positions = pytest_internals.parameters(item)
-        origin = calls_of_test.Origin(pytest_internals.fixture_functions(item), given, positions)
-        return calls_of_test.of_test(body, origin, files.own_transforms(chosen))
+        lists = [mark.args[:2] for mark in item.iter_markers("parametrize") if len(mark.args) > 1]
+        origin = usage.Origin(pytest_internals.fixture_functions(item), pytest_internals.parameters(item), lists)
+        return usage.of_test(body, origin, files.own_transforms(chosen))
 
     def replay(nesting: Nesting) -> str:
         argument = selection.as_argument(item)

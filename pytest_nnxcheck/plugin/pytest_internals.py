@@ -29,13 +29,13 @@ def fixture_functions(item: Any) -> Mapping[str, Callable[..., Any]]:
     }
 
 
-def parameters(item: Any) -> tuple[Mapping[str, Any], Mapping[str, int]]:
-    """The values of ``parametrize`` by name, and their positions in its list.
+def parameters(item: Any) -> Mapping[str, Any]:
+    """The values of ``parametrize`` by name.
 
     ``item.callspec`` is what other plugins read, and no page documents. Empty where a test has none. Tried on pytest 8.0 and 9.2.
     """
     callspec = getattr(item, "callspec", None)
-    return dict(getattr(callspec, "params", {})), dict(getattr(callspec, "indices", {}))
+    return dict(getattr(callspec, "params", {}))
 
 
 def arguments(pluginmanager: pytest.PytestPluginManager) -> tuple[str, ...]:

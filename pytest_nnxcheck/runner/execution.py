@@ -27,7 +27,7 @@ from pytest_nnxcheck.subject import uncomputed
 if TYPE_CHECKING:
     from pytest_nnxcheck.engine.check_call import Checked
     from pytest_nnxcheck.engine.memo import Memo
-    from pytest_nnxcheck.reproducer.files import Programs
+    from pytest_nnxcheck.paste.files import Programs
 
 Body = Callable[[], object]
 

@@ -33,7 +33,7 @@ from pytest_nnxcheck.runner.footprint import OF_PROCESS, held_back
 from pytest_nnxcheck.runner.strategies import Exclusions
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.reproducer.files import Programs
+    from pytest_nnxcheck.paste.files import Programs
 
 
 @dataclass(eq=False)

@@ -229,5 +229,5 @@ def assemble(subject: Any, function: Callable[..., Any], treedef: Any, parts: Pa
         opened=parts.opened,
         code=(fingerprint(function), tuple((label, fingerprint(value)) for label, value in parts.static)),
         plain=parts.plain,
-        partial=isinstance(subject, functools.partial) or holds_arguments(subject),
+        partial=isinstance(subject, functools.partial) or inspect.ismethod(subject) or holds_arguments(subject),
     )

@@ -74,8 +74,8 @@ class Subject:
     ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
     and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
     objects that hold graph nodes or arrays, ``static`` the other values among the arguments, and ``code`` tells this call's code and static values from another's.
-    A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that
-    some of them are in a `functools.partial` or an `nnx.cached_partial`.
+    A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that what was wrapped holds some of them: a method its
+    object, a `functools.partial`, an `nnx.cached_partial`.
     """
 
     name: str

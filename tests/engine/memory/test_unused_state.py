@@ -105,12 +105,16 @@ UNUSED = {
         "model.layers[1], model.layers[2]",
     ),
     "all": (lambda model, x: x + 1, Decoder, "model"),
+    "all of several": (lambda models, x: x + 1, lambda: [linear(), linear()], "models[0], models[1]"),
     "computed in vain": (lambda model, x: (model.spare(x), model(x))[1], Decoder, "model.spare"),
 }
 
 
 @pytest.mark.parametrize(
-    "name", some(UNUSED, {"a layer", "of a method's model", "carried by a scan", "in a list"}, pytest.mark.slow)
+    "name",
+    some(
+        UNUSED, {"a layer", "of a method's model", "carried by a scan", "in a list", "all of several"}, pytest.mark.slow
+    ),
 )
 def test_what_the_call_neither_reads_nor_writes_is_named_by_its_whole_parts(name):
     function, make, names = UNUSED[name]

@@ -82,7 +82,7 @@ def test_a_run_ends_with_the_leak_and_a_program():
     found = check(Noisy(), numbers(BATCH), max_examples=0)
     assert f"tracers remain in {PATH}" in flat(str(found))
     assert "left by     jit\n" in str(found)
-    assert repr(PATH) in found.program()
+    assert PATH in found.program()
 
 
 def test_without_the_invariant_the_call_is_not_checked():

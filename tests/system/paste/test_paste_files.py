@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from types import SimpleNamespace
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
-from pasted_programs import run_fresh, told
+from pasted_programs import run_fresh, run_programs, told
 
-from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, Violation
-from pytest_nnxcheck.reproducer.assertions import can_look_for
-from pytest_nnxcheck.reproducer.files import ProgramWarning, file_name
-from pytest_nnxcheck.reproducer.literals import Literals, NotLiteral
+from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.outcome import MemoryWasted, StateCopied, StateTouched, Violation
+from pytest_nnxcheck.paste.files import ProgramWarning, file_name
+from pytest_nnxcheck.paste.findings import can_look_for
+from pytest_nnxcheck.paste.usage import literal
 
 # --- how a test is written
 
@@ -50,6 +53,79 @@ def test_what_cannot_be_written_is_a_marked_place(inner, pytester):
     done = run_fresh(pytester.path / "filled.py")
     assert "AssertionError: nnx invariant broken: tracers" in done.stderr
     assert "closed with a module" in done.stdout, "a fixture is closed before the modules that it needs are gone"
+
+
+def test_the_program_of_the_page_on_failures_has_forty_lines_beside_the_test(pytester, inner_args):
+    page = (Path(__file__).parents[3] / "docs/failures.md").read_text("utf-8")
+    pytester.makepyfile(page.partition("```python\n")[2].partition("```")[0])
+    result = pytester.runpytest_inprocess(*inner_args, "-p", "no:randomly", "--nnx-nesting", "jit")
+    ((_, _, program),) = told(result.stdout.str()).values()
+    text = (pytester.path / program).read_text("utf-8")
+    before, _, after = re.split(r"^# --- the (?:test|layers) .*\n", text, flags=re.MULTILINE)
+    assert sum(bool(line.strip()) and not line.startswith("#") for line in (before + after).splitlines()) <= 40
+    assert "the program holds 2.00 more copies of its state" in run_fresh(pytester.path / program).stderr
+
+
+KEPT = """
+KEPT = []
+
+class Keeps(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, scale=1.0):
+        KEPT.append(self.linear(x) * scale)
+        return x
+
+@marked
+def test_by_keyword(nnx_wrap):
+    nnx_wrap(Keeps())(jnp.ones((2, 4)), scale=jnp.ones(()))
+
+@marked
+def test_by_keyword_alone(nnx_wrap):
+    nnx_wrap(lambda model, *, x: model(x))(Keeps(), x=jnp.ones((2, 4)))
+
+@marked
+@pytest.mark.parametrize("width", [4, pytest.param(4, id="four")])
+@pytest.mark.parametrize("f, dtype", [(jnp.tanh, jnp.float32), (lambda x: x, "float32")])
+def test_lists(nnx_wrap, width, f, dtype):
+    nnx_wrap(lambda model, x: f(model(x)))(Keeps(), jnp.ones((2, width), dtype))
+"""
+
+
+def test_arguments_are_written_by_name_and_from_several_lists(inner, pytester):
+    result = inner(KEPT, "--nnx-nesting", "jit")
+    programs = [pytester.path / program for _, _, program in told(result.stdout.str()).values()]
+    assert len(programs) == 6
+    for kind, text in run_programs(programs).values():
+        assert (kind, text.splitlines()[1:]) == ("AssertionError", ["  tracers remain in KEPT[0]"])
+
+
+RESTORES = """
+KEPT = []
+
+class Restores(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        old = self.linear.kernel[...]
+        assign(self.linear.kernel, old / jnp.linalg.norm(old @ x.sum(0)))
+        KEPT.append(self.linear(x))
+        assign(self.linear.kernel, old)
+        return x
+
+@marked
+def test_restores(nnx_wrap):
+    nnx_wrap(Restores())(jnp.ones((2, 4)))
+"""
+
+
+def test_a_call_that_is_tried_again_with_mapped_leaves_is_written_once(inner, pytester):
+    result = inner(RESTORES, "--nnx-nesting", "vmap")
+    ((_, _, program),) = told(result.stdout.str()).values()
+    assert "CALLS" not in (pytester.path / program).read_text("utf-8")
+    assert "nnx invariant broken: tracers" in run_fresh(pytester.path / program).stderr
 
 
 # --- where it lies
@@ -93,7 +169,7 @@ def test_a_nesting_that_kills_the_process_leaves_its_program(inner, pytester, ho
     result = inner(KILLED.replace("{how}", how), "-k", test + " and not " + test + "_", subprocess=True)
     assert result.ret == code
     (path,) = pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")
-    assert "written before it ran" in path.read_text("utf-8")
+    assert "written before the nesting ran" in path.read_text("utf-8")
     assert run_fresh(path).returncode == code
 
 
@@ -108,6 +184,12 @@ def test_leak(nnx_wrap):
 def test_fine(nnx_wrap):
     nnx_wrap(nnx.Linear(4, 4, rngs=nnx.Rngs(0)))(jnp.ones((2, 4)))
 """
+
+
+def test_a_program_goes_once_its_nesting_holds(inner, pytester):
+    for source, count in ((LEAK, 1), (LEAK.replace("KEPT.append(model(x))", "model(x)"), 0)):
+        inner(source, "--nnx-nesting", "jit")
+        assert len([*pytester.path.glob(".pytest_cache/d/nnxcheck/*/*.py")]) == count
 
 
 @pytest.mark.parametrize("file", ["nnxcheck", f"nnxcheck/{file_name('test_inner.py::test_leak')}"])
@@ -144,8 +226,8 @@ def test_a_path_with_spaces_is_quoted_in_the_command(inner, pytester):
     result = inner(LEAK, "--nnx-nesting", "jit", "-o", "cache_dir=a b'ü")
     ((_, _, program),) = told(result.stdout.str()).values()
     text = (pytester.path / program).read_text("utf-8")
-    command = next(line for line in text.splitlines() if line.startswith("# run:")).removeprefix("# run:    python ")
-    assert shlex.split(command) == [program]
+    command = next(line for line in text.splitlines() if line.startswith("#   program "))
+    assert shlex.split(command.removeprefix("#   program ")) == ["python", program]
     assert "nnx invariant broken: tracers" in run_fresh(pytester.path / program).stderr
 
 
@@ -158,15 +240,23 @@ def test_file_names_are_short_safe_and_each_its_own():
 
 
 def test_what_no_program_can_look_for_has_none():
-    """Of a violation of memory the advice is words about the un-nested call."""
+    """Of a violation of memory the advice is words about the un-nested call; that an ``eval_shape`` writes a value, its guard alone sees."""
     wasted = MemoryWasted(advice=())
     assert not can_look_for(Violation("memory", findings=(wasted,)))
     assert can_look_for(Violation("memory", findings=(wasted, StateCopied(figures=None, bytes=8))))
     assert can_look_for(Violation("memory"))
     assert not can_look_for(Violation("finite"))
+    assert not can_look_for(Violation("tracers", findings=(StateTouched("model.w", layer=Layer("eval_shape")),)))
 
 
-def test_an_array_on_several_devices_is_no_literal():
-    sharded = SimpleNamespace(sharding=SimpleNamespace(device_set={0, 1}))
-    with pytest.raises(NotLiteral):
-        Literals()._array(sharded)
+@pytest.mark.parametrize("value", [{"a": [1, 2.5, None, (True,)]}, "ü\n'\"", b"\0", {1, 2}, -1j, range])
+def test_a_literal_reads_back_as_the_same_value(value):
+    assert eval(literal(value) or "range") == value
+
+
+def test_an_array_is_written_out_and_of_a_large_one_its_shape():
+    assert literal(jnp.arange(3)) == "jnp.array([0, 1, 2], 'int32')"
+    assert literal(jnp.arange(100.0)) == ""
+    assert literal([jnp.arange(100.0)], like=True) == "[jnp.ones((100,), 'float32')]"
+    assert (eval(literal(jax.random.key(3))) == jax.random.key(3)).all()
+    assert literal(object()) == ""

@@ -11,7 +11,7 @@ from pytest_nnxcheck import check, register_transform
 from pytest_nnxcheck.core import catalogue
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import merge
-from pytest_nnxcheck.reproducer.files import own_transforms
+from pytest_nnxcheck.paste.files import own_transforms
 
 SCRIPT = """
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def test_a_check_in_a_script_gives_the_program_as_text(tmp_path):
     for path, text in zip(paths, programs, strict=True):
         path.write_text(text)
     for _, text in run_programs(paths).values():
-        assert text.startswith("nnx invariant broken: tracers\n  leaked KEPT[0]")
+        assert text.startswith("nnx invariant broken: tracers\n  tracers remain in KEPT[0]")
     assert none.strip() == "True"
 
 

@@ -1,0 +1,185 @@
+"""Where the programs to paste go: a draft of each call before it runs, and a file for each nesting that broke.
+
+A file that cannot be written never loses a run: it is said once, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pytest_nnxcheck.compat import flax_modes
+from pytest_nnxcheck.core import settings
+from pytest_nnxcheck.core.catalogue import REGISTERED
+from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
+from pytest_nnxcheck.core.text import near_to
+from pytest_nnxcheck.engine.cases import CallStarted
+from pytest_nnxcheck.paste import usage
+from pytest_nnxcheck.paste.slicer import Slice
+from pytest_nnxcheck.paste.usage import Usage, one_line
+from pytest_nnxcheck.reporting import report
+
+if TYPE_CHECKING:
+    from pytest_nnxcheck.core.nesting import Nesting
+    from pytest_nnxcheck.core.outcome import Outcome
+    from pytest_nnxcheck.core.settings import Settings
+    from pytest_nnxcheck.paste.call import Call
+
+LONGEST = 60
+"""Characters of a name in a file name, before its hash: file systems take 255 of a name, and Windows 260 of a path."""
+KEPT = ("violated", "failed")
+
+
+class ProgramWarning(UserWarning):
+    """A program to paste could not be written."""
+
+
+def file_name(text: str) -> str:
+    """A name that every file system takes, and that no other text has: ``test_model.py-test_x-1f0c22ab``."""
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.")
+    return f"{plain[-LONGEST:].lstrip('-.')}-{hashlib.blake2b(os.fsencode(ascii(text)), digest_size=4).hexdigest()}"
+
+
+@dataclass
+class Programs:
+    """The programs of one run."""
+
+    title: str
+    usage_of: Callable[[Any], Usage]
+    """How the body of an example, or the caller of a check, makes its calls."""
+    replay: Callable[[Nesting], str]
+    folder: Callable[[], Path] | None = None
+    """Where they go; without one they are kept as text alone."""
+    near: Path | None = None
+    """What their paths are shown relative to."""
+    texts: dict[Nesting, str] = field(default_factory=dict)
+    """The programs of the nestings that broke."""
+    _body: Any = None
+    _usage: Usage | None = None
+    _calls: list[Call] = field(default_factory=list)
+    """Those of the present body, without repetitions of the last one."""
+    _problem: str = ""
+
+    def listen(self, event: object) -> None:
+        """Write the program of each call before it runs: the call may take the process with it."""
+        if isinstance(event, BodyStarted):
+            self._body, self._usage, self._calls = event.body, None, []
+        elif isinstance(event, CallStarted):
+            with self._harmless():
+                self._draft(event)
+        elif isinstance(event, BodyFinished):
+            with self._harmless():
+                self._finish(event.outcomes)
+
+    def with_program(self, outcome: Outcome) -> Outcome:
+        """The outcome of a nesting with its program, which now looks for what broke."""
+        if outcome.verdict not in KEPT or outcome.program or not (self._calls or self._problem):
+            return outcome
+        from pytest_nnxcheck.paste.findings import can_look_for
+
+        broken = [violation.invariant for violation in outcome.violations]
+        if broken and not any(map(can_look_for, outcome.violations)):
+            return replace(outcome, program=f"none: no program can look for {' and '.join(broken)} without the plugin")
+        with self._harmless():
+            if self._calls:
+                path = self._path(str(outcome.nesting))
+                text = self.texts[outcome.nesting] = self._compose(outcome.nesting, self._calls, path, outcome)
+                self._write(path, text)
+                return replace(outcome, program=self._shown(path))
+        return replace(outcome, program=f"not written: {self._problem}")
+
+    def _draft(self, event: CallStarted) -> None:
+        """A call is about to run under a nesting; without a profile, it is about to be traced for it."""
+        from pytest_nnxcheck.paste.call import Call
+        from pytest_nnxcheck.paste.layers import call_text
+        from pytest_nnxcheck.subject.profile import UNKNOWN
+
+        call = Call(event.subject, event.profile or UNKNOWN, event.nesting, event.settings, flax_modes.mode_flags())
+        if self._calls and self._calls[-1].subject is call.subject:
+            self._calls.pop()  # the same call, of which more is known by now
+        if self._calls and call_text(call, Slice()) == call_text(self._calls[-1], Slice()):
+            return  # the program makes every further call as the last one
+        if self.folder is not None:
+            path = self._path("running")
+            self._write(path, self._compose(event.nesting, [*self._calls, call], path))
+        if event.profile is not None:
+            self._calls.append(call)
+
+    def _compose(self, nesting: Nesting, calls: list[Call], path: Path | None, outcome: Outcome | None = None) -> str:
+        from pytest_nnxcheck.paste.program import Spec, compose
+
+        if self._usage is None:
+            self._usage = self.usage_of(self._body)
+        spec = Spec(nesting, tuple(calls), self.title, self.replay(nesting), self._shown(path), outcome)
+        return compose(spec, self._usage)
+
+    def _finish(self, outcomes: Mapping[Nesting, Outcome]) -> None:
+        """The body has ended: its draft goes, and a program of its nesting that has nothing to show."""
+        nestings, drafted = {call.nesting for call in self._calls}, self._usage is not None
+        self._body, self._usage, self._calls = None, None, []
+        holding = [each for each in nestings if each not in outcomes or outcomes[each].verdict not in KEPT]
+        for nesting in holding:
+            self.texts.pop(nesting, None)
+        for path in filter(None, map(self._path, ["running", *map(str, holding)]) if drafted else ()):
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # where another program is in it
+                path.parent.rmdir()
+
+    def _path(self, name: str) -> Path | None:
+        return self.folder and self.folder() / file_name(self.title) / f"{file_name(name)}.py"
+
+    def _shown(self, path: Path | None) -> str:
+        """The path as the user types it, in the folder that he works in."""
+        if path is None or self.near is None:
+            return str(path or "")
+        return near_to((str(self.near),), str(path))
+
+    def _write(self, path: Path | None, text: str) -> None:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Nothing that goes wrong here may cost the run: it is said once."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the user's code and file system may do anything
+            if not self._problem:
+                self._problem = one_line(f"{type(error).__name__}: {error}")
+                text = f"the programs to paste of {one_line(self.title)} cannot be written ({self._problem})"
+                with contextlib.suppress(ProgramWarning):
+                    warnings.warn(ProgramWarning(text), stacklevel=2)
+
+
+# --- the programs of a check outside of pytest
+
+
+def of_check(
+    frame: FrameType | None, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], chosen: Settings
+) -> Programs:
+    """The programs of a `check`, as text: nobody said where files could go."""
+    name = getattr(subject, "__qualname__", None) or type(subject).__qualname__
+
+    def usage_of(_body: Any) -> Usage:
+        return usage.of_check(frame, subject, args, kwargs, own_transforms(chosen))
+
+    def replay(nesting: Nesting) -> str:
+        return report.replay(report.Report((), settings.Settings()), nesting)
+
+    return Programs(f"check({name})", usage_of, replay)
+
+
+def own_transforms(chosen: Settings) -> list[Callable[..., Any]]:
+    """The functions of the user's own transforms that a nesting of the settings may have."""
+    layers = () if chosen.nesting is None else chosen.nesting.layers
+    named = {*chosen.transforms, *(layer.transform for layer in layers)}
+    return [each.function for (transform, _), each in REGISTERED.items() if transform in named]

@@ -1,0 +1,159 @@
+"""One call under a nesting as text: the layers around it, and the function that takes it apart, runs it and looks."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+
+from pytest_nnxcheck.compat import graph, sharding
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED
+from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.paste.call import Call
+from pytest_nnxcheck.paste.findings import Looks, looks_of
+from pytest_nnxcheck.paste.slicer import Slice
+from pytest_nnxcheck.subject.profile import UNKNOWN
+from pytest_nnxcheck.subject.subject import Nodes
+from pytest_nnxcheck.transforms.compose import home, output_shapes
+from pytest_nnxcheck.transforms.layer import LENGTH
+
+
+def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: str = "") -> str:
+    """Two functions: one puts the layers around a call, one takes it apart, runs it and looks. What those need of ours is copied."""
+    looks, layers = looks_of(outcome, call), "call"
+    for index in reversed(range(len(call.nesting.layers))):
+        layers = layer_text(call, index, layers, looks, ours)
+    run, output = f"nesting{number}(program)(state, *inputs)", un_nested(call)
+    if call.subject.abstract and call.states is None:
+        run = f"traced(nesting{number}(program), state, inputs)"
+    if looks.search:
+        run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {looks.broken['tracers']!a})"
+    lines = [
+        *apart(call),
+        *looks.first,
+        *ready(call, looks),
+        *looks.before,
+        f"output = {run}",
+        *looks.after,
+        f"return {output}[0]" if call.whole else f"return rebuild({output})",
+    ]
+    given = {"subject": "state, *inputs", "": "*args, **kwargs"}.get(call.whole, "*inputs")
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"def nesting{number}(call):\n    return {layers}\n\ndef wrapped{number}(subject, {given}):\n{body}"
+
+
+def apart(call: Call) -> Iterator[str]:
+    """The lines that take a call apart."""
+    subject, profile = call.subject, call.profile
+    if call.whole:
+        yield from ["state = subject"] if call.whole != "subject" else []
+        yield f"program = lambda state, *inputs: ({call.whole}(state, *inputs),)"
+        return
+    given = "unwrapped(subject, args, kwargs)" if subject.partial else "(subject, args, kwargs)"
+    pack = "arrays_of" if profile.plain or (profile is UNKNOWN and call.nesting.layers) else "parts_of"
+    if call.opened:
+        given, pack = f"opened({given})", "emptied"
+    names = subject.names if isinstance(subject.state, Nodes) else None
+    yield f"program, state, inputs, rebuild = take_apart({given}, {names!r}, {pack})"
+
+
+def ready(call: Call, looks: Looks) -> Iterator[str]:
+    """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
+    layers, abstract = call.nesting.layers, call.subject.abstract
+    if not abstract and looks.donates and looks.own_arrays and call.states is not None:
+        yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
+    if not abstract and (not call.whole or call.donated):
+        yield "inputs = [*map(jnp.array, inputs)]"
+    elif abstract and sharding.active_mesh() is not None:
+        yield "nnx.update(state, abstract_state(nnx.state(state)))"
+    stacked = "with_axis(leaf)" if abstract else "jnp.stack([leaf, leaf])"
+    yield from [f"inputs = [{stacked} for leaf in inputs]" for layer in layers if layer.row.axis]
+    if call.states and any(layer.row.on_mesh for layer in layers):
+        yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
+
+
+def un_nested(call: Call) -> str:
+    """The expression for the call's own output in that of the nesting."""
+    text = "output"
+    for layer in call.nesting.layers:
+        if layer.transform == CALL_FIRST or layer.row.pair == "gradients":
+            text += "[1]" if layer.transform == CALL_FIRST else "[0]"
+        elif layer.row.axis:
+            text = f"jax.eval_shape(first, {text})" if call.subject.abstract else f"first({text})"
+    return text
+
+
+# --- layers
+
+
+def layer_text(call: Call, index: int, inner: str, looks: Looks, ours: Slice) -> str:
+    """A layer around an inner program: its function, which is copied, and a plan of what that reads."""
+    layer = call.nesting.layers[index]
+    if (own := REGISTERED.get((layer.transform, layer.style))) is not None:
+        made = f"{getattr(own.function, '__name__', layer.transform)}({inner})"
+        return f"lambda state, *inputs: {made}(state, *inputs)"  # made anew for each trace
+    name = layer.transform if layer.transform == CALL_FIRST else f"{layer.transform}_{layer.style}"
+    ours.take(home(name), [name])
+    words, plan = read_of_plan(name), plan_of(call, index, looks)
+    given = ", ".join(f"{word}={getattr(plan, word)}" for word in words)
+    return f"{name}({inner}, {f'types.SimpleNamespace({given})' if words else None})"
+
+
+@functools.cache
+def read_of_plan(name: str) -> list[str]:
+    """What the function of a layer reads of its plan, itself or in a function that it calls."""
+    alone = Slice()
+    alone.take(home(name), [name])
+    return sorted(set(re.findall(r"\bplan\.(\w+)", "\n".join(alone.chunks(ours=True)))))
+
+
+def plan_of(call: Call, index: int, looks: Looks) -> SimpleNamespace:
+    """The fields of a layer's `Plan`, each as text."""
+    profile, inner = call.profile, call.nesting.layers[index + 1 :]
+    return SimpleNamespace(
+        changed=among(profile.changed),
+        written=among(profile.changed | profile.restored),
+        subject="call",
+        element=f"lambda leaf: leaf[{(0,) * sum(bool(layer.row.axis) for layer in inner)!r}]",
+        empty=f"lambda: {zeros(output_shapes(inner, profile, call.subject.inputs))}",
+        parameters=among(profile.parameters),
+        jit=f"lambda wrapper, f: {'wrapper(f)' if index else jit_text(call, looks)}",
+        unchanged="lambda state: contextlib.nullcontext()",
+        graph_updates=call.flags[1],
+        length=LENGTH,
+    )
+
+
+def jit_text(call: Call, looks: Looks) -> str:
+    """The jit of the outermost layer: it donates, and is compiled before it runs where a look asks for the program."""
+    states, abstract = call.states or 0, call.subject.abstract
+    donated = [*([0] if states and call.settings.donate != "none" else []), *(states + each for each in call.donated)]
+    options = ", keep_unused=True" + (f", donate_argnums={(*donated,)}" if donated and looks.donates else "")
+    if abstract or looks.compiles:
+        return f"compiled(wrapper, f{', leave' if abstract else ''}{options})"
+    return f"wrapper(f{options})"
+
+
+def among(paths: frozenset[Any]) -> str:
+    """A filter for these paths."""
+    listed = ", ".join(sorted(map(repr, paths)))
+    return f"lambda path, _: tuple(path) in {{{listed}}}" if paths else "lambda path, _: False"
+
+
+def zeros(shapes: Any) -> str:
+    """Arrays of zeros as text; of keys some."""
+    if isinstance(shapes, tuple):
+        return f"({', '.join(map(zeros, shapes))}{',' * (len(shapes) == 1)})"
+    if graph.is_key(shapes):
+        kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+        kind = next(kind for kind in kinds if jax.random.key(0, impl=kind).dtype == shapes.dtype)
+        return f"jax.random.split(jax.random.key(0, impl={kind!r}), {tuple(shapes.shape)})"
+    device = ""
+    if (placed := sharding.in_type(shapes)) is not None:
+        spec = f"jax.sharding.PartitionSpec({', '.join(map(repr, placed.spec))})"
+        device = f", device=jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), {spec})"
+    return f"jnp.zeros({tuple(shapes.shape)}, {str(shapes.dtype)!r}{device})"

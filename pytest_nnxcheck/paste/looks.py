@@ -1,0 +1,200 @@
+"""The looks of a program: each says whether what was found is there, and `broken` says it in the plugin's words. Copied as `runtime` is.
+
+Tracers are searched among all objects of Python, memory is what `memory_analysis()` says, a donated buffer is found again by its pointer, and a value is compared with the eager one.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pytest_nnxcheck.compat import variables
+from pytest_nnxcheck.compat.staging import configured
+from pytest_nnxcheck.compat.targets import lowered_on, mesh_of
+from pytest_nnxcheck.jaxprs.flow import constants
+from pytest_nnxcheck.paste.runtime import value_at
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def broken(invariant: str, found: Any, *words: str) -> None:
+    """End the program as the plugin would, where something was found."""
+    if found:
+        raise AssertionError("\n  ".join([f"nnx invariant broken: {invariant}", *words]))
+
+
+def describe(array: Any) -> str:
+    """``float32[2,4]``."""
+    return array.dtype.name + str([*array.shape]).replace(" ", "") if hasattr(array, "shape") else type(array).__name__
+
+
+# --- tracers
+
+
+def living_tracers() -> dict[int, Any]:
+    return {id(each): each for each in gc.get_objects() if issubclass(type(each), jax.core.Tracer)}
+
+
+def run_for_tracers(run: Callable[[], Any], kinds: set[str], *words: str) -> Any:
+    """Run, and look for new tracers of these types that are alive: each has outlived its trace."""
+    output, error, before = None, None, living_tracers()
+    try:
+        output = jax.block_until_ready(run())
+    except Exception as raised:  # noqa: BLE001 - the call may raise anything
+        traceback.print_exc()
+        error = raised.with_traceback(None)  # its frames hold tracers of their own
+        error.__cause__ = error.__context__ = None
+    jax.clear_caches()
+    gc.collect()
+    new = {describe(tracer.aval) for key, tracer in living_tracers().items() if key not in before}
+    broken("tracers", new & kinds or isinstance(error, jax.errors.UnexpectedTracerError), *words)
+    if error is not None:
+        raise error
+    return output
+
+
+def any_tracers(kinds: set[str]) -> Any:
+    """Whether tracers of these types are alive before the call."""
+    gc.collect()
+    return kinds & {describe(tracer.aval) for tracer in living_tracers().values()}
+
+
+def refuses_writes(state: Any, *keys: Any) -> bool:
+    """Whether flax refuses every write to a Variable: it was made in a trace that has ended."""
+    return variables.is_pinned(next(node for path, node in nnx.iter_graph(state) if tuple(path) == keys))
+
+
+# --- memory
+
+
+def peak(program: Any) -> Any:
+    totals = program.memory_analysis()
+    print(totals)  # noqa: T201 - the program shows its figures, whether they hold or not
+    return (
+        totals.argument_size_in_bytes
+        + totals.output_size_in_bytes
+        + totals.temp_size_in_bytes
+        - totals.alias_size_in_bytes
+    )
+
+
+def captured_bytes(program: Any, state: Any, inputs: Any) -> Any:
+    """Bytes of the arrays that a call captures: they should be its arguments."""
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in constants(jaxpr_of(program, state, inputs)))
+
+
+def jaxpr_of(program: Any, state: Any, inputs: Any, *keys: Any) -> Any:
+    """The trace of a call, which returns the leaf with these keys last."""
+    graphdef, leaves = nnx.split(state)
+
+    def pure(leaves: Any, *inputs: Any) -> Any:
+        module = nnx.merge(graphdef, leaves)
+        return program(module, *inputs), value_at(module, *keys) if keys else None
+
+    return jax.make_jaxpr(pure)(leaves, *inputs)
+
+
+# --- donation
+
+
+def pointers(*arrays: Any) -> set[tuple[int, str]]:
+    """Where the shards of arrays lie, and which part of the array each is."""
+    living = [array for array in arrays if isinstance(array, jax.Array) and array.size and not array.is_deleted()]
+    keys = jax.dtypes.prng_key
+    plain = [jax.random.key_data(array) if jnp.issubdtype(array.dtype, keys) else array for array in living]
+    shards = [shard for array in plain for shard in array.addressable_shards]
+    return {(shard.data.unsafe_buffer_pointer(), str(shard.index)) for shard in shards}
+
+
+def places(*trees: Any) -> list[Any]:
+    """The type of each array, and its pointers."""
+    arrays = jax.tree.leaves([nnx.state(tree) if isinstance(tree, nnx.Module) else tree for tree in trees])
+    return [(describe(array), pointers(array)) for array in arrays]
+
+
+def is_lost(before: list[Any], kind: str, *trees: Any) -> bool:
+    """Whether nothing that came back lies where some donated array of this type lay."""
+    after = {pointer for _, found in places(*trees) for pointer in found}
+    return any(each == kind and not found <= after for each, found in before)
+
+
+def is_shared(array: Any, *trees: Any) -> bool:
+    return sum(bool(pointers(array) & found) for _, found in places(*trees)) > 1
+
+
+def any_deleted() -> bool:
+    """Whether a Variable is left with an array that was donated for another one."""
+    gc.collect()
+    held = [variables.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
+    arrays = [each for each in held if isinstance(each, jax.Array) and not isinstance(each, jax.core.Tracer)]
+    return any(array.size and array.is_deleted() for array in arrays)
+
+
+def lost_by_program(program: Any, lowered: Any) -> list[int]:
+    """The numbers of the donated arguments whose buffer no output of a compiled program takes."""
+    head = program.as_text().partition("\n")[0].partition("input_output_alias={")[2]
+    kept = set(map(int, re.findall(r": \((\d+), \{\}", head)))
+    donated = [number for number, info in enumerate(jax.tree.leaves(lowered.args_info)) if info.donated]
+    return [number for number in donated if number not in kept]
+
+
+def is_handed_on(program: Any, state: Any, inputs: Any, *keys: Any) -> bool:
+    """Whether the trace of a call gives a leaf back as it was."""
+    jaxpr = jaxpr_of(program, state, inputs, *keys).jaxpr
+    return any(jaxpr.outvars[-1] is var for var in jaxpr.invars)
+
+
+# --- values
+
+
+def differs(want: Any, have: Any, least: float) -> bool:
+    """Whether two values are of different types, or so far apart."""
+    one, two = jax.tree.leaves(want), jax.tree.leaves(have)
+    same_types = [*map(describe, one)] == [*map(describe, two)]
+    return not same_types or not all(is_near(*pair, least) for pair in zip(one, two, strict=True))
+
+
+def is_near(one: Any, two: Any, least: float) -> bool:
+    if hasattr(one, "dtype") and jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+        one, two = jax.random.key_data(one), jax.random.key_data(two)
+    if isinstance(one, str):
+        return bool(one == two)
+    first, second = (np.asarray(value).astype(complex) for value in (one, two))
+    return np.allclose(first, second, rtol=0, atol=least, equal_nan=True)
+
+
+# --- a target
+
+
+def on_target(where: dict[str, Any], effort: dict[str, Any], options: Any, stage: Any) -> tuple[Any, Any]:
+    """Compile for a chip that is not there what jax has traced. Nothing runs on it. The program, or why its compiler refused it."""
+    from jax.experimental import topologies
+
+    program, lowered, jitted, args = stage
+    devices = topologies.get_topology_desc(**where).devices
+    donated = tuple(number for number, info in enumerate(jax.tree.leaves(lowered.args_info)) if info.donated)
+    there = lowered_on(where["platform"], devices, mesh_of(jax.tree.leaves(args), program), jitted, args, donated)
+    try:
+        with configured(effort):
+            return there.compile(compiler_options=options), there
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return math.inf, there
+
+
+def peak_on_target(program: Any, gpu: bool) -> Any:
+    """What the compiler of a TPU counts is less than the sum of the parts."""
+    if program == math.inf:
+        return program
+    parts = peak(program)
+    return parts if gpu else getattr(program.memory_analysis(), "peak_memory_in_bytes", 0) or parts
