@@ -11,7 +11,6 @@ from healthy import numbers
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.outcome import Orphaned, SharedBuffer
-from pytest_nnxcheck.paste.looks import any_deleted
 from pytest_nnxcheck.reporting import hints
 
 
