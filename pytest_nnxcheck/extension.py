@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pytest
 
     # Late, as in `core.expected_failures`: these dataclasses take a tenth of the time that loading the plugin does.
-    from pytest_nnxcheck.core.observation import NestedCall
+    from pytest_nnxcheck.core.facts import NestedCall
     from pytest_nnxcheck.core.outcome import Breach
 
 _WORD = re.compile(r"[A-Za-z_]\w*")

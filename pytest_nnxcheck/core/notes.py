@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pytest_nnxcheck.core.facts import ArrayType, Leak
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.observation import ArrayType, Leak
 
 # --- what explains a failure
 

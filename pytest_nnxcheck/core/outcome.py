@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_nnxcheck.core.catalogue import severity
-from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, OnTarget, Split
+from pytest_nnxcheck.core.facts import Advice, ArrayType, Evidence, Leak
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Note
-from pytest_nnxcheck.core.observation import ArrayType, Leak
+from pytest_nnxcheck.core.peak import Bound, OnTarget, Split
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
 

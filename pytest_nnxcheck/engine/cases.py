@@ -14,15 +14,15 @@ from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Advice, Growth, Split
+from pytest_nnxcheck.core.facts import Advice, Evidence, Leak, NestedCall, Observation
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, MergedVariables
-from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
 from pytest_nnxcheck.core.outcome import CallFacts, JitTracedAgain, Listener, Outcome, TypeMoved, UnNested
+from pytest_nnxcheck.core.peak import Growth, Memory, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine import causes
-from pytest_nnxcheck.engine.evidence import buffers, growth, left, split, un_nested_evidence
+from pytest_nnxcheck.engine.evidence import un_nested_evidence
 from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
 from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
@@ -203,7 +203,7 @@ class Call:
             # Not the program's own names, which are in the order of its parameters.
             leaves, inputs = [*map(self.subject.path, profile.state_paths)], self.subject.input_names
             handed = tuple(of_state(self.subject, profile))
-            advised = advice(memory.peak, buffers(memory), profile.waste, leaves, inputs, sizes, handed)
+            advised = advice(memory.peak, memory.made, profile.waste, leaves, inputs, sizes, handed)
             return UnNested(self.subject.name, un_nested_evidence(memory), advised)
 
         return recall(self.memo.un_nested, self.key, found_out)
@@ -219,7 +219,7 @@ class Call:
             return measure(self.subject, self.profile(), nesting, donate, 2 * LENGTH)
 
         long = recall(self.memo.longer, (self.key, donate, nesting), measured)
-        return growth(str(loops[0]), LENGTH, short, split(long))
+        return Growth.between(str(loops[0]), LENGTH, short, long) if long else None
 
     def captured(self, *, leaking: bool = False) -> tuple[CapturedBy, ...]:
         """The transforms that the call applies to a function which captured a graph node, one that holds tracers then; the same under every nesting."""
@@ -366,7 +366,7 @@ def not_run(
         raise CheckError(
             f"{subject.name} runs with tracers that cannot be put back, in {paths}: assert the invariant tracers"
         )
-    return Outcome(nesting, "violated", judgement.violations, evidence=left(observation))
+    return Outcome(nesting, "violated", judgement.violations, evidence=Evidence(leaks=observation.leaks))
 
 
 def only_tracers(settings: Settings) -> Settings:

@@ -11,15 +11,15 @@ from pytest_nnxcheck import invariants
 from pytest_nnxcheck.compat import compilation, flax_modes, graph
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, Unfit
+from pytest_nnxcheck.core.facts import Evidence, Observation
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Fact, Note, RaisedUnNested, ValueAsked
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes, traced
 from pytest_nnxcheck.engine.cases import Call, Unrestored, case_of, case_of_un_nested, not_run, only_tracers
-from pytest_nnxcheck.engine.evidence import evidence, left
+from pytest_nnxcheck.engine.evidence import evidence
 from pytest_nnxcheck.engine.example import Example, look_at_originals
 from pytest_nnxcheck.engine.memo import Memo, signature
 from pytest_nnxcheck.engine.observe import observe
@@ -318,13 +318,15 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
     line = first_line(error)
     own = RaisedUnNested(line) if un_nested else line
     violations = tuple(replace(violation, explained=(own,)) for violation in judgement.violations)
-    return Checked(None, Outcome(call.nesting, "violated", violations, evidence=left(observation)), error)
+    return Checked(
+        None, Outcome(call.nesting, "violated", violations, evidence=Evidence(leaks=observation.leaks)), error
+    )
 
 
 def not_restored(subject: Subject, nesting: Nesting, settings: Settings, memo: Memo, publish: Listener) -> Checked:
     """A call of which a trace, as a plain jit makes it, left tracers for good: no nesting can run, and each is told so."""
     nesting = replace(nesting, layers=nesting.layers or (Layer(JIT),))
-    leaks = tuple(replace(leak, layer=nesting.layers[0]) for leak in memo.unrestored[subject.name, subject.code])
+    leaks = tuple(replace(leak, layer=str(nesting.layers[0])) for leak in memo.unrestored[subject.name, subject.code])
     return Checked(None, not_run(subject, nesting, settings, leaks, publish))
 
 
@@ -358,7 +360,9 @@ def un_nested(call: Call) -> Checked:
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
         violations = tuple(replace(violation, explained=call.captured(leaking=True)) for violation in violations)
-    outcome = Outcome(call.nesting, "violated", violations, facts=notes_of(judgement), evidence=left(observation))
+    outcome = Outcome(
+        call.nesting, "violated", violations, facts=notes_of(judgement), evidence=Evidence(leaks=observation.leaks)
+    )
     return Checked(observation.rebuild(observation.output), outcome)
 
 

@@ -17,11 +17,11 @@ from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.graph import attributes, flat_state, is_key
 from pytest_nnxcheck.compat.shared_programs import SharedPrograms
-from pytest_nnxcheck.core.evidence import OnTarget
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables
-from pytest_nnxcheck.core.observation import Leak, Memory
 from pytest_nnxcheck.core.outcome import JitTracedAgain, UnNested
+from pytest_nnxcheck.core.peak import Memory, OnTarget
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.state_facts import is_array

@@ -17,9 +17,9 @@ from pytest_nnxcheck.compat.compilation import Staged, quick_compiles, whole_sta
 from pytest_nnxcheck.compat.compile_cache import cached_compiles
 from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
 from pytest_nnxcheck.core.errors import Unfit
-from pytest_nnxcheck.core.evidence import OnTarget, Split
+from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.observation import Copies, InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
+from pytest_nnxcheck.core.peak import Copies, Memory, OnTarget, Split
 from pytest_nnxcheck.engine.abstract_run import Addresses, traced
 from pytest_nnxcheck.engine.on_targets import OnTargets, Program
 from pytest_nnxcheck.invariants.successors import successors
@@ -294,7 +294,7 @@ class Root:
         label = self.subject.label
         if label not in compiled.read:
             compiled.read[label] = buffers.read(compiled.program, subject=label)
-        self.memories.append(replace(compiled.read[label], names=names))
+        self.memories.append(compiled.read[label].with_names(names))
         if self.stops == "compiled":
             raise Measured
         program = TracedProgram.of(staged, len(self.parameters()))
@@ -394,7 +394,7 @@ def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
         kind=variables.tracer_kind(tracer),
         type=describe(tracer.aval),
         line=variables.tracer_line(tracer),
-        layer=layer,
+        layer=str(layer or ""),
         place=place,
         keeper=leaked.keeper,
     )

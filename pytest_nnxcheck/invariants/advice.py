@@ -15,22 +15,21 @@ from typing import Any
 
 from pytest_nnxcheck.compat import compilation, flax_modes, graph
 from pytest_nnxcheck.compat.arrays import array_type, nbytes
-from pytest_nnxcheck.core.evidence import (
-    FLOOR,
+from pytest_nnxcheck.core.facts import (
     Advice,
-    Held,
     HeldTwice,
     LargeLine,
     NotDonated,
+    Path,
     Recast,
     Saved,
     Twice,
     Unused,
+    Waste,
 )
-from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.core.peak import FLOOR, Buffer
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.successors import common, keys, successors
-from pytest_nnxcheck.jaxprs.waste import Waste
 from pytest_nnxcheck.subject.inner_jits import plain
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
@@ -64,7 +63,7 @@ class Sizes:
 
 def advice(
     peak: int,
-    live: Sequence[Held],
+    live: Sequence[Buffer],
     spent: Waste,
     leaves: Sequence[str],
     inputs: Sequence[str],
@@ -96,7 +95,7 @@ def advice(
 
 
 def held_twice(
-    facts: Sequence[HeldTwice], live: Sequence[Held], leaves: Sequence[str], sizes: Sizes
+    facts: Sequence[HeldTwice], live: Sequence[Buffer], leaves: Sequence[str], sizes: Sizes
 ) -> Iterator[HeldTwice]:
     """The leaves of the state that are held once more at the peak, by what happens to them and where, if they are large together.
 
@@ -130,12 +129,12 @@ def on_one_line(scans: Sequence[Saved]) -> Iterator[Saved]:
         yield Saved(line, *(sum(getattr(scan, name) for scan in group) for name in ("steps", "bytes", "carried")))
 
 
-def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[LargeLine]:
+def larger_than_all(live: Sequence[Buffer], sizes: Sizes) -> Iterator[LargeLine]:
     """The user's lines with a temporary far larger than all that the call is handed and returns; what XLA inserted by itself is not theirs.
 
     Not the sum: a line that calls a model has what each of its layers leaves for the backward pass.
     """
-    lines: dict[str, list[Held]] = {}
+    lines: dict[str, list[Buffer]] = {}
     for held in live:
         if held.kind == "temporary" and held.stack and not held.inserted:
             lines.setdefault(held.place, []).append(held)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.core.evidence import FLOOR, Bound
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Memory, Observation
+from pytest_nnxcheck.core.peak import FLOOR, Bound, Memory
 from pytest_nnxcheck.core.setting_values import Budget
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.transforms.compose import factor, kept, maps_written

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Advice, Bound
+from pytest_nnxcheck.core.facts import Advice, Leak, NestedCall, Observation
 from pytest_nnxcheck.core.notes import Fact, Note
-from pytest_nnxcheck.core.observation import Leak, NestedCall, Observation
 from pytest_nnxcheck.core.outcome import JitTracedAgain, TypeMoved, Violation
+from pytest_nnxcheck.core.peak import Bound
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.state_facts import Effect

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_nnxcheck.core.facts import ArrayType, Leaf, Observation
 from pytest_nnxcheck.core.notes import BufferRetyped, Fact, Note, Place
-from pytest_nnxcheck.core.observation import ArrayType, Leaf, Observation
 from pytest_nnxcheck.core.outcome import (
     Finding,
     LossCause,

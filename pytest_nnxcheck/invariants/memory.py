@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.core.evidence import FLOOR, Advice, Bound, OnTarget, least_copy
-from pytest_nnxcheck.core.observation import Observation
+from pytest_nnxcheck.core.facts import Advice, Observation
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
     CopiedOnTarget,
@@ -21,6 +20,7 @@ from pytest_nnxcheck.core.outcome import (
     StateCopied,
     Violation,
 )
+from pytest_nnxcheck.core.peak import FLOOR, Bound, OnTarget, least_copy
 from pytest_nnxcheck.invariants.case import Case, Judgement
 from pytest_nnxcheck.subject.profile import Profile
 

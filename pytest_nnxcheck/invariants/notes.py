@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.notes import Explanation, Fact, Mapped, Note
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.invariants import donation
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject

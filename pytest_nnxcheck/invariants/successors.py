@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.core.observation import ArrayType
+from pytest_nnxcheck.core.facts import ArrayType
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.core.observation import Leak, Observation
+from pytest_nnxcheck.core.facts import Leak, Observation
 from pytest_nnxcheck.core.outcome import Finding, MadeInEndedTrace, StateTouched, TracerLeft, Violation
 from pytest_nnxcheck.invariants.case import Case, Judgement
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal
 
-from pytest_nnxcheck.core.evidence import SHOWN, Held, Split
 from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.peak import SHOWN, Buffer, Split
 from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.core.text import Row, counted, lay_out
 from pytest_nnxcheck.reporting import baseline_file, report
@@ -59,7 +59,7 @@ class Measured:
     fleeting: bool = False
 
     @property
-    def buffers(self) -> tuple[Held, ...]:
+    def buffers(self) -> tuple[Buffer, ...]:
         return self.outcome.evidence.buffers if self.outcome.evidence else ()
 
 
@@ -268,7 +268,7 @@ def _more(
     return rows[:_ALSO]
 
 
-def _lines(buffers: Iterable[Held]) -> dict[tuple[int, str], str]:
+def _lines(buffers: Iterable[Buffer]) -> dict[tuple[int, str], str]:
     """The line of the first buffer of each kind."""
     return {
         (buffer.bytes, baseline_file.label(buffer)): buffer.stack[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from pytest_nnxcheck.core.evidence import Stamp
+from pytest_nnxcheck.core.facts import Stamp
 from pytest_nnxcheck.core.text import counted
 from pytest_nnxcheck.reporting.baseline_comparison import UPDATE, Result
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, Key, OnTarget

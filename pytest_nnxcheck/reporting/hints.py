@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
-from pytest_nnxcheck.core.evidence import Twice
+from pytest_nnxcheck.core.facts import ArrayType, Leak, Twice
 from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import CapturedNode
-from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     Finding,
     LostBuffer,
@@ -178,10 +177,10 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint("outlives", holder=article(leak.holder))
     if leak.holder == "frame":
         return hint("outlives", holder="an exception, whose traceback has the frame")
-    if leak.layer is None:
+    if not leak.layer:
         return ""
-    if leak.layer.captures:
-        return hand_on(leak.layer)
+    if leak.captured:
+        return hand_on(Layer.parse(leak.layer))
     if leak.place == "outside":
         return hint("outlives", holder="what is no part of the module")
     return hint("plain value, State", path=path) if leak.place == "module" and finding.has_data else ""
@@ -200,7 +199,7 @@ def plain_value(leak: Leak, has_data: bool) -> str:
         return hint("plain object", path=leak.path)
     if leak.holder in NNX_CONTAINERS:
         return hint("plain value, nnx container", path=leak.path, holder=leak.holder)
-    if leak.layer is not None and leak.layer.captures:
+    if leak.captured:
         return hint("plain value, captured", path=leak.path, holder=leak.holder)
     if leak.holder != "attribute":
         return hint("plain value, container", path=leak.path, holder=leak.holder)
@@ -210,10 +209,7 @@ def plain_value(leak: Leak, has_data: bool) -> str:
 def asks_to_hand_on(violation: Violation) -> bool:
     """Whether the advice is to hand the module to a layer that captured it."""
     leaks = [finding.leak for finding in violation.findings[:1] if isinstance(finding, TracerLeft)]
-    return any(
-        not is_plain(leak) and leak.holder not in OUTLIVING and leak.layer is not None and leak.layer.captures
-        for leak in leaks
-    )
+    return any(not is_plain(leak) and leak.holder not in OUTLIVING and leak.captured for leak in leaks)
 
 
 def article(noun: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pytest_nnxcheck.core import notes as data
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Misfit, MisfitKind
-from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import LostBuffer
 from pytest_nnxcheck.core.text import format_bytes, some
 from pytest_nnxcheck.reporting import hints

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pytest_nnxcheck.core.evidence import Bound, Evidence
+from pytest_nnxcheck.core.facts import Evidence, Leak
 from pytest_nnxcheck.core.notes import RaisedUnNested
-from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
     CopiedOnTarget,
@@ -34,6 +33,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
+from pytest_nnxcheck.core.peak import Bound
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
 
@@ -114,9 +114,8 @@ def tracers(findings: Findings) -> Text:
     first, shown = findings[0], findings[:SHOWN]
     if isinstance(first, TracerLeft):
         rows = [row for finding in shown for row in leaked(finding.leak)]
-        layer = first.leak.layer
         un_nested = "a transform before the call" if first.leak.before else "the call itself, un-nested"
-        left_by = ("left by", str(layer) if layer else un_nested)
+        left_by = ("left by", first.leak.layer or un_nested)
         paths = ", ".join(finding.path for finding in findings[:2])
         before = ", before the call" if first.leak.before else ""
         return f"tracers remain in {paths}{before}", [*rows, *rest(findings), left_by], hints.tracer_left(first)

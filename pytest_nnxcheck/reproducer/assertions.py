@@ -8,7 +8,6 @@ from typing import Any
 
 from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core.chips import parse_target
-from pytest_nnxcheck.core.evidence import FLOOR, OnTarget
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
@@ -33,6 +32,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
+from pytest_nnxcheck.core.peak import FLOOR, OnTarget
 from pytest_nnxcheck.reporting.target_rows import device
 from pytest_nnxcheck.reproducer.nesting_text import Facts, meaning_text, primal_text
 

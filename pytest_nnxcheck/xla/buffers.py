@@ -13,16 +13,15 @@ from typing import Any
 
 from pytest_nnxcheck.compat.compilation import serialized_buffer_assignment, serialized_hlo_module
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Split
-from pytest_nnxcheck.core.observation import Buffer, Memory
+from pytest_nnxcheck.core.peak import Buffer, Memory, Split
 from pytest_nnxcheck.xla import origins
 from pytest_nnxcheck.xla.hlo import Instruction, Module, Position, Shape
 from pytest_nnxcheck.xla.origins import Origin
 from pytest_nnxcheck.xla.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
 
 
-def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None) -> Memory:
-    """The memory of what ``lowered.compile()`` returned; ``names`` are those of its flat parameters, ``subject`` is the label of one that the plugin staged.
+def read(compiled: Any, subject: str | None = None) -> Memory:
+    """The memory of what ``lowered.compile()`` returned; ``subject`` is the label of one that the plugin staged.
 
     Raises `CheckError` where the backend gives no totals.
     """
@@ -36,7 +35,6 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
         constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
         buffers=buffers or (),
         named=buffers is not None,
-        names=names,
     )
 
 

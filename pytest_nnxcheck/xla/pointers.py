@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import compilation, graph
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.core.observation import InnerDonation, Leaf
+from pytest_nnxcheck.core.facts import InnerDonation, Leaf
 
 
 def read_leaf(path: str, array: Any) -> Leaf:

@@ -16,8 +16,8 @@ from pytest_nnxcheck.api import assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move, Observation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import ArrayType, Leaf, Move, Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.invariants.case import Case, Written
 from pytest_nnxcheck.invariants.donation import judge, notes

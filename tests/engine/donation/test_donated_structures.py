@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.compat.arrays import array_type
-from pytest_nnxcheck.core.observation import ArrayType, Leaf
+from pytest_nnxcheck.core.facts import ArrayType, Leaf
 from pytest_nnxcheck.invariants.successors import likeness, new_values
 from pytest_nnxcheck.xla.pointers import without_successor
 

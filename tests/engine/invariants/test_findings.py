@@ -13,8 +13,8 @@ from checking import broken, call, text
 from flax import nnx
 from leaky import LEAKY
 
+from pytest_nnxcheck.core.facts import Leak, Observation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import LostBuffer, PeakOverBudget, SharedBuffer, TracerLeft
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.invariants.tracers import tracers
@@ -92,7 +92,7 @@ def test_more_findings_than_rows_are_kept():
 
 def test_where_jax_trips_over_a_leak_the_leak_is_what_broke():
     error = jax.errors.UnexpectedTracerError("a tracer from a trace that has ended")
-    kept, inside = (Leak(path, "list", "DynamicJaxprTracer", "float32[]", "", None) for path in ("KEPT[0]", "merged"))
+    kept, inside = (Leak(path, "list", "DynamicJaxprTracer", "float32[]", "", "") for path in ("KEPT[0]", "merged"))
     nesting = Nesting.parse("jit")
     (left,) = tracers(Observation(nesting, None, error=error, leaks=(kept,), dropped=(inside,)))
     assert left.path == "KEPT[0]"

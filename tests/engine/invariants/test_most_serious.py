@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import Violation
 from pytest_nnxcheck.core.settings import merge
 from pytest_nnxcheck.invariants import Case, Judgement, donation, judge, memory, recompilation, tracers

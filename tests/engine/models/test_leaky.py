@@ -132,7 +132,7 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
         model.kernel = nnx.Param(model.kernel[...] + 1)
     assert guards.mutated == [(layer, "model.kernel")]
 
-    from pytest_nnxcheck.core.observation import Observation
+    from pytest_nnxcheck.core.facts import Observation
     from pytest_nnxcheck.core.outcome import StateTouched
 
     touched = tracers(Observation(Nesting((layer,)), model, mutated=tuple(guards.mutated)))

@@ -158,7 +158,7 @@ def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_no_more():
         "asyncio",
         "difflib",
         "pytest_nnxcheck.core.outcome",
-        "pytest_nnxcheck.core.evidence",
+        "pytest_nnxcheck.core.facts",
         "pytest_nnxcheck.core.nesting",
     }
 

@@ -5,9 +5,10 @@ from fractions import Fraction
 
 import pytest
 
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
+from pytest_nnxcheck.core.facts import Evidence, Stamp
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file, baseline_update
 from pytest_nnxcheck.reporting.baseline_comparison import Comparison, Measured, Request, Result
@@ -23,7 +24,7 @@ PEAKS = Request("peaks", FIVE)
 
 
 def held(size, kind="temporary", shape="float32[4]", operation="dot", line=""):
-    return Held(size, shape, kind, operation, (line,) if line else ())
+    return Buffer(size, shape, kind, operation, (line,) if line else ())
 
 
 def measured(nesting, split, *buffers, fleeting=False):
