@@ -109,32 +109,37 @@ STATE_BOUND = tuple(row.name for row in ROWS if row.fixes_state)
 
 
 class InvariantRow(NamedTuple):
-    """One invariant.
-
-    ``default``: it is asserted where ``invariants`` names no others. ``compiled``: it is about compiled programs, and asserted where the
-    outermost layer is a jit. ``values``: it is about values, so that no trace tells whether it holds, and asserted where all else does.
-    ``runs``: nothing of it can be told of an abstract call, which is not run. One of the user's own has a ``function``, and a ``place`` where
-    that stands.
-    """
+    """One invariant."""
 
     name: str
+    needs: tuple[str, ...]
+    """What the engine gathers for it: fields of `invariants.case.Case`."""
     default: bool = False
+    """It is asserted where ``invariants`` names no others."""
     compiled: bool = False
+    """It is about compiled programs, and asserted where the outermost layer is a jit."""
     values: bool = False
+    """It is about values, so that no trace tells whether it holds, and asserted where all else does."""
     runs: bool = False
+    """Nothing of it can be told of an abstract call, which is not run."""
     function: Callable[[Any], Iterable[Any]] | None = None
+    """That of the user, where the invariant is one of his own."""
     place: str = ""
+    """Where the function is."""
 
 
 INVARIANT_ROWS = (
-    InvariantRow("tracers", default=True),
-    InvariantRow("memory", default=True, compiled=True),
-    InvariantRow("donation", default=True, compiled=True),
-    InvariantRow("recompilation", compiled=True, runs=True),
-    InvariantRow("finite", values=True, runs=True),
-    InvariantRow("parity", values=True, runs=True),
+    InvariantRow("tracers", ("tracers",), default=True),
+    InvariantRow("memory", ("program", "advice", "targets"), default=True, compiled=True),
+    InvariantRow("donation", ("donation", "targets"), default=True, compiled=True),
+    InvariantRow("recompilation", ("second_call", "inner_jits"), compiled=True, runs=True),
+    InvariantRow("finite", ("not_finite",), values=True, runs=True),
+    InvariantRow("parity", ("differences",), values=True, runs=True),
 )
 """All invariants, in the order in which they are judged."""
+
+OWN_NEEDS = ("nested_call",)
+"""What an invariant of the user's own needs."""
 
 MOST_SERIOUS = ("tracers", "donation", "memory", "parity")
 """Of several that broke, a failure is named after the first of these; then come the others, in their order."""

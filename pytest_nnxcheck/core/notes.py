@@ -99,7 +99,7 @@ class Fact:
     peaks: tuple[int, int] | None = None
 
 
-Place = Literal["same", "another", "new"]
+BufferPlace = Literal["same", "another", "new"]
 """A buffer: the leaf's own, that of another leaf, or a new one."""
 
 
@@ -112,7 +112,7 @@ class BufferRetyped:
     new: ArrayType
     cause: str
     output: bool
-    place: Place
+    place: BufferPlace
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,10 @@ class NotFinite(Finding):
     elements: int
 
 
+MISSING = "missing"
+"""What `TypeMoved` says of a leaf or an attribute that is not there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeMoved(Finding):
     """What a call compiles for, and leaves as another: an attribute of this Python ``type``, or the type of a leaf; nothing where it cannot be named.

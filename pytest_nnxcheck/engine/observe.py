@@ -22,11 +22,11 @@ from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.peak import Copies, Memory, OnTarget, Split
 from pytest_nnxcheck.engine.abstract_run import Addresses, traced
 from pytest_nnxcheck.engine.on_targets import OnTargets, Program
-from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.use_of_state import successors
 from pytest_nnxcheck.transforms.compose import (
     Guards,
     compose,

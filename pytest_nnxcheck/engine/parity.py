@@ -1,4 +1,4 @@
-"""Parity, asserted: a run and the calls that it stands for, or an un-nested call and itself without its jits."""
+"""How a run differs from the calls that it stands for, or an un-nested call from itself without its jits."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ import jax
 
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.catalogue import ROWS
 from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
-from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers, Violation
+from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
-from pytest_nnxcheck.invariants import Judgement
-from pytest_nnxcheck.invariants.parity import TIMES, Nudged, differences, distance, scalars
+from pytest_nnxcheck.invariants.case import Differences
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.state_facts import Effect, Facts, read, structure
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
+from pytest_nnxcheck.values.differences import TIMES, Nudged, differences, distance, scalars
+from pytest_nnxcheck.values.effects import Effect, Facts, read, structure
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-Differences = tuple[ValueDiffers, ...]
+Found = tuple[ValueDiffers, ...]
 DIRECTIONS = 8
 """Nudged starts. Of 127 steps of Adam with a bias before batch normalization one start was too few for two; five were enough."""
 MOST_EQUATIONS = 100_000
 """Equations of the un-nested call that may be made one by one, without jit: a loop of many steps takes minutes."""
 THREEFRY = "threefry2x32"
-BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 PARITY = ("parity",)
 AGAIN = Start(again=True)
 
@@ -48,12 +46,12 @@ class Comparison:
     drawn: bool = False
     state_only: bool = False
 
-    def differences(self, got: Effect, nudged: Nudged = ()) -> Differences:
+    def differences(self, got: Effect, nudged: Nudged = ()) -> Found:
         """What the reference did not do, but for what the nudged starts explain."""
         wanted, options = self.reference.wanted, {"drawn": self.drawn, "state_only": self.state_only}
         return differences(wanted, got, self.before, nudged, **options)
 
-    def beyond_nudge(self, got: Effect, every: Differences) -> Differences:
+    def beyond_nudge(self, got: Effect, every: Found) -> Found:
         """Those of all differences that no start a few roundings away explains.
 
         One start can leave a value where it was by chance: a second moment of Adam is the square of a gradient, which may be noise on both
@@ -72,7 +70,7 @@ class Comparison:
                 different = self.differences(got, tuple(nudged))
         return different
 
-    def beyond_fusion(self, nesting: Nesting, different: Differences) -> Differences:
+    def beyond_fusion(self, nesting: Nesting, different: Found) -> Found:
         """The differences that are left where XLA fuses no operations of the same program.
 
         Where two terms cancel to the bit (a published graph network: the `GCN` of jraphx), every start gives zero, and a fused operation, which
@@ -88,11 +86,11 @@ class Comparison:
         return tuple(each for each in different if each.path in left or not may_be_fusion(each))
 
 
-def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Judgement:
-    """The violations of parity of a nesting that ran to its end and left no tracer."""
+def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Differences:
+    """How a nesting that ran to its end and left no tracer differs from the same calls without it."""
     nesting, wanted = observation.nesting, reference.wanted
     if wanted.error is not None:
-        return Judgement(notes=(Fact("raises un-nested", PARITY, first_line(wanted.error)),))
+        return Differences(notes=(Fact("raises un-nested", PARITY, first_line(wanted.error)),))
     got = effect_against(subject, observation, wanted)
     draws = other_draws(subject, nesting)
     comparison = Comparison(subject, facts, reference, got.before, drawn=draws is not None)
@@ -110,10 +108,10 @@ def agrees(subject: Subject, facts: Profile, observation: Observation, reference
         *scalars(got.after, got.before),
     )
     of_call = (Fact("attributes, functional", set_in_call),) if set_in_call else ()
-    return Judgement(violations(different, cause(different, nesting)), notes, of_call=of_call)
+    return Differences(with_names(different), notes, of_call)
 
 
-def attributes_dropped(subject: Subject, different: Differences, nesting: Nesting) -> tuple[str, ...]:
+def attributes_dropped(subject: Subject, different: Found, nesting: Nesting) -> tuple[str, ...]:
     """The Python attributes that differ, where a functional layer hands out the leaves of the state, and by its definition nothing else.
 
     What depends on one, in the next step say, is an output or a leaf, and is compared.
@@ -139,7 +137,7 @@ def has_functional(nesting: Nesting) -> bool:
     return any(layer.style == "functional" for layer in nesting.layers)
 
 
-def note_on(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:
+def note_on(kind: FactKind, every: Found, left: Found) -> tuple[Fact, ...]:
     """A note on the differences that are no longer left."""
     paths = {difference.path for difference in left}
     names = tuple(difference.path for difference in every if difference.path not in paths)
@@ -180,33 +178,19 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
     return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)
 
 
-def violations(different: Differences, cause: DropCause | None) -> tuple[Violation, ...]:
-    """The violation that the differences make; ``cause`` is why the first is there, where that is known."""
-    if not different:
-        return ()
-    first = replace(different[0], cause=cause or "", variable=graph.variable_name(different[0].of))
-    return (Violation("parity", findings=(first, *different[1:])),)
-
-
-def cause(different: Differences, nesting: Nesting) -> DropCause | None:
-    """Why a value differs: transforms carry no attribute out, and a layer that broadcasts the state drops its updates."""
-    if not different:
-        return None
-    first = different[0]
-    if first.of == "attribute" and first.label in ("dropped", "attribute"):
-        return "attribute"
-    loops = any(layer.transform in BROADCASTING for layer in nesting.layers)
-    return "broadcast" if first.label == "dropped" and loops else None
+def with_names(different: Found) -> Found:
+    """The differences, each with how one writes the type of its Variable."""
+    return tuple(replace(each, variable=graph.variable_name(each.of)) for each in different)
 
 
 # --- inside the call
 
 
-def keeps_updates(subject: Subject, facts: Profile, observation: Observation, without_jit: Reference) -> Judgement:
+def keeps_updates(subject: Subject, facts: Profile, observation: Observation, without_jit: Reference) -> Differences:
     """The updates that the un-nested call leaves under `jax.disable_jit`, and not as it is: a transform of its own made them to a copy."""
     wanted = without_jit.wanted
     if wanted.error is not None:
-        return Judgement(notes=(Fact("raises without jit", PARITY, first_line(wanted.error)),))
+        return Differences(notes=(Fact("raises without jit", PARITY, first_line(wanted.error)),))
     before = read(subject, subject.state)
     got = replace(effect_of(subject, observation, wanted.names), before=before)
 
@@ -215,7 +199,7 @@ def keeps_updates(subject: Subject, facts: Profile, observation: Observation, wi
     different = comparison.beyond_nudge(got, every)
     dropped = tuple(each for each in different if not returned(each, wanted, got, before))
     rounded = note_on("decided by rounding", every, different)
-    return Judgement(violations(dropped, "copy"), (*scalars(got.after, before), *rounded))
+    return Differences(with_names(dropped), (*scalars(got.after, before), *rounded))
 
 
 def returned(difference: ValueDiffers, wanted: Effect, got: Effect, before: Facts) -> bool:

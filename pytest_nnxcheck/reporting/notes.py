@@ -112,7 +112,7 @@ def retyped(leaf: data.BufferRetyped | LostBuffer) -> str:
     return f"{'an output is' if leaf.output else 'became'} {leaf.new}: {leaf.cause} changed"
 
 
-PLACES: dict[data.Place, str] = {
+PLACES: dict[data.BufferPlace, str] = {
     "same": "in the same buffer",
     "another": "in the buffer of another leaf",
     "new": "in a new buffer: an output of the call took its own",

@@ -21,7 +21,7 @@ from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.core.text import near_to
-from pytest_nnxcheck.engine.cases import CallStarted
+from pytest_nnxcheck.engine.example import CallStarted
 from pytest_nnxcheck.reporting import report
 from pytest_nnxcheck.reproducer import calls_of_test
 from pytest_nnxcheck.reproducer.assertions import can_look_for

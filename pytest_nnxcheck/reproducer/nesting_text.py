@@ -14,11 +14,11 @@ from pytest_nnxcheck.core.catalogue import CALL_FIRST, REGISTERED, row_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
-from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.reproducer.literals import key_kind
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
+from pytest_nnxcheck.subject.use_of_state import successors
 from pytest_nnxcheck.transforms.compose import donated_inputs, home, output_shapes
 from pytest_nnxcheck.transforms.layer import LENGTH
 

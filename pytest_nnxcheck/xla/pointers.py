@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +20,6 @@ def read_leaf(path: str, array: Any) -> Leaf:
     return Leaf(
         path, array_type(array), sharding if isinstance(sharding, jax.sharding.Sharding) else None, pointers(array)
     )
-
-
-def devices_of(leaf: Leaf) -> int:
-    """How many devices a leaf lies on; an abstract leaf on one device has no sharding."""
-    return 1 if leaf.sharding is None else leaf.sharding.num_devices
-
-
-def resharded(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf came back in other shards."""
-    if before.sharding is None or after.sharding is None:
-        return devices_of(before) != devices_of(after)
-    return not before.sharding.is_equivalent_to(after.sharding, len(before.type.shape or ()))
-
-
-def in_other_shards(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf of the state came back as what it was, but cut otherwise: an output for an input has a path of its own."""
-    same = (before.path, before.type) == (after.path, after.type)
-    return same and resharded(before, after) and not spread(before, after)
-
-
-def spread(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf that lay on one device came back on several: it was never placed, and jit placed it."""
-    return devices_of(before) == 1 < devices_of(after)
-
-
-def spec(sharding: jax.sharding.Sharding | None) -> str:
-    """A sharding as its user writes it: ``P(None, 'model')``."""
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        return f"P({', '.join(map(repr, sharding.spec))})"
-    return "one device" if sharding is None or sharding.num_devices == 1 else str(sharding)
 
 
 def pointers(array: Any) -> tuple[int, ...]:
@@ -83,35 +52,6 @@ def inner_donation(handed: Mapping[str, Any], left: Mapping[str, Any], returned:
         kept=frozenset(name for name, array in handed.items() if left.get(name) is array or id(array) in outputs),
         orphans=tuple((name, other) for name, other in holders if name != other),
     )
-
-
-def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: AbstractSet[int]) -> tuple[Leaf, ...]:
-    """The donated leaves to name for the buffers that nothing came back in; ``held`` are the pointers of all that came back.
-
-    Pointers say whether a buffer was lost, whatever the names and types of what came back. XLA gives donated buffers to outputs by
-    their type, so that it may be the buffer of another leaf that is left over. The new value of that one took a buffer, whose leaf is asked
-    next, and the last one is named: it came back with another type, in a new buffer, or not at all. A leaf of the state that came back in
-    other shards is named whatever their buffers: they hold another part of it.
-    """
-    owner = {pointer: leaf for leaf in before for pointer in leaf.pointers}
-    named: dict[str, Leaf] = {}
-    for lost in before:
-        new = after.get(lost.path)
-        if lost.pointers and new is not None and in_other_shards(lost, new):
-            named[lost.path] = lost
-        if set(lost.pointers) <= held:
-            continue
-        leaf, passed = lost, {lost.path}
-        while (new := after.get(leaf.path)) and new.type == leaf.type and new.pointers:
-            taken = owner.get(new.pointers[0])
-            if taken is None or taken.path in passed:
-                break
-            leaf = taken
-            passed.add(leaf.path)
-        new = after.get(leaf.path)
-        if new is None or not spread(leaf, new):
-            named[leaf.path] = leaf
-    return tuple(leaf for leaf in before if leaf.path in named)
 
 
 def shared_buffers(leaves: Iterable[Leaf]) -> tuple[tuple[str, str], ...]:
