@@ -338,7 +338,7 @@ MUTANTS = (
     Mutant("copies.copies_in", Replaces("{*range(program.leaves)}", "frozenset(program.donated)"), "test_copies.py"),
     Mutant("differences.moved_apart", Returns("0.0"), "test_parity_values.py test_parity_reference.py"),
     Mutant("differences.apart", Replaces("1.0", "0.0"), "test_parity_reference.py"),
-    Mutant("parity.returned", Returns("False"), "test_dropped_updates.py"),
+    Mutant("parity.is_returned", Returns("False"), "test_dropped_updates.py"),
     Mutant("parity.Comparison.beyond_nudge", Never("start == AGAIN"), "test_parity_values.py"),
     Mutant("check_call.without_jit", Always("facts.equations <= MOST_EQUATIONS"), "test_dropped_updates.py"),
     Mutant("reference.ReferenceWithoutJit.of", Replaces("jax.disable_jit()", "jax.disable_jit(False)"), "test_dropped_updates.py"),

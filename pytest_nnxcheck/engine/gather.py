@@ -24,7 +24,7 @@ from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.memo import recall
 from pytest_nnxcheck.engine.observe import measure, observe, traced_again
-from pytest_nnxcheck.engine.parity import agrees, effect_against, keeps_updates
+from pytest_nnxcheck.engine.parity import compared, effect_against
 from pytest_nnxcheck.engine.reference import Reference
 from pytest_nnxcheck.invariants import own
 from pytest_nnxcheck.invariants.advice import Sizes, advice
@@ -278,7 +278,6 @@ def differences(ran: Ran) -> Differences:
     """What differs from the same calls without the nesting, or from the un-nested call without its jits, which may be made once more for it."""
     if ran.reference is None:
         return Differences()
-    compared = agrees if ran.observation.nesting.layers else keeps_updates
     return compared(ran.call.subject, ran.profile, ran.observation, ran.reference)
 
 

@@ -38,13 +38,13 @@ Nudged = tuple[Effect, ...]
 def differences(
     wanted: Effect,
     got: Effect,
-    before: Facts,
     nudged: Nudged = (),
     *,
     drawn: bool = False,
     state_only: bool = False,
 ) -> tuple[ValueDiffers, ...]:
-    """All differences, the state first. ``before`` is the state that both started from; ``drawn`` excepts what random numbers decide."""
+    """All differences, the state first, from which both started as it is in ``got``; ``drawn`` excepts what random numbers decide."""
+    before = got.before
     return (
         *of_state(wanted, got, before, nudged, drawn=drawn),
         *of_attributes(wanted.after, got.after, before),
