@@ -22,34 +22,34 @@ Meaning = Literal["", "carry", "map", "repeat", "call first"]
 
 
 class Transform(NamedTuple):
-    """One transform; a row with its name alone wraps the call, and does nothing else.
-
-    ``default``: it is in nestings where ``transforms`` does not name it. ``means``: the eager calls that it stands for.
-    ``axis``: what the leading axis counts that it takes off its inputs and gives its outputs.
-    ``loop``: it carries the state from step to step; jax differentiates a loop whose steps are counted beforehand.
-    ``branches``: it does the call or skips it, and hands the state on as it is then.
-    ``pair``: what it returns beside the output of the call.
-    ``adds_state``: as an argument layer it takes a call that adds state; no loop and no branch does.
-    ``excludes_itself``: why it is not put inside itself.
-    ``compiles``: outermost, its program is judged for memory and donation. ``runs_nothing``: it only traces.
-    ``idle``: where nothing is differentiated, what is compiled with it is what is compiled without.
-    ``on_mesh``: state and inputs lie on all devices.
-    """
+    """One transform; a row with its name alone wraps the call, and does nothing else."""
 
     name: str
     styles: tuple[str, ...] = STYLES
     default: bool = False
+    """It is in nestings where ``transforms`` does not name it."""
     means: Meaning = ""
+    """The eager calls that it stands for."""
     axis: Axis = ""
+    """What the leading axis counts that it takes off its inputs and gives its outputs."""
     loop: Loop = ""
+    """It carries the state from step to step; jax differentiates a loop whose steps are counted beforehand."""
     branches: bool = False
+    """It does the call or skips it, and hands the state on as it is then."""
     pair: Pair = ""
+    """What it returns beside the output of the call."""
     adds_state: bool = True
+    """As an argument layer it takes a call that adds state; no loop and no branch does."""
     excludes_itself: str = ""
+    """Why it is not put inside itself."""
     compiles: bool = False
+    """Outermost, its program is judged for memory and donation."""
     runs_nothing: bool = False
+    """It only traces."""
     idle: bool = False
+    """Where nothing is differentiated, what is compiled with it is what is compiled without."""
     on_mesh: bool = False
+    """State and inputs lie on all devices."""
 
     @property
     def fixes_state(self) -> bool:

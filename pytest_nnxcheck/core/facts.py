@@ -340,6 +340,15 @@ class Evidence:
     """The same program on each target that it was compiled for."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UnNested:
+    """Where the bytes of the un-nested program of one call are, and advice on them. An equal one is of another call: both are kept."""
+
+    name: str
+    evidence: Evidence
+    advice: tuple[Advice, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """What the figures depend on, beside the code: ``devices`` is the number of simulated ones, 1 if there are none."""

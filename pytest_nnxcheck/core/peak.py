@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 FLOOR = 64 * 1024
 """Bytes that are never reported: below them a program has nothing to win."""
@@ -205,6 +205,31 @@ class Bound:
     """Whether nobody set a budget."""
     written: str = ""
     """A budget in bytes as the user wrote it, in powers of 1000."""
+
+
+PeakCause = Literal[
+    "",
+    "scan writes back",
+    "scan writes back, checkpoint",
+    "scan writes back, remat",
+    "captured constant",
+    "constant of the call",
+    "mapped branch",
+    "returned",
+]
+"""Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a peak is judged by."""
+
+    split: Split
+    bound: Bound
+    state: int
+    """Bytes of one copy of the state."""
+    devices: int
+    cause: PeakCause
 
 
 @dataclass(frozen=True, slots=True)

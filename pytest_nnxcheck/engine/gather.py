@@ -16,9 +16,9 @@ from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.compat.variables import kind_of, variable_value
 from pytest_nnxcheck.core.catalogue import JIT, InvariantRow, rows_of, severity
-from pytest_nnxcheck.core.facts import Advice, Evidence, NestedCall, Observation
+from pytest_nnxcheck.core.facts import Advice, Evidence, NestedCall, Observation, UnNested
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.outcome import JitTracedAgain, NotFinite, TypeMoved, UnNested
+from pytest_nnxcheck.core.outcome import JitTracedAgain, NotFinite, TypeMoved
 from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, Growth, Memory, by_line
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call

@@ -10,9 +10,8 @@ from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.graph import attributes, flat_state
 from pytest_nnxcheck.compat.shared_programs import SharedPrograms
-from pytest_nnxcheck.core.facts import Leak
+from pytest_nnxcheck.core.facts import Leak, UnNested
 from pytest_nnxcheck.core.notes import Fact, InMappedFile
-from pytest_nnxcheck.core.outcome import UnNested
 from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.subject.profile import Profile

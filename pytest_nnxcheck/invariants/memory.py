@@ -10,15 +10,13 @@ from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
     CopiedOnTarget,
     DoesNotFit,
-    Figures,
     Finding,
     MemoryWasted,
     OverBudgetOnTarget,
-    PeakCause,
     PeakOverBudget,
     StateCopied,
 )
-from pytest_nnxcheck.core.peak import FLOOR, OnTarget, least_copy
+from pytest_nnxcheck.core.peak import FLOOR, Figures, OnTarget, PeakCause, least_copy
 from pytest_nnxcheck.invariants.case import Case, Judgement, Program
 
 

@@ -17,7 +17,6 @@ from pytest_nnxcheck.core.outcome import (
     Finding,
     LostBuffer,
     Orphaned,
-    PeakCause,
     SharedBuffer,
     TracerLeft,
     TypeMoved,
@@ -26,6 +25,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
+from pytest_nnxcheck.core.peak import PeakCause
 
 TABLE = {
     "plain value": "keep the value in an nnx.Variable that __init__ makes: {path} is a plain Python {holder}, which no transform carries out",

@@ -12,7 +12,6 @@ from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
     CopiedOnTarget,
     DoesNotFit,
-    Figures,
     Finding,
     FindingOnTarget,
     JitTracedAgain,
@@ -23,7 +22,6 @@ from pytest_nnxcheck.core.outcome import (
     Orphaned,
     Outcome,
     OverBudgetOnTarget,
-    PeakCause,
     PeakOverBudget,
     SharedBuffer,
     StateCopied,
@@ -33,7 +31,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.peak import Bound
+from pytest_nnxcheck.core.peak import Bound, Figures, PeakCause
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, memory_breakdown, notes, target_rows
 

@@ -10,7 +10,6 @@ from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, FactKind
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
-    Figures,
     LostBuffer,
     MadeInEndedTrace,
     MemoryWasted,
@@ -25,7 +24,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
-from pytest_nnxcheck.core.peak import Bound, Split
+from pytest_nnxcheck.core.peak import Bound, Figures, Split
 from pytest_nnxcheck.reporting import hints, notes, report, tally
 from pytest_nnxcheck.reporting.memory_breakdown import advice
 from pytest_nnxcheck.reporting.wording import worded
