@@ -91,12 +91,7 @@ def nested(call: Call) -> Checked:
     """The call under its nesting."""
     call.announce(None)
     try:
-        require_slices(call)
-        facts = profile_of(call)
-        if misfit := misfit_of(call, facts):
-            return outcomes.left_out(call, misfit)
-        # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-        reference = reference_of(call) if call.compares_values else None
+        facts, reference = prepared(call)
     except Unfit as error:
         return outcomes.left_out(call, error.misfit)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -111,11 +106,17 @@ def nested(call: Call) -> Checked:
         # Its message names lines, which must be its own, and what the compilers of targets say of it.
         ran = replace(ran, observation=run_once(call, ran.profile, alone=True, broken=broken_for_targets))
         judgement = judged(ran, call.settings.invariants)
-    if judgement.error is not None and not judgement.violations:
-        return outcomes.not_judged(call, judgement.error)
-    if ran.observation.error is not None and not judgement.violations:
-        return outcomes.raised(ran, ran.observation.error)
-    return outcomes.concluded(ran, judgement)
+    return outcomes.checked(ran, judgement)
+
+
+def prepared(call: Call) -> tuple[Profile, Reference | None]:
+    """What a nesting is judged by. Raises what the user's code raises under a trace, and `Unfit` where a layer cannot take the call."""
+    require_slices(call)
+    facts = profile_of(call)
+    if misfit := misfit_of(call, facts):
+        raise Unfit(misfit)
+    # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
+    return facts, reference_of(call) if call.compares_values else None
 
 
 def profile_of(call: Call) -> Profile:

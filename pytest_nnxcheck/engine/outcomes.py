@@ -48,6 +48,15 @@ class Checked:
     """What is known of the call, whatever its nesting."""
 
 
+def checked(ran: Ran, judgement: Judgement) -> Checked:
+    """What a nesting comes to that ran and was judged."""
+    if judgement.error is not None and not judgement.violations:
+        return not_judged(ran.call, judgement.error)
+    if ran.observation.error is not None and not judgement.violations:
+        return raised(ran, ran.observation.error)
+    return concluded(ran, judgement)
+
+
 # --- a nesting that ended, or broke an invariant
 
 
