@@ -322,6 +322,7 @@ MUTANTS = (
     Mutant("forwarding.returned_twice", Returns("[]"), "test_copies.py"),
     Mutant("copies.copies_in", Never("held.temporaries + held.outputs - held.aliased < least"), "test_copies.py"),
     Mutant("copies.copies_in", Never("handed_bytes(program.jaxpr) < least"), "test_copies.py"),
+    Mutant("peak._with_names", Always("number < len(names)"), "test_memory_rows.py"),
     Mutant("peak.COPY_SHARE", Replaces("0.05", "0.5"), "test_copies.py"),
     Mutant("memory.cause", Never("copies.returned >= least"), "test_copies.py"),
     Mutant("flow.writes_back", Returns("False"), "test_copies.py"),

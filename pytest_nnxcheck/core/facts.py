@@ -1,4 +1,4 @@
-"""The facts of one call, as plain data: what a run of a nesting left, what the un-nested call spends memory on, and what reports keep of both.
+"""The facts of one call, as plain data: what a run of a nesting leaves behind, what the un-nested call spends memory on, and what reports keep of both.
 
 Nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -134,8 +134,6 @@ class Observation:
     mutated: tuple[tuple[Layer, str], ...] = ()
     memory: Memory | None = None
     copies: Copies = NO_COPIES
-    parameters: tuple[str, ...] = ()
-    """The names of the flat state parameters of the program."""
     moves: tuple[Move, ...] = ()
     reused: frozenset[int] = frozenset()
     """The pointers of all that came back, outputs and state."""
@@ -213,7 +211,7 @@ Twice = Literal[
     "cut and joined again",
     "reordered",
 ]
-"""How it comes about that all of a leaf is held once more: a word of `reporting.hints.TWICE`."""
+"""Why all of a leaf is in memory once more: a word of `reporting.hints.TWICE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +242,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A stacked output of a scan, of which nothing or one step is read."""
+    """A stacked output of a scan whose steps nothing reads, or one of them."""
 
     line: str
     type: str

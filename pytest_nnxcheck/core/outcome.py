@@ -114,7 +114,7 @@ class MemoryWasted(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBuffer(Finding):
-    """Two leaves in one buffer, of which one is donated."""
+    """Two leaves in one buffer, and a program donates one of them."""
 
     other: str
     twice: bool
@@ -202,10 +202,11 @@ class ValueDiffers(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite(Finding):
-    """A leaf or an output of which so many ``elements`` are ``wrong``: NaN or infinite, where those of the un-nested call are finite."""
+    """A leaf or an output with elements that are NaN or infinite, where those of the un-nested call are finite."""
 
     type: str
     wrong: int
+    """How many elements are so."""
     elements: int
 
 

@@ -62,7 +62,7 @@ def check_call(
     publish: Listener = nobody,
     owner: str = "",
 ) -> Checked:
-    """Run a call under a nesting and judge what it left; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
+    """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
     bound = bind(subject, args, kwargs, owner)
     bound.donated(settings.donate)
     call = Call(bound, nesting, settings, example, publish)
@@ -280,7 +280,7 @@ def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) 
 
 
 def not_restored(call: Call) -> Checked:
-    """A call of which a trace, as a plain jit makes it, left tracers for good: no nesting can run, and each says so."""
+    """A call whose trace, as a plain jit makes it, leaves tracers for good: no nesting can run, and each says so."""
     layers = call.nesting.layers or (Layer(JIT),)
     leaks = call.memo.unrestored[call.subject.name, call.subject.code]
     call = replace(call, nesting=replace(call.nesting, layers=layers))
@@ -301,7 +301,7 @@ def not_run(call: Call, leaks: tuple[Leak, ...]) -> Checked:
 
 
 def only_tracers(settings: Settings) -> tuple[str, ...]:
-    """The invariants of a nesting of which nothing else can be asserted."""
+    """The invariants that can be asserted of a nesting that did not run to its end."""
     return tuple({"tracers"} & {*settings.invariants})
 
 

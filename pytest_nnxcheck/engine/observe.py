@@ -115,7 +115,6 @@ def observe(
         mutated=tuple(guards.mutated),
         memory=root.memories[0] if root.memories else None,
         copies=root.copies[0] if root.copies else Copies(),
-        parameters=root.parameters(),
         abstract=subject.abstract,
         shared=any(root.shared),
         output_names=subject.output_tree.names,

@@ -1,4 +1,4 @@
-"""What a call comes to under its nesting: the outcome of each way in which it may end, with the figures, and what explains it."""
+"""The outcome of a call under its nesting, for each way in which it may end: the verdict, the figures, and what explains them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Checked:
 
 
 def checked(ran: Ran, judgement: Judgement) -> Checked:
-    """What a nesting comes to that ran and was judged."""
+    """The outcome of a nesting that ran and was judged."""
     if judgement.error is not None and not judgement.violations:
         return not_judged(ran.call, judgement.error)
     if ran.observation.error is not None and not judgement.violations:
@@ -61,7 +61,7 @@ def checked(ran: Ran, judgement: Judgement) -> Checked:
 
 
 def concluded(ran: Ran, judgement: Judgement) -> Checked:
-    """The outcome with the output; the user's objects get what the call left in its copies, the one effect on them.
+    """The outcome with the output; the user's objects get the values that the call put into its copies. Nothing else changes them.
 
     Tracers that nobody asserts keep nothing from the user but a state that holds them.
     """
@@ -171,7 +171,7 @@ def left_out(call: Call, misfit: Misfit) -> Checked:
 
 
 def not_judged(call: Call, error: CheckError) -> Checked:
-    """A nesting of which an invariant of the user's own could not say anything: all else that was asked of it held.
+    """A nesting that holds, but that an invariant of the user's own could not judge.
 
     Where that read a value which was not computed, the body runs again with values, as after any exception.
     """

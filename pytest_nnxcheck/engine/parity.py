@@ -1,4 +1,4 @@
-"""How a run differs from the calls that it stands for, or an un-nested call from itself without its jits."""
+"""How a run differs from the same calls without the nesting, or an un-nested call from itself without its jits."""
 
 from __future__ import annotations
 

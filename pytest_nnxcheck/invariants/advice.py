@@ -1,6 +1,6 @@
 """Advice on the memory of the un-nested call, where nobody set a bound: what most authors would change, with line and buffer.
 
-A note, and a violation only where ``memory_advice`` asks for it. Each rule was held against the healthy models of this repository and
+A note, and a violation only where ``memory_advice`` asks for it. Each rule was tried on the healthy models of this repository and
 those of published packages: see docs/memory.md.
 """
 
@@ -27,10 +27,10 @@ TIMES = 2
 """All that goes in and comes out: an array of a line that is no larger is what a layer makes four times as wide inside, of what it is handed and returns."""
 
 TENTH = 0.1
-"""Of the state: what the call does not use, or does not donate, is told from there on."""
+"""Of the state: the least that is worth a line of what the call does not use, or does not donate."""
 
 LARGEST = 0.5
-"""Of the peak: what a scan saves is told where it is more than all the rest."""
+"""Of the peak: what a scan saves is worth a line where it is more than all the rest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Judgement:
     notes: tuple[Note, ...] = ()
     """What is worth telling all the same."""
     error: CheckError | None = None
-    """Why an invariant of the user's own could not say anything; the first one is told."""
+    """Why an invariant of the user's own could not say anything; of several the first."""
     of_call: tuple[Fact, ...] = ()
     """Notes on the call, told once for all its nestings."""
 

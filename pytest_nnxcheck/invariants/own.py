@@ -1,4 +1,4 @@
-"""An invariant of the user's own: its function is handed the call, and what it gives is held to be breaches."""
+"""An invariant of the user's own: its function takes the call, and gives breaches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a call does with what it is handed: which output is the new value of which input, what it does not use, what it changes and does not donate.
 
-An output is matched by what goes into it, by name, and by type. That names the leaf and the reason where a buffer was lost; whether one was lost is told by
-the pointers alone.
+An output is matched by what goes into it, by name, and by type. That names the leaf and the reason where a buffer was lost; whether one was lost, the
+pointers alone say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The content of a value as a key: two that are equal do the same in a call, and one of which that cannot be told has none."""
+"""The content of a value as a key: two values with equal keys do the same in a call. A value has no key where nobody can say that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts(value: Any, seen: dict[int, int]) -> Any:
     """A graph definition, or what it holds, as one that compares and does not change. Raises `Unknown`, and `TypeError` for what has no hash.
 
     A Variable's metadata may hold a dict, and a list may be a plain attribute: neither has a hash, and a call may change either. One that is
-    there twice is told from two that are alike. What a class of the user's own compares, it goes on comparing.
+    there twice has another key than two that are alike. What a class of the user's own compares, it goes on comparing.
     """
     if is_array(value):
         return digest(value)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memory_evidence import KiB, MiB
 
 from pytest_nnxcheck.core.facts import Evidence
-from pytest_nnxcheck.core.peak import Buffer, Captured, Growth, PeakLine, Split, by_line, marked_as_added
+from pytest_nnxcheck.core.peak import Buffer, Captured, Growth, Memory, PeakLine, Split, by_line, marked_as_added
 from pytest_nnxcheck.reporting import memory_breakdown
 
 COPY = Buffer(
@@ -118,6 +118,16 @@ def test_a_captured_array_is_told_with_its_line_or_without():
     ]
     small = dataclasses.replace(known, captured=(dataclasses.replace(named, bytes=64 * KiB - 1),))
     assert not any(label == "captured" for label, _ in memory_breakdown.rows(small))
+
+
+def test_a_buffer_says_by_name_which_arguments_it_is_made_of():
+    joined = Buffer(8, "float32[2]", "temporary", "concatenate", through=("concatenate",), parameters=(0, 2))
+    of_no_argument = dataclasses.replace(joined, parameters=(3,))  # a leaked tracer, which jax makes a further one
+    memory = Memory(0, 0, 16, 0, 0, (joined, of_no_argument)).with_names(("model.q", "model.k", "model.v"))
+    assert [(buffer.name, buffer.joined, buffer.through) for buffer in memory.made] == [
+        ("model.q", ("model.v",), ("concatenate",)),
+        ("", (), ()),
+    ]
 
 
 HELD = st.builds(
