@@ -173,45 +173,37 @@ def notes(nesting: Nesting, donated: Sequence[Move], reused: AbstractSet[int]) -
     """What became of donated leaves that lost nothing, and is worth telling all the same."""
     lost = {leaf.path for leaf in lost_leaves(donated, reused)}
     moves = [(move.before, move.after) for move in donated if move.after and move.before.path not in lost]
-    state = [(before, after) for before, after in moves if before.path == after.path]
     old = {pointer for move in donated for pointer in move.before.pointers}
-    took_another = tuple(before.path for before, after in state if swapped(before, after, old))
-    on_all = tuple(before.path for before, after in moves if spread(before, after))
-    in_a_new_one = tuple(before.path for before, after in state if displaced(before, after, old))
+    kept = [(before, after) for before, after in moves if before.path == after.path and before.type == after.type]
     facts = (
-        Fact("in another buffer", took_another),
-        Fact("on all devices", on_all),
-        Fact("in a new buffer", in_a_new_one),
+        # Reused all the same, so noted and not judged.
+        Fact("in another buffer", tuple(leaf.path for leaf, after in kept if place(leaf, after, old) == "another")),
+        Fact("on all devices", tuple(leaf.path for leaf, after in moves if spread(leaf, after))),
+        Fact("in a new buffer", tuple(leaf.path for leaf, after in kept if is_displaced(leaf, after, old))),
     )
-    return (
-        *(fact for fact in facts if fact.names),
-        *(
-            retyped(before, after, nesting, where)
-            for before, after in moves
-            if before.type != after.type and (where := place(before, after, old, in_state=(before, after) in state))
-        ),
+    retyped = (
+        BufferRetyped(
+            before.path,
+            type=before.type,
+            new=as_called(after, before, nesting),
+            cause=cause(before, after, nesting),
+            output=before.path != after.path,
+            place=where,
+        )
+        for before, after in moves
+        if before.type != after.type and (where := place(before, after, old))
     )
+    return (*(fact for fact in facts if fact.names), *retyped)
 
 
-def retyped(before: Leaf, after: Leaf, nesting: Nesting, where: BufferPlace) -> BufferRetyped:
-    new, why = as_called(after, before, nesting), cause(before, after, nesting)
-    return BufferRetyped(before.path, before.type, new, why, before.path != after.path, where)
+def is_displaced(before: Leaf, after: Leaf, old: set[int]) -> bool:
+    """Whether a leaf that lies on the same devices is in a buffer that was not donated."""
+    has_buffers = bool(before.pointers and after.pointers)
+    return has_buffers and before.sharding == after.sharding and place(before, after, old) == "new"
 
 
-def swapped(before: Leaf, after: Leaf, old: set[int]) -> bool:
-    """Whether a leaf took another leaf's buffer: reused all the same, so noted and not judged."""
-    moved = before.type == after.type and before.pointers != after.pointers
-    return moved and bool(after.pointers) and set(after.pointers) <= old
-
-
-def displaced(before: Leaf, after: Leaf, old: set[int]) -> bool:
-    """Whether a leaf of one type is in a buffer that was not donated."""
-    same = (before.type, before.sharding) == (after.type, after.sharding)
-    return same and bool(before.pointers and after.pointers) and not set(after.pointers) <= old
-
-
-def place(before: Leaf, after: Leaf, old: set[int], *, in_state: bool) -> BufferPlace | None:
-    """Where the new value of a leaf lies whose type changed, and whose buffer was not lost: newer jax lets XLA take over any that fits.
+def place(before: Leaf, after: Leaf, old: set[int]) -> BufferPlace | None:
+    """Where the new value of a leaf lies whose buffer was not lost: newer jax lets XLA take over any that fits.
 
     Of an input nothing is said but what the pointers prove: which output is its new value is a guess.
     """
@@ -219,4 +211,4 @@ def place(before: Leaf, after: Leaf, old: set[int], *, in_state: bool) -> Buffer
         return "same"
     if after.pointers and set(after.pointers) <= old:
         return "another"
-    return "new" if in_state else None
+    return "new" if before.path == after.path else None

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_nnxcheck.compat import compilation, flax_modes, graph
@@ -43,12 +42,11 @@ def new_values(
     ``origins`` are the numbers of the inputs that go into each output; it may be empty, where that is not known.
     """
     ways = []
-    for number, (name, kind) in inputs.items():
-        for output, (place, other) in enumerate(outputs):
-            made_of = origins[output] & inputs.keys() if origins else set(inputs)
-            match = Match.of(keys(name), keys(place), kind, other, made_of, number)
-            if match.likely:
-                ways.append((match.rank, -output, -number))
+    for number, of_input in inputs.items():
+        for output, of_output in enumerate(outputs):
+            rank = fit(of_input, of_output, origins[output] & inputs.keys() if origins else set(inputs), number)
+            if rank is not None:
+                ways.append((rank, -output, -number))
     new: dict[int, int] = {}
     taken = set[int]()
     for _, output, number in sorted(ways, reverse=True):
@@ -58,50 +56,17 @@ def new_values(
     return new
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What speaks for an output as the new value of an input.
-
-    ``made_of`` is 2 where of these inputs only this one goes into it, 1 where others do too; ``named`` is how many keys their paths have in
-    common at their ends, and ``deeper`` how many more the output's has; ``alike`` is 3 for the same type, 2 for the same shape, 1 for as many axes.
-    """
-
-    made_of: int
-    named: int
-    deeper: int
-    alike: int
-    words: bool
-
-    @classmethod
-    def of(
-        cls,
-        path: list[str],
-        place: list[str],
-        kind: ArrayType,
-        other: ArrayType,
-        made_of: AbstractSet[int],
-        number: int,
-    ) -> Match:
-        named = common(path, place)
-        return cls(
-            made_of=0 if number not in made_of else 1 if len(made_of) > 1 else 2,
-            named=named,
-            deeper=len(place) - len(path),
-            alike=likeness(kind, other),
-            words=any(not re.fullmatch(r"\[\d+\]", key) for key in path[len(path) - named :]),
-        )
-
-    @property
-    def likely(self) -> bool:
-        """A name is enough if it is more than a number, or as deep as in a tuple that is returned; a type only with what goes into it."""
-        if self.named:
-            return self.words or self.deeper > 0 or self.alike > 0
-        return self.made_of > 0 and self.alike > 1
-
-    @property
-    def rank(self) -> tuple[int, ...]:
-        """The greater, the better. The usual output is a tuple of results and new state: there paths are one key deeper."""
-        return self.made_of, self.named, self.alike, -abs(self.deeper - 1)
+def fit(of_input: Typed, of_output: Typed, made_of: AbstractSet[int], number: int) -> tuple[int, ...] | None:
+    """How well an output fits as the new value of an input, the greater the better: by what it is ``made_of``, by name, by type; None where it does not."""
+    path, place = keys(of_input[0]), keys(of_output[0])
+    sole = 0 if number not in made_of else 1 if len(made_of) > 1 else 2
+    named, deeper, alike = common(path, place), len(place) - len(path), likeness(of_input[1], of_output[1])
+    words = any(not re.fullmatch(r"\[\d+\]", key) for key in path[len(path) - named :])
+    # A name is enough if it is more than a number, or as deep as in a tuple that is returned; a type only with what goes into it.
+    if not ((words or deeper > 0 or alike > 0) if named else (sole and alike > 1)):
+        return None
+    # The usual output is a tuple of results and new state: there paths are one key deeper.
+    return sole, named, alike, -abs(deeper - 1)
 
 
 def keys(path: str) -> list[str]:
@@ -116,6 +81,7 @@ def common(one: list[str], other: list[str]) -> int:
 
 
 def likeness(one: ArrayType, other: ArrayType) -> int:
+    """3 for the same type, 2 for the same shape, 1 for as many axes."""
     if one == other:
         return 3
     shapes = [kind.shape or () for kind in (one, other)]
