@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant("setting_values.donated", Always("not names"), "test_settings.py"),
     Mutant("setting_values.Budget._of", Always("UNITS[unit] % 1000"), "test_settings.py"),
     Mutant("setting_values.donated", Replaces("raise SettingError(f\"{error} ('state,NAME' donates an argument too)\") from None", "raise"), "test_settings.py"),
-    Mutant("expected_failures.Entry.covers", Always("compiled"), "test_expected_failures.py"),
+    Mutant("expected_failures.ExpectedFailure.covers", Always("compiled"), "test_expected_failures.py"),
     Mutant("expected_failures._begin", Never("layer.row.idle"), "test_expected_failures.py"),
     Mutant("settings._select", Drops("'narrows'"), "test_baseline_run.py"),
     Mutant("settings.names", Drops("{place} <= {None, *row.places}"), "test_settings.py"),

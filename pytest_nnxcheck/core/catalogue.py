@@ -1,7 +1,7 @@
 """What a transform is, and what an invariant is: one row each. Every other table of them is a query of these rows.
 
 To add a transform: a row here, its functions in `transforms`, a hint in `reporting.hints`. To add an invariant: a row here, and a file of
-its name in `invariants`.
+its name in `invariants`; what it needs and nobody gathers yet is a field of `invariants.case.Case` and a function of `engine.gather`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExpectedFailure:
     """A failure that is known: of an invariant, or of every nesting that holds these layers one right after the other.
 
     What is idle (`Transform.idle`) may stand in between: it keeps no layer from failing inside another. A layer without a style stands for the transform in any style, a key without a mode for every mode of flax. ``origin`` words the
@@ -34,7 +34,7 @@ class Entry:
     table: str = ""
 
     @classmethod
-    def parse(cls, key: object, reason: object) -> Entry:
+    def parse(cls, key: object, reason: object) -> ExpectedFailure:
         """Read one entry. Raises `Unreadable` with the nearest valid word."""
         if not isinstance(key, str):
             raise Unreadable(f"expected failure {key!r} is no text, write {EXAMPLE}")
@@ -131,21 +131,21 @@ def _normalize(key: str) -> str:
     return " > ".join("".join(part.split()) for part in word.split(">"))
 
 
-def parse(value: object) -> tuple[Entry, ...]:
+def parse(value: object) -> tuple[ExpectedFailure, ...]:
     """Read entries from a mapping of keys to reasons. Raises `Unreadable`."""
-    if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
+    if isinstance(value, tuple) and all(isinstance(entry, ExpectedFailure) for entry in value):
         return value
     if not isinstance(value, Mapping):
         raise Unreadable(f"expected_failures={value!r} is no mapping of keys to reasons, write {EXAMPLE}")
-    return add_up([Entry.parse(key, reason) for key, reason in value.items()])
+    return add_up([ExpectedFailure.parse(key, reason) for key, reason in value.items()])
 
 
-def add_up(*sources: Iterable[Entry]) -> tuple[Entry, ...]:
+def add_up(*sources: Iterable[ExpectedFailure]) -> tuple[ExpectedFailure, ...]:
     """The entries of all sources, the weakest first: a later one wins where the keys are the same."""
     return tuple({entry.key: entry for source in sources for entry in source}.values())
 
 
-def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
+def excuse(outcome: Outcome, entries: Iterable[ExpectedFailure]) -> Outcome:
     """The outcome of a nesting that failed, less what was expected of it; the same where nothing was.
 
     What an invariant excuses is not counted for a nesting: an entry of it that nothing else breaks is one too many.
@@ -170,7 +170,7 @@ def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
 class Tally(NamedTuple):
     """What the nestings that an entry covers did: those in which it came true, that held, and all others that ran or were refused."""
 
-    entry: Entry
+    entry: ExpectedFailure
     failed: int
     held: int
     others: int
@@ -186,7 +186,7 @@ class Tally(NamedTuple):
         return bool(self.held and not self.failed)
 
 
-def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> Tally:
+def tally(entry: ExpectedFailure, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> Tally:
     """Count what the covered nestings did; none is covered by an invariant that is not asked for."""
     is_asserted = not entry.invariant or entry.invariant in invariants
     covered = [outcome for outcome in outcomes if is_asserted and entry.covers(outcome.nesting)]
@@ -196,7 +196,10 @@ def tally(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) 
 
 
 def unexpected_passes(
-    entries: Iterable[Entry], outcomes: Iterable[Outcome], invariants: Iterable[str], replayed: Nesting | None = None
+    entries: Iterable[ExpectedFailure],
+    outcomes: Iterable[Outcome],
+    invariants: Iterable[str],
+    replayed: Nesting | None = None,
 ) -> tuple[str, ...]:
     """A line for each entry that did not come true.
 

@@ -18,7 +18,7 @@ import pytest
 from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import PUBLIC, SettingError
-from pytest_nnxcheck.core.expected_failures import Entry
+from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.plugin import worker_data
@@ -42,7 +42,7 @@ class Table:
     """The expected failures of the tests whose node id matches; ``line`` is where the table starts in the file."""
 
     pattern: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ExpectedFailure, ...]
     line: int = 1
 
     def matches(self, nodeid: str) -> bool:
@@ -111,7 +111,7 @@ class Suite:
         self.used: set[tuple[str, str]] = set()
         self.errors: list[str] = []
 
-    def entries(self, item: pytest.Item) -> tuple[Entry, ...]:
+    def entries(self, item: pytest.Item) -> tuple[ExpectedFailure, ...]:
         """The entries for a test; where two tables have the same key, the earlier one wins."""
         nodeid = worker_data.nodeid(item)
         tables = [table for table in self.tables if table.matches(nodeid)]

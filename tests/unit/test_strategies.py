@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from pytest_nnxcheck.core.catalogue import FURTHER, STATE_BOUND, STYLES, TRANSFORMS, layer_names, styles_of
-from pytest_nnxcheck.core.expected_failures import Entry
+from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import DEFAULTS, SWEEPS, merge
 from pytest_nnxcheck.runner import strategies
@@ -130,7 +130,7 @@ def test_an_expected_failure_is_named_in_a_style_that_its_layers_have():
         {
             "styles": ("closure",),
             "transforms": ("jit", "custom_vjp"),
-            "expected_failures": (Entry.parse("custom_vjp", "x"),),
+            "expected_failures": (ExpectedFailure.parse("custom_vjp", "x"),),
         }
     )
     assert texts(strategies.sweep(settings)) == ["jit[closure]"]
@@ -138,9 +138,9 @@ def test_an_expected_failure_is_named_in_a_style_that_its_layers_have():
 
 def test_an_expected_failure_may_be_as_deep_as_a_chain():
     nesting = "jit > scan > scan > vmap"
-    settings = merge({"effort": "quick", "expected_failures": (Entry.parse(nesting, "x"),)})
+    settings = merge({"effort": "quick", "expected_failures": (ExpectedFailure.parse(nesting, "x"),)})
     assert nesting in texts(strategies.sweep(settings))
-    deeper = merge({"effort": "quick", "expected_failures": (Entry.parse(f"{nesting} > vmap", "x"),)})
+    deeper = merge({"effort": "quick", "expected_failures": (ExpectedFailure.parse(f"{nesting} > vmap", "x"),)})
     assert f"{nesting} > vmap" not in texts(strategies.sweep(deeper))
 
 
