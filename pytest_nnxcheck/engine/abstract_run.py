@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation, flax_modes, graph, variables
+from pytest_nnxcheck.compat import flax_modes, graph, staging, variables
 from pytest_nnxcheck.core.facts import Leaf
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.subject import Subject
@@ -44,7 +44,7 @@ class Addresses:
             abstract_leaf(jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding))
             for info, sharding in zip(infos, shardings, strict=True)
         ]
-        module = compilation.serialized_hlo_module(compiled)
+        module = staging.serialized_hlo_module(compiled)
         if module is None:
             return jax.tree.unflatten(treedef, made)
         aliased = aliases(module)

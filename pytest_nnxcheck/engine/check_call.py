@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import flax_modes, frames, graph, targets
+from pytest_nnxcheck.compat import flax_modes, frames, graph, refusals, targets
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.chips import parse_target
@@ -240,7 +240,7 @@ def wants_targets(ran: Ran, judgement: Judgement) -> bool:
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:
     """Whether a call of a plain object met a tracer that nothing which is reachable holds: jax keeps it, for a jitted function."""
-    return bool(call.subject.opened) and not observation.leaks and graph.is_tracer_error(observation.error)
+    return bool(call.subject.opened) and not observation.leaks and refusals.is_tracer_error(observation.error)
 
 
 def remapped(ran: Ran) -> Ran:

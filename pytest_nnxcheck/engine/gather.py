@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat import graph, refusals
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.compat.variables import kind_of, variable_value
 from pytest_nnxcheck.core.catalogue import JIT, InvariantRow, rows_of, severity
@@ -91,7 +91,7 @@ def tracers(ran: Ran) -> Tracers:
     return Tracers(
         leaks=observation.leaks,
         dropped=observation.dropped,
-        raised=graph.is_tracer_error(observation.error),
+        raised=refusals.is_tracer_error(observation.error),
         touched=observation.mutated,
         pinned=ran.call.originals.pinned,
         has_data=graph.has_data(),

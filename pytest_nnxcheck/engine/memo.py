@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms
 from pytest_nnxcheck.compat.graph import attributes, flat_state
-from pytest_nnxcheck.compat.shared_programs import SharedPrograms
 from pytest_nnxcheck.core.facts import Leak, UnNested
 from pytest_nnxcheck.core.notes import Fact, InMappedFile
 from pytest_nnxcheck.core.peak import OnTarget

@@ -11,11 +11,10 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation, flax_modes, graph, variables
+from pytest_nnxcheck.compat import flax_modes, graph, staging, variables
 from pytest_nnxcheck.compat.arrays import as_array, copied, describe
-from pytest_nnxcheck.compat.compilation import Staged, quick_compiles, whole_stacks
-from pytest_nnxcheck.compat.compile_cache import cached_compiles
-from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
+from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms, cached_compiles
+from pytest_nnxcheck.compat.staging import Staged, quick_compiles, whole_stacks
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Layer, Nesting
@@ -260,7 +259,7 @@ class Root:
         options = {"donate_argnums": donated} if donated else {}
         if self.subject.abstract and not self.compiles:
             return plain_jit(wrapper, f)
-        program: Callable[..., Any] = compilation.staged(
+        program: Callable[..., Any] = staging.staged(
             wrapper,
             marked(f),
             self.compiled,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.compat import compilation, flax_modes, graph
+from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError, Unfit
@@ -185,9 +185,9 @@ def raised(ran: Ran, error: Exception) -> Checked:
     if isinstance(error, Unfit):
         return left_out(call, error.misfit)
     inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
-    if misfit := compilation.fault_of_jax(error, inside):
+    if misfit := refusals.fault_of_jax(error, inside):
         return left_out(call, misfit)
-    if call.nesting.captures and graph.is_refusal(error) and not observation.leaks:
+    if call.nesting.captures and refusals.is_refusal(error) and not observation.leaks:
         # Flax refused a closure layer, and left everything clean; without one the exception is the module's own.
         return Checked(None, Outcome(call.nesting, "rejected", reason=first_line(error)))
     return failed(call, error, observation, mapped(ran, error))
@@ -204,10 +204,8 @@ def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
 def failed(call: Call, error: Exception, observation: Observation, more: tuple[Explanation, ...] = ()) -> Checked:
     """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
     nesting = call.nesting
-    if flax_modes.is_mode_refusal(error, nesting.mode):
-        return Checked(
-            None, Outcome(nesting, "rejected", reason=flax_modes.mode_words(error), by_mode=True, facts=more)
-        )
+    if refusals.is_mode_refusal(error, nesting.mode):
+        return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True, facts=more))
     facts = (*explained(call, error, observation), *more)
     outcome = Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, facts=facts)
     return Checked(None, outcome, error)
@@ -215,10 +213,10 @@ def failed(call: Call, error: Exception, observation: Observation, more: tuple[E
 
 def explained(call: Call, error: Exception, observation: Observation) -> tuple[Explanation, ...]:
     """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
-    if graph.asks_for_value(error):
+    if refusals.asks_for_value(error):
         return (ValueAsked(),)
-    is_refusal = graph.is_refusal(error)
-    if not (is_refusal or graph.is_tracer_error(error)):
+    is_refusal = refusals.is_refusal(error)
+    if not (is_refusal or refusals.is_tracer_error(error)):
         return ()
     left: Sequence[Explanation] = observation.leaks or observation.dropped
     left = left or call.once("merged", lambda: causes.merged_inside(call.subject))

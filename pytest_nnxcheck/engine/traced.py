@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation, compile_cache, flax_modes, shared_programs
+from pytest_nnxcheck.compat import compile_cache, flax_modes, staging
 from pytest_nnxcheck.compat.graph import raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.facts import Observation
@@ -47,7 +47,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or facts.inner_donations
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
-        or compilation.checks_values()
+        or staging.checks_values()
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
 
@@ -78,7 +78,7 @@ class Trace:
     @property
     def hoisted(self) -> bool:
         """Whether the program has parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs."""
-        return len(compilation.open_jaxpr(self.staged.jaxpr).invars) > len(self.arguments)
+        return len(staging.open_jaxpr(self.staged.jaxpr).invars) > len(self.arguments)
 
 
 def observe(
@@ -86,7 +86,7 @@ def observe(
     facts: Profile,
     nesting: Nesting,
     values: Values,
-    programs: shared_programs.SharedPrograms,
+    programs: compile_cache.SharedPrograms,
     originals: Walk,
 ) -> Observation | None:
     """The observation of a nesting by tracing it; `None` where that is not clean, or says too little: then it must be run.
@@ -129,7 +129,7 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
 
     The trace is that of the nesting: only the order in which floats are rounded is another.
     """
-    options = compilation.unfused_options()
+    options = staging.unfused_options()
     if options is None or facts.devices > 1 or any(layer.row.on_mesh for layer in nesting.layers):
         return None
     subject = subject.for_run()
@@ -185,7 +185,7 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
         return [*output, *changed]
 
     try:
-        with compilation.whole_stacks():
+        with staging.whole_stacks():
             trace.staged = jax.jit(whole, keep_unused=True).trace(*trace.arguments)
     except Exception:  # noqa: BLE001 - the user's code may raise anything, and raises it again where it is run
         trace.staged = None
@@ -194,7 +194,7 @@ def stage(subject: Subject, facts: Profile, nesting: Nesting, guards: Guards) ->
 
 def hand_out(trace: Trace, values: Values) -> list[Any]:
     """What the program hands through as it is, and stand-ins for the rest. Raises `uncomputed.NoStandIn`."""
-    jaxpr = compilation.open_jaxpr(trace.staged.jaxpr)
+    jaxpr = staging.open_jaxpr(trace.staged.jaxpr)
     results = []
     for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):
         if source is None:
@@ -206,7 +206,7 @@ def hand_out(trace: Trace, values: Values) -> list[Any]:
     return results
 
 
-def compute(trace: Trace, programs: shared_programs.SharedPrograms) -> list[Any]:
+def compute(trace: Trace, programs: compile_cache.SharedPrograms) -> list[Any]:
     """What the program computes, compiled once for every call of the same program. Raises what XLA raises."""
     with compile_cache.cached_compiles():
         return list(programs.compiled(trace.staged.lower())(*trace.arguments))

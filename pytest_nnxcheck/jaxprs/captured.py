@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_nnxcheck.compat import compilation, variables
+from pytest_nnxcheck.compat import staging, variables
 from pytest_nnxcheck.compat.primitives import COND, GATHER, SCAN, SLICES, WHILE
 from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
@@ -52,8 +52,8 @@ def used_bytes(closed: Any, const: Any) -> int:
 def uses(closed: Any, const: Any) -> Iterator[tuple[Any, Any]]:
     """The jaxprs that hold a constant, each with its variable for it."""
     for jaxpr in flow.all_jaxprs(closed):
-        opened = compilation.open_jaxpr(jaxpr)
-        for var, value in zip(opened.constvars, compilation.captured_values(jaxpr), strict=False):
+        opened = staging.open_jaxpr(jaxpr)
+        for var, value in zip(opened.constvars, staging.captured_values(jaxpr), strict=False):
             if value is const:
                 yield opened, var
 
@@ -137,13 +137,13 @@ def handed_in(eqn: Any) -> list[tuple[Any, range]]:
     """The jaxprs inside an equation, each with the numbers of the operands that are its first inputs: all of a call, the constants of a loop."""
     name, everything = eqn.primitive.name, range(len(eqn.invars))
     if name == SCAN:
-        return [(compilation.open_jaxpr(eqn.params["jaxpr"]), everything[: compilation.scan_layout(eqn)[0]])]
+        return [(staging.open_jaxpr(eqn.params["jaxpr"]), everything[: staging.scan_layout(eqn)[0]])]
     if name == WHILE:
         before, after = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
         consts = {"cond_jaxpr": everything[:before], "body_jaxpr": everything[before:after]}
-        return [(compilation.open_jaxpr(eqn.params[key]), numbers) for key, numbers in consts.items()]
+        return [(staging.open_jaxpr(eqn.params[key]), numbers) for key, numbers in consts.items()]
     if name == COND:
-        return [(compilation.open_jaxpr(branch), everything[1:]) for branch in eqn.params["branches"]]
+        return [(staging.open_jaxpr(branch), everything[1:]) for branch in eqn.params["branches"]]
     inner = flow.called(eqn)
     return [] if inner is None else [(inner, everything)]
 

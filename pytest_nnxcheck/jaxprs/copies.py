@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.peak import Copies, Split, least_copy
 from pytest_nnxcheck.jaxprs.forwarding import forwarded, handed_bytes, returned_twice
@@ -33,14 +33,14 @@ class TracedProgram:
 
     @classmethod
     def of(cls, staged: Any, leaves: int) -> TracedProgram:
-        """What `compilation.staged` staged."""
+        """What `staging.staged` staged."""
         donated = tuple(number for number, is_donated in enumerate(staged.donated) if is_donated)
         return cls(staged.traced.jaxpr, jax.tree.leaves(staged.arguments), donated, leaves)
 
     @property
     def hoisted(self) -> bool:
         """Whether it has inputs that nobody passes: leaked tracers on jax 0.5, a captured `jax.Ref`."""
-        return len(compilation.open_jaxpr(self.jaxpr).invars) != len(self.arguments)
+        return len(staging.open_jaxpr(self.jaxpr).invars) != len(self.arguments)
 
 
 def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callable[[Any], Split | None]) -> Copies:
@@ -56,7 +56,5 @@ def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callabl
     returned = sum(nbytes(program.arguments[number]) for number in again)
     if program.hoisted or handed_bytes(program.jaxpr) < least:
         return Copies(returned=returned)
-    plain = split_of(
-        compilation.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=program.keep_unused)
-    )
+    plain = split_of(staging.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=program.keep_unused))
     return Copies(max(held.peak - held.constants - plain.peak, 0) if plain else 0, returned)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pytest_nnxcheck.compat import compilation, variables
+from pytest_nnxcheck.compat import staging, variables
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.facts import HeldTwice, Recast, Saved, Stack, Twice, Waste
@@ -167,10 +167,10 @@ def inside(eqn: Any, output: int, leaf: int, operand: int) -> Iterator[HeldTwice
         yield from needed_beside(inner, leaf, operand, output)
     elif eqn.primitive.name == WHILE and operand == params["cond_nconsts"] + params["body_nconsts"] + output:
         yield from needed_beside(
-            compilation.open_jaxpr(params["body_jaxpr"]), leaf, params["body_nconsts"] + output, output
+            staging.open_jaxpr(params["body_jaxpr"]), leaf, params["body_nconsts"] + output, output
         )
     elif eqn.primitive.name == SCAN:
-        body, (consts, carry) = compilation.open_jaxpr(params["jaxpr"]), compilation.scan_layout(eqn)
+        body, (consts, carry) = staging.open_jaxpr(params["jaxpr"]), staging.scan_layout(eqn)
         if operand == consts + output < consts + carry:
             yield from needed_beside(body, leaf, operand, output)
         elif params["length"] > 1 and operand >= consts + carry and way_back(body, output)[0] == operand:
@@ -218,7 +218,7 @@ def twice(leaves: Iterable[int], operation: Twice, eqn: Any, whole: Any, *parts:
 
 def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
     """The outputs of a scan: those that it carries, and those that have an axis for its steps."""
-    _, carry = compilation.scan_layout(eqn)
+    _, carry = staging.scan_layout(eqn)
     return eqn.outvars[:carry], eqn.outvars[carry:]
 
 

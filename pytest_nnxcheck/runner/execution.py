@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck.compat import compile_cache, flax_modes
+from pytest_nnxcheck.compat import compile_cache, flax_modes, refusals
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation, NestingExcused, NestingRejected, error_for
 from pytest_nnxcheck.core.nesting import Nesting
@@ -150,7 +150,7 @@ class Execution(Running):
 
     def refused(self, error: BaseException) -> Executed:
         """The end of a body that itself, not by the call, did what the mode cannot do: build a module with `nnx.StateAxes`, say."""
-        outcome = Outcome(self.nesting, "rejected", reason=flax_modes.mode_words(error), by_mode=True)
+        outcome = Outcome(self.nesting, "rejected", reason=refusals.mode_words(error), by_mode=True)
         if self.settings.on_rejection == "fail":
             outcome = expected_failures.excuse(outcome, self.settings.expected_failures)
         tally.record(self.outcomes, outcome)
@@ -298,7 +298,7 @@ class Executor:
                 raise
             if passes_through(error):
                 return Executed(execution.outcomes, error)
-            if flax_modes.is_mode_refusal(error, mode):
+            if refusals.is_mode_refusal(error, mode):
                 return execution.refused(error)
             return Executed(execution.outcomes) if execution.excuses(error) else execution.failed(error)
         return execution.ended()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.compat import arrays, compilation, flax_modes, graph
+from pytest_nnxcheck.compat import arrays, flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
@@ -140,7 +140,7 @@ def profile(subject: Subject) -> Profile:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     plain, opened = subject.output_tree.plain, subject.output_tree.opened
-    jaxpr = compilation.open_jaxpr(closed)
+    jaxpr = staging.open_jaxpr(closed)
     origins_of_outputs = flow.sources(jaxpr)
     sources = origins_of_outputs[len(out) :]
     number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
@@ -212,7 +212,7 @@ def profile(subject: Subject) -> Profile:
 
 def unused(jaxpr: Any, outputs: int, same: Mapping[Key, bool], number_of: Mapping[Key, int]) -> tuple[int, ...]:
     """The numbers of the leaves that come back as the ``same``, and that neither an output of the call nor another leaf needs."""
-    needed = compilation.inputs_needed(jaxpr, [*[True] * outputs, *(not kept for kept in same.values())])
+    needed = staging.inputs_needed(jaxpr, [*[True] * outputs, *(not kept for kept in same.values())])
     return tuple(number for key, number in number_of.items() if same.get(key) and not needed[number])
 
 

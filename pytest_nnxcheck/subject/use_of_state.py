@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from pytest_nnxcheck.compat import compilation, flax_modes, graph
+from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import array_type, nbytes
 from pytest_nnxcheck.core.facts import Advice, ArrayType, NotDonated, Path, Unused
 from pytest_nnxcheck.core.text import near
@@ -102,7 +102,7 @@ def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
         parts = whole_parts((profile.state_paths[number] for number in unused), used, least)
         names = dict.fromkeys(map(subject.path, parts))
         yield Unused(tuple(names), sum(sizes[number] for number in unused))
-    if jit := compilation.jitted(subject.function):
+    if jit := staging.jitted(subject.function):
         yield from not_donated(subject, profile, sizes, jit)
 
 

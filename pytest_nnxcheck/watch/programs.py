@@ -59,10 +59,10 @@ class Programs:
             if self._listening or "jax" not in sys.modules:
                 yield
             else:
-                from pytest_nnxcheck.compat import compiles
+                from pytest_nnxcheck.compat import compile_events
 
                 self._listening = True
-                with compiles.compiles(self._hear):
+                with compile_events.compiles(self._hear):
                     yield
         finally:
             self._roots, self._fixture, self._listening = outer
@@ -86,15 +86,15 @@ class Programs:
             self._judging = False
 
     def _judge(self, executable: Any, frame: FrameType) -> Iterator[Program]:
-        from pytest_nnxcheck.compat import compiles
+        from pytest_nnxcheck.compat import compile_events
         from pytest_nnxcheck.xla.buffers import split_of
 
         users = [*frames.of_user(frame)]
-        traced = compiles.traced_program(frame)
+        traced = compile_events.traced_program(frame)
         # In calls alone, as with the warnings of jax.
         if not self._fixture and traced is not None and any(traced[1]):
             self.unused += donation.told(donation.widened(*traced), users)
-        if reason := compiles.no_totals():
+        if reason := compile_events.no_totals():
             self.unread = reason
             return
         memory, name, line = split_of(executable), executable.name(), frames.line(users)
@@ -102,7 +102,7 @@ class Programs:
             yield Program(name, memory, line, self._fixture, self.budget)
         if traced is None or memory.temporaries < FLOOR:
             return
-        arguments = taken_by_program(compiles.arguments_of(frame), len(traced[1]))
+        arguments = taken_by_program(compile_events.arguments_of(frame), len(traced[1]))
         state = state_among(arguments, [*frames.local_variables(users), *self._roots()])
         copied, leaves = copies(traced, arguments, memory, state)
         if copied:
@@ -149,13 +149,13 @@ def copies(
     traced: tuple[Any, tuple[bool, ...]], arguments: Sequence[Any], memory: Split, state: Mapping[int, StateLeaf]
 ) -> tuple[int, tuple[str, ...]]:
     """Bytes of the state that a program holds once more by the rule of every check, and the leaves that it hands back."""
-    from pytest_nnxcheck.compat import compilation
+    from pytest_nnxcheck.compat import staging
     from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
     from pytest_nnxcheck.jaxprs.forwarding import handed_inputs
     from pytest_nnxcheck.xla.buffers import split_of
 
     closed, is_donated = traced
-    handed = handed_inputs(compilation.open_jaxpr(closed))
+    handed = handed_inputs(staging.open_jaxpr(closed))
     leaves = tuple(leaf.path for number, leaf in state.items() if number in handed)
     if not leaves:
         return 0, ()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.compat.compilation import serialized_buffer_assignment, serialized_hlo_module
+from pytest_nnxcheck.compat.staging import serialized_buffer_assignment, serialized_hlo_module
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.peak import Buffer, Memory, Split
 from pytest_nnxcheck.xla import origins

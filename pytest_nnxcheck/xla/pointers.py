@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_nnxcheck.compat import compilation, graph
+from pytest_nnxcheck.compat import arrays, graph
 from pytest_nnxcheck.compat.arrays import array_type
 from pytest_nnxcheck.core.facts import InnerDonation, Leaf
 
@@ -102,7 +102,7 @@ def is_numpys_own(array: Any) -> bool:
 def byte_ranges(array: Any) -> list[tuple[int, int]]:
     """Half-open address ranges of an array on this host."""
     if isinstance(array, np.ndarray):
-        start, end = compilation.byte_bounds(array)
+        start, end = arrays.byte_bounds(array)
         return [(start, end)] if end > start else []
     addresses = pointers(array)
     if not addresses or any(device.platform != "cpu" for device in array.devices()):

@@ -14,7 +14,7 @@ from rewritten_leaves import ALONE, CHANGES, REREADS, Codebook, KeyCache, Reread
 from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.core.facts import HeldTwice, Waste
 from pytest_nnxcheck.core.peak import Buffer
 from pytest_nnxcheck.core.text import near
@@ -330,7 +330,7 @@ W, X = jnp.ones((8, 64, 64)), jnp.ones((4, 64))
 
 def reordered(call):
     """The leaves that a call puts in another order for a loop."""
-    facts = waste(compilation.open_jaxpr(jax.make_jaxpr(call)(W, X)), {}).twice
+    facts = waste(staging.open_jaxpr(jax.make_jaxpr(call)(W, X)), {}).twice
     return [fact.leaves for fact in facts if fact.operation == "reordered"]
 
 
