@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         TracerResidue,
         UnexpectedPass,
     )
+    from pytest_nnxcheck.core.facts import NestedCall
     from pytest_nnxcheck.core.nesting import Layer, Nesting
-    from pytest_nnxcheck.core.observation import NestedCall
     from pytest_nnxcheck.core.outcome import Breach, Outcome, Violation
     from pytest_nnxcheck.extension import Invariant, register_invariant
     from pytest_nnxcheck.plugin.known_failures import ExpectedFailuresWarning
@@ -62,7 +62,7 @@ _ROOMS = {
     "check": "api",
     "Breach": "core.outcome",
     "Invariant": "extension",
-    "NestedCall": "core.observation",
+    "NestedCall": "core.facts",
     "register_invariant": "extension",
     "Layer": "core.nesting",
     "Outcome": "core.outcome",

@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.text import counted
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.core.evidence import Stamp
+    from pytest_nnxcheck.core.facts import Stamp
 
 FLAGS = "XLA_FLAGS"
 FLAG = "--xla_force_host_platform_device_count"
@@ -81,7 +81,7 @@ def available() -> Devices:
 
 def stamp() -> Stamp:
     """The versions and the device that the figures of this process depend on. Starts jax."""
-    from pytest_nnxcheck.core.evidence import Stamp
+    from pytest_nnxcheck.core.facts import Stamp
 
     jax, jaxlib, flax = (importlib.import_module(name) for name in ("jax", "jaxlib", "flax"))
     first = jax.devices()[0]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_nnxcheck.core.catalogue import INVARIANT_ROWS, OWN_INVARIANTS, InvariantRow, layer_names
+from pytest_nnxcheck.core.catalogue import INVARIANT_ROWS, OWN_INVARIANTS, OWN_NEEDS, InvariantRow, layer_names
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.text import first_line, near, place_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pytest
 
     # Late, as in `core.expected_failures`: these dataclasses take a tenth of the time that loading the plugin does.
-    from pytest_nnxcheck.core.observation import NestedCall
+    from pytest_nnxcheck.core.facts import NestedCall
     from pytest_nnxcheck.core.outcome import Breach
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -58,7 +58,7 @@ def add(invariant: Invariant, *, default: bool) -> None:
             " another name"
         )
     default = default or (earlier is not None and earlier.default)
-    row = InvariantRow(invariant.name, default, invariant.compiled, invariant.values, runs=invariant.values)
+    row = InvariantRow(invariant.name, OWN_NEEDS, default, invariant.compiled, invariant.values, runs=invariant.values)
     OWN_INVARIANTS[invariant.name] = row._replace(function=invariant.function, place=place)
 
 

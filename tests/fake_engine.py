@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Evidence, Held, OnTarget, Split
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome, Violation
+from pytest_nnxcheck.core.peak import Buffer, OnTarget, Split
 
 NEVER = lambda nesting: False  # noqa: E731
 RUNS: list[str] = []
@@ -93,7 +94,7 @@ def check_call(subject, args, kwargs, *, nesting, settings, example, publish, ow
     known = None
     if peak is not None:
         peak = peak * model.percent // 100
-        temporary = Held(peak - 300, f"uint8[{peak - 300}]", "temporary", "dot", ("model.py:7",))
+        temporary = Buffer(peak - 300, f"uint8[{peak - 300}]", "temporary", "dot", ("model.py:7",))
         known = Evidence(Split(200, 200, peak - 300, 100, 0), buffers=(temporary,), targets=on_target(model))
     verdict = "violated" if broken else "held"
     return Checked(output, Outcome(nesting, verdict, broken, peak=peak, budget=budget, evidence=known), None, facts)

@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any
 
-from pytest_nnxcheck.core.observation import ArrayType
+from pytest_nnxcheck.core.facts import ArrayType
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 

@@ -1,7 +1,7 @@
 """What a transform is, and what an invariant is: one row each. Every other table of them is a query of these rows.
 
 To add a transform: a row here, its functions in `transforms`, a hint in `reporting.hints`. To add an invariant: a row here, and a file of
-its name in `invariants`.
+its name in `invariants`; what it needs and nobody gathers yet is a field of `invariants.case.Case` and a function of `engine.gather`.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class InvariantRow(NamedTuple):
     """One invariant."""
 
     name: str
+    needs: tuple[str, ...]
+    """What the engine gathers for it: fields of `invariants.case.Case`."""
     default: bool = False
     """It is asserted where ``invariants`` names no others."""
     compiled: bool = False
@@ -127,14 +129,17 @@ class InvariantRow(NamedTuple):
 
 
 INVARIANT_ROWS = (
-    InvariantRow("tracers", default=True),
-    InvariantRow("memory", default=True, compiled=True),
-    InvariantRow("donation", default=True, compiled=True),
-    InvariantRow("recompilation", compiled=True, runs=True),
-    InvariantRow("finite", values=True, runs=True),
-    InvariantRow("parity", values=True, runs=True),
+    InvariantRow("tracers", ("tracers",), default=True),
+    InvariantRow("memory", ("program", "advice", "targets"), default=True, compiled=True),
+    InvariantRow("donation", ("donation", "targets"), default=True, compiled=True),
+    InvariantRow("recompilation", ("second_call", "inner_jits"), compiled=True, runs=True),
+    InvariantRow("finite", ("not_finite",), values=True, runs=True),
+    InvariantRow("parity", ("differences",), values=True, runs=True),
 )
 """All invariants, in the order in which they are judged."""
+
+OWN_NEEDS = ("nested_call",)
+"""What an invariant of the user's own needs."""
 
 MOST_SERIOUS = ("tracers", "donation", "memory", "parity")
 """A failure is named after the first of these that broke; the others follow in the order of their rows."""

@@ -21,7 +21,7 @@ EXAMPLE = "{'memory': 'why', 'jit > scan': 'a link'}"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExpectedFailure:
     """A known failure: of an invariant, or of every nesting with these layers directly after one another.
 
     A layer without a style is the transform in any style, a key without a mode is about every mode of flax.
@@ -36,7 +36,7 @@ class Entry:
     """Its table, where it is in a file."""
 
     @classmethod
-    def parse(cls, key: object, reason: object) -> Entry:
+    def parse(cls, key: object, reason: object) -> ExpectedFailure:
         """Read one entry. Raises `Unreadable` with the nearest valid word."""
         if not isinstance(key, str):
             raise Unreadable(f"expected failure {key!r} is no text, write {EXAMPLE}")
@@ -128,21 +128,21 @@ def _normalize(key: str) -> str:
     return " > ".join("".join(part.split()) for part in word.split(">"))
 
 
-def parse(value: object) -> tuple[Entry, ...]:
+def parse(value: object) -> tuple[ExpectedFailure, ...]:
     """Read entries from a mapping of keys to reasons. Raises `Unreadable`."""
-    if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
+    if isinstance(value, tuple) and all(isinstance(entry, ExpectedFailure) for entry in value):
         return value
     if not isinstance(value, Mapping):
         raise Unreadable(f"expected_failures={value!r} is no mapping of keys to reasons, write {EXAMPLE}")
-    return add_up([Entry.parse(key, reason) for key, reason in value.items()])
+    return add_up([ExpectedFailure.parse(key, reason) for key, reason in value.items()])
 
 
-def add_up(*sources: Iterable[Entry]) -> tuple[Entry, ...]:
+def add_up(*sources: Iterable[ExpectedFailure]) -> tuple[ExpectedFailure, ...]:
     """The entries of all sources, the weakest first: a later one wins where the keys are the same."""
     return tuple({entry.key: entry for source in sources for entry in source}.values())
 
 
-def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
+def excuse(outcome: Outcome, entries: Iterable[ExpectedFailure]) -> Outcome:
     """The outcome of a nesting that failed, less what was expected of it; the same where nothing was."""
     entries = [entry for entry in entries if entry.in_mode(outcome.nesting)]
     broken = {violation.invariant for violation in outcome.violations}
@@ -163,14 +163,17 @@ def excuse(outcome: Outcome, entries: Iterable[Entry]) -> Outcome:
     return replace(outcome, violations=others, notes=(*outcome.notes, f"expected to fail: {reasons}"), expected=keys)
 
 
-def covered(entry: Entry, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> list[Outcome]:
+def covered(entry: ExpectedFailure, outcomes: Iterable[Outcome], invariants: Iterable[str]) -> list[Outcome]:
     """The outcomes that the entry is about; none where it names an invariant that is not asserted."""
     is_asserted = not entry.invariant or entry.invariant in invariants
     return [outcome for outcome in outcomes if is_asserted and entry.covers(outcome.nesting)]
 
 
 def unexpected_passes(
-    entries: Iterable[Entry], outcomes: Iterable[Outcome], invariants: Iterable[str], replayed: Nesting | None = None
+    entries: Iterable[ExpectedFailure],
+    outcomes: Iterable[Outcome],
+    invariants: Iterable[str],
+    replayed: Nesting | None = None,
 ) -> Iterator[str]:
     """A line for each entry that did not come true; of a replay only for those that name its nesting."""
     outcomes = tuple(outcomes)

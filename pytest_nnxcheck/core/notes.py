@@ -1,4 +1,4 @@
-"""What is told of a nesting beside its violations, as data: what explains a failure, and facts that nothing judges.
+"""What a report says of a nesting beside its violations, as data: what explains a failure, and facts that nothing judges.
 
 The sentences are those of `reporting.notes`. Pure data: nothing here imports jax, flax, hypothesis or pytest.
 """
@@ -8,21 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pytest_nnxcheck.core.facts import ArrayType, Leak
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.observation import ArrayType, Leak
 
 # --- what explains a failure
 
 
 class CapturedNode(NamedTuple):
-    """A graph node that a function captured: by which name, empty where it is the function itself; and its type.
-
-    ``is_argument`` says whether the transforms of flax take it as it is.
-    """
+    """A graph node that a function captured."""
 
     name: str
+    """By which name; empty where it is the function itself."""
     type: str
     is_argument: bool = True
+    """Whether the transforms of flax take it as it is."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type})" if self.name else self.type
@@ -30,24 +29,24 @@ class CapturedNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CapturedBy:
-    """A transform inside the call, or around it, whose function captured graph nodes; without a ``transform``, the call itself captured them.
-
-    ``leaks`` says whether one of them held tracers when the call was over.
-    """
+    """A transform inside the call, or around it, whose function captured graph nodes."""
 
     transform: str
+    """Empty where the call itself captured them."""
     line: str
     nodes: tuple[CapturedNode, ...]
     leaks: bool = False
+    """Whether one of them held tracers when the call was over."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedVariables:
-    """An `nnx.merge` inside the call that took over the Variables of another trace, which flax refuses to write: where they are in the node."""
+    """An `nnx.merge` inside the call that took over the Variables of another trace, which flax refuses to write."""
 
     line: str
     node: str
     paths: tuple[str, ...]
+    """Where the Variables are in the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class ValueAsked:
 
 
 Explanation = Leak | CapturedBy | MergedVariables | Mapped | RaisedUnNested | ValueAsked | str
-"""What has to do with a failure; text is told as it is: the exception that a call raised as well."""
+"""What has to do with a failure; text is printed as it is: the exception that a call raised as well."""
 
 
 # --- facts that nothing judges
@@ -87,32 +86,33 @@ FactKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about leaves, places, subjects, invariants or targets, by their ``names``; ``of`` is a type, a layer, a nesting or what is raised, in one line.
-
-    ``peaks`` are two figures to compare, in bytes a device: that of the target, and the CPU's.
-    """
+    """A fact about leaves, places, subjects, invariants or targets."""
 
     kind: FactKind
     names: tuple[str, ...] = ()
     of: str = ""
+    """A type, a layer, a nesting or what is raised, in one line."""
     count: float = 0
     peaks: tuple[int, int] | None = None
+    """Two figures to compare, in bytes a device: that of the target, and the CPU's."""
 
 
-Place = Literal["same", "another", "new"]
+BufferPlace = Literal["same", "another", "new"]
 """A buffer: the leaf's own, that of another leaf, or a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRetyped:
-    """A donated leaf of another dtype or shape, whose buffer was not lost: ``new`` is its type after the call, that of an ``output`` for an input."""
+    """A donated leaf of another dtype or shape, whose buffer was not lost."""
 
     path: str
     type: ArrayType
     new: ArrayType
+    """Its type after the call."""
     cause: str
     output: bool
-    place: Place
+    """Whether the new value is an output, for an input."""
+    place: BufferPlace
 
 
 @dataclass(frozen=True, slots=True)

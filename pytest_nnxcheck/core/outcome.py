@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_nnxcheck.core.catalogue import severity
-from pytest_nnxcheck.core.evidence import Advice, Bound, Evidence, OnTarget, Split
+from pytest_nnxcheck.core.facts import Advice, ArrayType, Evidence, Leak, UnNested
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Note
-from pytest_nnxcheck.core.observation import ArrayType, Leak
+from pytest_nnxcheck.core.peak import UNRECORDED, Bound, Figures, OnTarget, PeakCause
 
 Verdict = Literal["held", "violated", "rejected", "failed", "expected"]
 
@@ -27,17 +27,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerLeft(Finding):
-    """A tracer that outlived its trace; ``has_data`` says that the installed flax has `nnx.data`."""
+    """A tracer that outlived its trace."""
 
     leak: Leak
     has_data: bool = False
+    """Whether the installed flax has `nnx.data`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeInEndedTrace(Finding):
-    """A Variable, of the type of itself and of its value, that flax refuses to write."""
+    """A Variable that flax refuses to write."""
 
     type: str
+    """Of itself and of its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,30 +47,6 @@ class StateTouched(Finding):
     """A leaf that a layer changed, though it only asks for shapes."""
 
     layer: Layer
-
-
-PeakCause = Literal[
-    "",
-    "scan writes back",
-    "scan writes back, checkpoint",
-    "scan writes back, remat",
-    "captured constant",
-    "constant of the call",
-    "mapped branch",
-    "returned",
-]
-"""Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a peak is judged by, bytes a device."""
-
-    split: Split
-    bound: Bound
-    state: int
-    devices: int
-    cause: PeakCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +58,11 @@ class PeakOverBudget(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCopied(Finding):
-    """Copies of the state at the peak, of so many bytes together."""
+    """Copies of the state at the peak."""
 
     figures: Figures
     bytes: int
+    """Those of all copies together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +86,10 @@ class OverBudgetOnTarget(FindingOnTarget):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedOnTarget(FindingOnTarget):
-    """Copies of the state at the peak, on a target; ``cause`` is that of the CPU's program."""
+    """Copies of the state at the peak, on a target."""
 
     cause: PeakCause = ""
+    """That of the CPU's program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +114,13 @@ class MemoryWasted(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBuffer(Finding):
-    """Two leaves in one buffer; ``twice`` where both are donated, else the other is used beside that. ``inside``: by a jit of the call's own."""
+    """Two leaves in one buffer, and a program donates one of them."""
 
     other: str
     twice: bool
+    """Whether both are donated; else the other is used beside that."""
     inside: bool = False
+    """Whether a jit of the call's own donates them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,21 +143,24 @@ LossCause = Literal["dtype", "shape", "sharding", "not returned", "not reused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostBuffer(Finding):
-    """A donated leaf whose buffer nothing came back in: its type, and that of its new value, as the call sees it, which is an ``output`` for an input.
-
-    ``pointers`` are those before and after, the first alone where there is no buffer after; ``shardings`` the two as their user writes them;
-    ``line`` is where the leaf got another dtype. ``abstract`` says that nothing was run, ``debug_nans`` that jax keeps old values.
-    """
+    """A donated leaf whose buffer nothing came back in."""
 
     cause: LossCause
     type: ArrayType
     new: ArrayType | None = None
+    """The type of its new value, as the call sees it."""
     output: bool = False
+    """Whether the new value is an output, for an input."""
     shardings: tuple[str, ...] = ()
+    """Those before and after, as their user writes them."""
     pointers: tuple[int, ...] = field(default=(), compare=False)
+    """Those before and after; the first alone where there is no buffer after."""
     line: str = ""
+    """Where the leaf got another dtype."""
     abstract: bool = False
+    """Whether nothing was run."""
     debug_nans: bool = False
+    """Whether jax keeps old values for `jax_debug_nans`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,69 +174,81 @@ DropCause = Literal["attribute", "broadcast", "copy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueDiffers(Finding):
-    """A leaf, an attribute or an output that is not as it should be; ``rounding`` says that only floats differ, by a finite amount.
-
-    ``of`` is the type of the Variable, ``type`` that of the array, or of the Python value of an attribute. ``want`` and ``have`` are the
-    two values, types or counts: of ``elements``, of which so many are ``wrong``, those that lie furthest apart. ``size`` is that distance,
-    1 for what is no float, and ``allowed`` what it may be. ``cause`` is what dropped an update; ``variable`` is how one writes its type.
-    """
+    """A leaf, an attribute or an output that is not as it should be."""
 
     label: Literal["missing", "added", "dropped", "attribute", "deleted", "differs"]
     of: str = ""
+    """The type of the Variable."""
     type: str = ""
+    """The type of the array, or of the Python value of an attribute."""
     want: str | complex = ""
+    """The value, type or count that should be there: of an array, that of the element which lies furthest apart."""
     have: str | complex = ""
+    """The same of what is there."""
     wrong: int = 0
+    """How many elements differ."""
     elements: int = 0
     size: float = 1.0
+    """How far the element lies apart; 1 for what is no float."""
     allowed: float | None = None
+    """How far it may lie apart."""
     rounding: bool = False
+    """Whether only floats differ, by a finite amount."""
     cause: DropCause | Literal[""] = ""
+    """What dropped an update."""
     variable: str = ""
+    """How one writes the type of the Variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite(Finding):
-    """A leaf or an output of which so many ``elements`` are ``wrong``: NaN or infinite, where those of the un-nested call are finite."""
+    """A leaf or an output with elements that are NaN or infinite, where those of the un-nested call are finite."""
 
     type: str
     wrong: int
+    """How many elements are so."""
     elements: int
+
+
+MISSING = "missing"
+"""What `TypeMoved` says of a leaf or an attribute that is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeMoved(Finding):
-    """What a call compiles for, and leaves as another: an attribute of this Python ``type``, or the type of a leaf; nothing where it cannot be named.
-
-    ``hardened`` says that a leaf was made of a Python number, and is not any more.
-    """
+    """What a call compiles for, and leaves as another: an attribute, or the type of a leaf; nothing where it cannot be named."""
 
     label: Literal["attribute", "leaf", ""] = ""
     type: str = ""
+    """The Python type of an attribute."""
     before: str = ""
     after: str = ""
     hardened: bool = False
+    """Whether a leaf was made of a Python number, and is not any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitTracedAgain(Finding):
-    """A function, named by ``path``, that a jit inside the call traces so many ``times`` in each call, for arrays of the same types each time.
-
-    ``line`` is where the function begins, empty for one of a library; ``called`` are the lines that call the jit.
-    """
+    """A function, named by ``path``, that a jit inside the call traces in each call, for arrays of the same types each time."""
 
     line: str
+    """Where the function begins; empty for one of a library."""
     called: tuple[str, ...]
+    """The lines that call the jit."""
     times: int
+    """How often the jit traces it in one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach(Finding):
-    """One thing that breaks an invariant of your own: a sentence, further (label, text) rows of the message, and what to write instead."""
+    """One thing that breaks an invariant of your own."""
 
     summary: str
+    """A sentence."""
     details: tuple[tuple[str, str], ...] = ()
+    """Further (label, text) rows of the message."""
     hint: str = ""
+    """What to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,43 +262,54 @@ class Violation:
 
     invariant: str
     summary: str = ""
+    """One line."""
     details: tuple[tuple[str, str], ...] = ()
+    """(label, text) rows of the message."""
     hint: str = ""
-    findings: tuple[Finding, ...] = field(default=(), metadata={"record": False})
-    explained: tuple[Explanation, ...] = field(default=(), metadata={"record": False})
+    """What to change; empty where no advice is certain to be right."""
+    findings: tuple[Finding, ...] = field(default=(), metadata=UNRECORDED)
+    """All that is broken, as data."""
+    explained: tuple[Explanation, ...] = field(default=(), metadata=UNRECORDED)
+    """What has to do with it, as data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one nesting did: the verdict, its violations, and the peak against its budget (bytes a device).
-
-    ``reason`` says why a nesting was rejected or failed, or was expected to, ``by_mode`` that flax rejected it for what its mode cannot
-    do, ``unfit`` that it was rejected because a layer cannot take the call, not by flax; ``misfit`` is
-    then the reason as data. ``notes`` are facts that are reported but not judged, and what explains a failure; ``facts`` are
-    the same as data. ``expected`` are the keys of the expected failures that came true in it.
-
-    ``error`` names the type of the exception of a nesting that failed. ``excluded``: it was not run, for what an earlier nesting has shown. ``evidence`` is what was measured, ``program`` the file that shows the same without the plugin, ``explained`` further rows of the
-    message, which were found after hypothesis was done. ``seconds`` took the nesting, the test's own body included.
-    """
+    """What one nesting did."""
 
     nesting: Nesting
     verdict: Verdict
     violations: tuple[Violation, ...] = ()
     reason: str = ""
-    error: str = field(default="", metadata={"record": False})
-    facts: tuple[Note, ...] = field(default=(), metadata={"record": False})
+    """Why the nesting was rejected or failed, or was expected to."""
+    error: str = field(default="", metadata=UNRECORDED)
+    """The type of the exception of a nesting that failed."""
+    facts: tuple[Note, ...] = field(default=(), metadata=UNRECORDED)
+    """Facts that are reported but not judged, and what explains a failure, as data."""
     peak: int | None = None
+    """Bytes a device."""
     budget: int | None = None
+    """What the peak may be."""
     notes: tuple[str, ...] = ()
+    """The ``facts`` as text."""
     expected: tuple[str, ...] = ()
+    """The keys of the expected failures that came true in it."""
     by_mode: bool = False
+    """Whether flax rejected it for what its mode cannot do."""
     unfit: bool = False
+    """Whether it was rejected because a layer cannot take the call, not by flax."""
     excluded: bool = False
-    misfit: Misfit | None = field(default=None, metadata={"record": False})
+    """Whether it was not run, for what an earlier nesting has shown."""
+    misfit: Misfit | None = field(default=None, metadata=UNRECORDED)
+    """Why a layer cannot take the call, as data."""
     evidence: Evidence | None = None
+    """What was measured."""
     program: str = ""
+    """The file that shows the same without the plugin."""
     explained: tuple[tuple[str, str], ...] = ()
+    """Further rows of the message, which were found after hypothesis was done."""
     seconds: float = field(default=0.0, compare=False)
+    """What the nesting took, the test's own body included."""
 
     @property
     def rank(self) -> tuple[bool, int, object]:
@@ -310,21 +318,13 @@ class Outcome:
         return (self.verdict != "violated", min(broken, default=0), self.nesting.plainness)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UnNested:
-    """Where the bytes of the un-nested program of one call are, and advice on them. An equal one is of another call: both are kept."""
-
-    name: str
-    evidence: Evidence
-    advice: tuple[Advice, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What the report of a test says of its calls, whatever their nesting: ``added`` is the state that they add."""
+    """What the report of a test says of its calls, whatever their nesting."""
 
     notes: tuple[Note, ...] = ()
     added: tuple[str, ...] = ()
+    """The state that they add."""
     un_nested: tuple[UnNested, ...] = ()
 
     def __add__(self, later: CallFacts) -> CallFacts:
@@ -338,25 +338,26 @@ NO_FACTS = CallFacts()
 
 @dataclass(frozen=True, slots=True)
 class NestingStarted:
-    """A nesting of a test is about to run; ``drawn`` by hypothesis, or one of the sweep."""
+    """A nesting of a test is about to run."""
 
     nesting: Nesting
     drawn: bool
+    """By hypothesis; else it is one of the sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class NestingFinished:
-    """A nesting of a test has run: its outcome, if it has one, and the seconds that it took.
-
-    ``whole`` says that hypothesis drew nothing beside it, ``repeats`` that the next run of the test has it again.
-    """
+    """A nesting of a test has run."""
 
     nesting: Nesting
     outcome: Outcome | None
     seconds: float
     drawn: bool
+    """By hypothesis; else it is one of the sweep."""
     whole: bool
+    """Whether hypothesis drew nothing beside it."""
     repeats: bool
+    """Whether the next run of the test has it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,13 +376,14 @@ class BodyStarted:
 
 @dataclass(frozen=True, slots=True)
 class BodyFinished:
-    """The body has ended; ``outcomes`` are those of the run by now, none where a nesting is only tried out."""
+    """The body has ended."""
 
     outcomes: Mapping[Nesting, Outcome]
+    """Those of the run by now; none where a nesting is only tried out."""
 
 
 Listener = Callable[[object], None]
-"""Who is told of the events of a test: these, and `CallStarted` of the engine. Nothing comes back."""
+"""Hears the events of a test: these, and `CallStarted` of the engine. Nothing comes back."""
 
 
 def nobody(event: object) -> None:

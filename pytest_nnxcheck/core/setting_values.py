@@ -16,7 +16,7 @@ from pytest_nnxcheck.core.text import Unreadable, one_of
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from pytest_nnxcheck.core.expected_failures import Entry
+    from pytest_nnxcheck.core.expected_failures import ExpectedFailure
     from pytest_nnxcheck.core.nesting import Nesting
 
 Parser = Callable[[str, object], Any]
@@ -206,7 +206,7 @@ def nesting(name: str, value: object) -> Nesting:
     return Nesting.parse(value)
 
 
-def failures(_: str, value: object) -> tuple[Entry, ...]:
+def failures(_: str, value: object) -> tuple[ExpectedFailure, ...]:
     from pytest_nnxcheck.core import expected_failures
 
     return expected_failures.parse(value)

@@ -28,7 +28,7 @@ from pytest_nnxcheck.core.setting_values import Budget, Kind
 from pytest_nnxcheck.core.text import Unreadable, one_of
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.core.expected_failures import Entry
+    from pytest_nnxcheck.core.expected_failures import ExpectedFailure
     from pytest_nnxcheck.core.nesting import Nesting
 
 MARKER = "nnx_invariants"
@@ -44,8 +44,8 @@ EFFORTS: dict[str, dict[str, Any]] = {
 """The settings that an effort stands for."""
 
 Scope = Literal["check", "run"]
-Place = Literal["marker", "command line", "ini file"]
-EVERYWHERE: tuple[Place, ...] = ("marker", "command line", "ini file")
+SettingPlace = Literal["marker", "command line", "ini file"]
+EVERYWHERE: tuple[SettingPlace, ...] = ("marker", "command line", "ini file")
 
 
 class Row(NamedTuple):
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     section: str
     """The page of the documents that explains it, or a heading of one."""
     scope: Scope = "check"
-    places: tuple[Place, ...] = EVERYWHERE
+    places: tuple[SettingPlace, ...] = EVERYWHERE
     """Where it may be given."""
     selects_nestings: bool = False
     """It chooses nestings, and so has no effect where one nesting is replayed."""
@@ -198,7 +198,7 @@ class Settings:
         "a test that needs more devices than there are: skip or fail",
         "sharded.md#several-devices",
     )
-    expected_failures: tuple[Entry, ...] = _check(
+    expected_failures: tuple[ExpectedFailure, ...] = _check(
         (),
         kinds.FAILURES,
         "failures that are known and must happen: a mapping of invariants or nestings to reasons; on the command line"
@@ -261,14 +261,14 @@ TABLE: dict[str, Row] = {entry.name: entry.metadata["row"] for entry in fields(S
 DEFAULTS = Settings()
 
 
-def names(scope: Scope | None = None, place: Place | None = None) -> tuple[str, ...]:
+def names(scope: Scope | None = None, place: SettingPlace | None = None) -> tuple[str, ...]:
     """The settings of a scope, or of both, that may be given in a place, or in any."""
     rows = TABLE.items()
     return tuple(name for name, row in rows if scope in (None, row.scope) and {place} <= {None, *row.places})
 
 
 def parse_given(
-    given: Mapping[str, object], origin: Callable[[str], str], place: Place | None = None
+    given: Mapping[str, object], origin: Callable[[str], str], place: SettingPlace | None = None
 ) -> dict[str, Any]:
     """Read the settings of a check that one source gives; ``origin(name)`` words the source for an error.
 

@@ -15,7 +15,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph, staging, variables
-from pytest_nnxcheck.core.observation import Leaf
+from pytest_nnxcheck.core.facts import Leaf
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import Guards

@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
 
-from pytest_nnxcheck import invariants
-from pytest_nnxcheck.compat import refusals
+from pytest_nnxcheck.compat import flax_modes, frames, graph, refusals, targets
+from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
+from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError, Unfit
+from pytest_nnxcheck.core.facts import Evidence, Leak, Observation
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
-from pytest_nnxcheck.core.notes import Explanation, Fact, Note, RaisedUnNested, ValueAsked
-from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
+from pytest_nnxcheck.core.notes import Fact, RaisedUnNested
+from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine import causes, traced
-from pytest_nnxcheck.engine.cases import Call, Unrestored, case_of, case_of_un_nested, not_run, only_tracers
-from pytest_nnxcheck.engine.evidence import evidence, left
-from pytest_nnxcheck.engine.example import Example, look_at_originals
-from pytest_nnxcheck.engine.memo import Memo
-from pytest_nnxcheck.engine.observe import observe
-from pytest_nnxcheck.engine.reference import Reference
-from pytest_nnxcheck.invariants import Case, Judgement
-from pytest_nnxcheck.invariants.notes import of_failure, of_holding, of_targets
+from pytest_nnxcheck.core.text import first_line, some
+from pytest_nnxcheck.engine import outcomes, traced
+from pytest_nnxcheck.engine.example import Call, Example, look_at_originals
+from pytest_nnxcheck.engine.gather import Ran, judged
+from pytest_nnxcheck.engine.memo import evaluated_calls, recall
+from pytest_nnxcheck.engine.observe import leak, observe
+from pytest_nnxcheck.engine.on_targets import OnTargets
+from pytest_nnxcheck.engine.outcomes import Checked
+from pytest_nnxcheck.engine.parity import MOST_EQUATIONS
+from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
+from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.identity import signature
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
-from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile, restored_leaves
 from pytest_nnxcheck.subject.write_back import write_back
+from pytest_nnxcheck.transforms import differentiable
 from pytest_nnxcheck.transforms.compose import maps_written
+from pytest_nnxcheck.transforms.fitness import unfit
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What a checked call gives back: the un-nested output, the outcome, the user's exception if the call failed, and what is known of the call."""
+class Unrestored(BaseException):
+    """The first trace of a call left tracers in what cannot be put back, as the frame of a generator, and every later one meets them.
 
-    output: Any
-    outcome: Outcome
-    error: BaseException | None = None
-    facts: CallFacts = NO_FACTS
+    Not an ``Exception``, as `NestingRejected`: it is none of the user's code.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What is known of a call before it runs: its profile, why the nesting cannot take it, and what the same calls do without the nesting."""
-
-    profile: Profile
-    misfit: Misfit | None = None
-    reference: Reference | None = None
+    def __init__(self, leaks: tuple[Leak, ...]) -> None:
+        super().__init__()
+        self.leaks = leaks
 
 
 def check_call(
@@ -66,112 +63,180 @@ def check_call(
     publish: Listener = nobody,
     owner: str = "",
 ) -> Checked:
-    """Run a call under a nesting and judge what it left; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
+    """Run a call under a nesting and judge the run; ``publish`` hears before it runs. Raises `CheckError` where the call cannot be checked."""
     bound = bind(subject, args, kwargs, owner)
     bound.donated(settings.donate)
+    call = Call(bound, nesting, settings, example, publish)
     if (bound.name, bound.code) in example.memo.unrestored:
-        return not_restored(bound, nesting, settings, example.memo, publish)
-    originals = look_at_originals(bound, settings, example)
-    if originals.held:
-        return Checked(None, not_run(bound, nesting, settings, originals.held, publish))
-    call = Call(bound, signature(bound, *bound.split()), nesting, settings, example, originals, publish)
+        return not_restored(call)
+    call = replace(call, originals=look_at_originals(bound, settings, example))
+    if call.originals.held:
+        return not_run(call, call.originals.held)
+    call = replace(call, key=signature(bound, *bound.split()))
     try:
         checked = nested(call) if nesting.layers else un_nested(call)
     except Unrestored as unrestored:
         call.memo.unrestored[bound.name, bound.code] = unrestored.leaks
-        checked = not_restored(bound, nesting, settings, call.memo, publish)
+        checked = not_restored(call)
     finally:
         if bound.name in call.memo.own_jits:
             # The user's own object must not meet what a jit that it keeps captured under ours.
             jax.clear_caches()
-    return replace(checked, facts=call.facts())
+    return replace(checked, facts=outcomes.facts_of(call))
+
+
+# --- under a nesting
 
 
 def nested(call: Call) -> Checked:
     """The call under its nesting."""
     call.announce(None)
     try:
-        prepared = prepare(call)
+        facts, reference = prepared(call)
     except Unfit as error:
-        return left_out(call, error.misfit)
+        return outcomes.left_out(call, error.misfit)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
         return fails_when_traced(call, error)
-    if prepared.misfit:
-        return left_out(call, prepared.misfit)
-    call.announce(prepared.profile)
-    observation = observed(call, prepared.profile)
-    if observation.error is not None and maps_written(call.nesting):
-        prepared, observation = remapped(call, prepared, observation)
-    if isinstance(observation.error, CheckError):
-        raise observation.error
-    case = case_of(call, prepared.profile, observation, prepared.reference)
-    judgement = invariants.judge(case)
-    broken_for_targets = not observation.targets and wants_targets(call, observation, judgement)
-    if judgement.violations and (observation.shared or broken_for_targets):
+    call.announce(facts)
+    ran = remapped(Ran(call, facts, observed(call, facts), reference))
+    if isinstance(ran.observation.error, CheckError):
+        raise ran.observation.error
+    judgement = judged(ran, call.settings.invariants)
+    broken_for_targets = not ran.observation.targets and wants_targets(ran, judgement)
+    if judgement.violations and (ran.observation.shared or broken_for_targets):
         # Its message names lines, which must be its own, and what the compilers of targets say of it.
-        observation = run_once(call, prepared.profile, alone=True, broken=broken_for_targets)
-        case = case_of(call, prepared.profile, observation, prepared.reference)
-        judgement = invariants.judge(case)
-    if judgement.error is not None and not judgement.violations:
-        return not_judged(call, judgement.error)
-    if observation.error is not None and not judgement.violations:
-        return raised(call, prepared.profile, observation, observation.error)
-    return concluded(call, observation, outcome_of(call, case, judgement))
+        ran = replace(ran, observation=run_once(call, ran.profile, alone=True, broken=broken_for_targets))
+        judgement = judged(ran, call.settings.invariants)
+    return outcomes.checked(ran, judgement)
 
 
-def prepare(call: Call) -> Prepared:
-    """What a nesting is judged by. Raises what the user's code raises under a trace, and `Unfit`."""
-    call.require_slices()
-    profile = call.profile()
-    misfit = call.misfit(profile)
-    if misfit or not call.compares_values:
-        return Prepared(profile, misfit)
+def prepared(call: Call) -> tuple[Profile, Reference | None]:
+    """What a nesting is judged by. Raises what the user's code raises under a trace, and `Unfit` where a layer cannot take the call."""
+    require_slices(call)
+    facts = profile_of(call)
+    if misfit := misfit_of(call, facts):
+        raise Unfit(misfit)
     # Before the run: the calls of the reference meet what the run meets, caches in the user's code among it.
-    return Prepared(profile, reference=call.reference())
+    return facts, reference_of(call) if call.compares_values else None
 
 
-def observed(call: Call, profile: Profile) -> Observation:
+def profile_of(call: Call) -> Profile:
+    """The profile of the call. Raises what the user's code raises under a trace, and `Unrestored`."""
+    subject, memo = call.subject, call.memo
+
+    def evaluated() -> Profile:
+        with (
+            subject.undone(subject.state, call.example.originals) as left,
+            frames.devices_asked(on=bool(call.settings.target)) as lines,
+        ):
+            evaluated = profile(subject)
+        memo.notes[call.key] = tuple(Fact("asks for devices", call.settings.target, line) for line in lines)
+        if left:
+            raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
+        return evaluated
+
+    known: Profile | None = memo.known.get(("remapped", call.key))
+    return known or recall(memo.profiles, call.key, evaluated)
+
+
+def require_slices(call: Call) -> None:
+    """Raise `CheckError` where a slice was named of another size than the mesh of the call, before anything of the call runs."""
+    if not call.settings.target:
+        return
+    leaves = [*jax.tree.leaves(flax_modes.split(call.subject.state)[1]), *call.subject.inputs]
+    with contextlib.suppress(targets.LeftOut):
+        for word in call.settings.target:
+            targets.target_of(parse_target(word), targets.mesh_of(leaves))
+
+
+def misfit_of(call: Call, facts: Profile) -> Misfit | None:
+    """Why a layer of the nesting cannot take the call: of one that differentiates, that it has no gradient by its parameters, or by its inputs."""
+    if misfit := unfit(call.subject, facts, call.nesting):
+        return misfit
+    for layer in call.nesting.layers:
+        if layer.row.pair == "gradients":
+            by_inputs = layer.captures
+            find_out = functools.partial(differentiable.cannot, call.subject, facts, by_inputs=by_inputs)
+            if misfit := call.once("no gradient", find_out, by_inputs):
+                return misfit
+    return None
+
+
+def reference_of(call: Call) -> Reference | None:
+    """What the same calls do without the nesting, made in the same order; none where they cannot run."""
+    call.example.compared += 1
+    if call.subject.abstract:
+        return None
+    meaning = meaning_of(call.nesting)
+    calls = evaluated_calls(call.memo.evaluated, call.subject, call.example.compared)
+    return Reference(meaning, calls.effect(call.subject, meaning), calls)
+
+
+def observed(call: Call, facts: Profile) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
-    subject = call.subject
-    if traced.tells(subject, profile, call.nesting, call.settings):
-        observation = traced_in(call, profile)
+    if traced.tells(call.subject, facts, call.nesting, call.settings):
+        observation = traced_in(call, facts)
         if observation is not None:
             return observation
-    call.example.values.require(subject)
-    return run(call, profile)
+    call.example.values.require(call.subject)
+    return run(call, facts)
 
 
-def run(call: Call, profile: Profile) -> Observation:
+def traced_in(call: Call, facts: Profile) -> Observation | None:
+    """The facts of a nesting, traced; `None` where it must be run."""
+    example, programs = call.example, call.memo.shared_programs
+    if example.originals is None:
+        return None
+    return traced.observe(call.subject, facts, call.nesting, example.values, programs, example.originals)
+
+
+def run(call: Call, facts: Profile) -> Observation:
     """The facts of a nesting that is run; a second time, with jax' caches empty, where a plain object's own jit met a trace of ours.
 
     The user's object holds the values of the program while that runs, and jax keeps what a jitted function captured by way of it.
     """
-    observation = run_once(call, profile)
+    observation = run_once(call, facts)
     if not meets_own_jit(call, observation):
         return observation
     call.memo.own_jits.add(call.subject.name)
     jax.clear_caches()
-    observation = run_once(call, profile)
+    observation = run_once(call, facts)
     if not meets_own_jit(call, observation):
         return observation
     label, _ = call.subject.opened[0]
     return replace(observation, error=Unfit(Misfit("own jit", label)))
 
 
-def run_once(call: Call, profile: Profile, *, alone: bool = False, broken: bool = False) -> Observation:
+def run_once(call: Call, facts: Profile, *, alone: bool = False, broken: bool = False) -> Observation:
     """The facts of a nesting that is run, ``alone`` where its program must be its own, ``broken`` where targets have to say what they make of it."""
-    programs, originals, nesting = call.memo.shared_programs, call.example.originals, call.nesting
-    donate, memory = call.settings.donate, "memory" in call.settings.invariants
-    targets = call.on_targets(profile) if broken or call.is_for_targets else None
+    settings, memo, memory = call.settings, call.memo, "memory" in call.settings.invariants
+    on_targets = OnTargets(settings.target, memo.on_targets, facts.copied_bytes if memory else 0)
     return observe(
-        call.subject, profile, nesting, donate, programs, targets, alone=alone, originals=originals, with_copies=memory
+        call.subject,
+        facts,
+        call.nesting,
+        settings.donate,
+        memo.shared_programs,
+        on_targets if broken or is_for_targets(call) else None,
+        alone=alone,
+        originals=call.example.originals,
+        with_copies=memory,
     )
 
 
-def wants_targets(call: Call, observation: Observation, judgement: Judgement) -> bool:
+def is_for_targets(call: Call) -> bool:
+    """Whether targets compile the program of the nesting, whatever the CPU makes of it: the un-nested jit, one that is replayed, with ``thorough`` all."""
+    settings, layers = call.settings, call.nesting.layers
+    judged = settings.target and TARGETED & {*settings.invariants}
+    if not judged or not layers or not layers[0].row.compiles:
+        return False
+    return layers == (Layer(JIT, settings.styles[0]),) or settings.effort == "thorough" or settings.nesting is not None
+
+
+def wants_targets(ran: Ran, judgement: Judgement) -> bool:
     """Whether a program broke what targets judge as well."""
     broken = {violation.invariant for violation in judgement.violations}
-    return bool(call.settings.target and observation.memory and broken & TARGETED)
+    return bool(ran.call.settings.target and ran.observation.memory and broken & TARGETED)
 
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:
@@ -179,154 +244,66 @@ def meets_own_jit(call: Call, observation: Observation) -> bool:
     return bool(call.subject.opened) and not observation.leaks and refusals.is_tracer_error(observation.error)
 
 
-def traced_in(call: Call, profile: Profile) -> Observation | None:
-    """The facts of a nesting, traced; `None` where it must be run."""
-    example = call.example
-    if example.originals is None:
-        return None
-    return traced.observe(
-        call.subject, profile, call.nesting, example.values, call.memo.shared_programs, example.originals
-    )
+def remapped(ran: Ran) -> Ran:
+    """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped; any other as it is."""
+    call, subject = ran.call, ran.call.subject
+    if ran.observation.error is None or not maps_written(call.nesting):
+        return ran
+
+    def evaluated() -> Profile:
+        with subject.undone(subject.state):
+            paths = restored_leaves(subject, ran.profile.changed)
+        size = sum(nbytes(leaf) for path, leaf in graph.raw_leaves(subject.state) if path in paths)
+        return replace(ran.profile, restored=paths, restored_bytes=size)
+
+    facts = call.once("remapped", evaluated)
+    if not facts.restored:
+        return replace(ran, profile=facts)
+    call.announce(facts)
+    return replace(ran, profile=facts, observation=observed(call, facts))
 
 
-def remapped(call: Call, prepared: Prepared, observation: Observation) -> tuple[Prepared, Observation]:
-    """A nesting whose ``vmap`` failed, once more where the call writes and restores leaves that have to be mapped."""
-    prepared = replace(prepared, profile=call.remapped())
-    if not prepared.profile.restored:
-        return prepared, observation
-    call.announce(prepared.profile)
-    return prepared, observed(call, prepared.profile)
-
-
-def outcome_of(call: Call, case: Case, judgement: Judgement) -> Outcome:
-    """What a nesting came to that ended, or broke an invariant: its verdict, the figures, and what explains them."""
-    observation, bound = case.observation, case.bound
-    known = call.memo.notes.get(call.key, ())
-    notes = (*known, *of_targets(observation), *unasserted(call, observation), *judgement.of_call)
-    call.memo.notes[call.key] = tuple(dict.fromkeys(notes))
-    baseline = call.un_nested_memory() if bound else None
-    measured = evidence(call.subject, case.profile, observation, bound, baseline)
-    if any(violation.invariant == "memory" for violation in judgement.violations):
-        measured = replace(measured, growth=call.growth(measured.split))
-    return Outcome(
-        nesting=call.nesting,
-        verdict="violated" if judgement.violations else "held",
-        violations=judgement.violations,
-        peak=observation.memory.peak if observation.memory else None,
-        budget=bound.budget if bound else None,
-        facts=(
-            *of_holding(call.subject, case.profile, observation),
-            *notes_of(judgement),
-        ),
-        evidence=measured,
-    )
-
-
-def unasserted(call: Call, observation: Observation) -> tuple[Fact, ...]:
-    """A note on tracers that remain, where the test does not assert that none does."""
-    if not observation.leaks or "tracers" in call.settings.invariants:
-        return ()
-    return (Fact("leaked", tuple(leak.path for leak in observation.leaks)),)
-
-
-def concluded(call: Call, observation: Observation, outcome: Outcome) -> Checked:
-    """The outcome with the output; the user's objects get what the call left in its copies, the one effect on them.
-
-    Tracers that nobody asserts keep nothing from the user but a state that holds them.
-    """
-    if observation.error is not None or (observation.leaks and outcome.violations):
-        return Checked(None, outcome)
-    if not any(leak.place in ("variable", "module") for leak in observation.leaks):
-        write_back(call.subject, observation.state)
-    return Checked(observation.rebuild(observation.output), outcome)
-
-
-# --- what ends otherwise
-
-
-def left_out(call: Call, misfit: Misfit) -> Checked:
-    """The outcome of a nesting that cannot take the call."""
-    return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
-
-
-def raised(call: Call, profile: Profile, observation: Observation, error: Exception) -> Checked:
-    """A nesting that raised and broke no invariant: what it is not made for, what flax refuses, or the user's own exception."""
-    if isinstance(error, Unfit):
-        return left_out(call, error.misfit)
-    inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
-    if misfit := refusals.fault_of_jax(error, inside):
-        return left_out(call, misfit)
-    if refused(observation):
-        return Checked(None, Outcome(call.nesting, "rejected", reason=first_line(error)))
-    checked = failed(call, error, observation)
-    explanations = (*checked.outcome.facts, *of_failure(call.subject, profile, observation))
-    return replace(checked, outcome=replace(checked.outcome, facts=explanations))
-
-
-def not_judged(call: Call, error: CheckError) -> Checked:
-    """A nesting of which an invariant of the user's own could not say anything: all else that was asked of it held.
-
-    Where that read a value which was not computed, the body runs again with values, as after any exception.
-    """
-    outcome = Outcome(call.nesting, "failed", reason=str(error), error=type(error).__name__)
-    return Checked(None, outcome, error)
-
-
-def notes_of(judgement: Judgement) -> tuple[Note, ...]:
-    """The notes, and what an invariant of the user's own raised beside a violation of another."""
-    return (*judgement.notes, *([str(judgement.error)] if judgement.error else []))
-
-
-def refused(observation: Observation) -> bool:
-    """Whether flax refused a closure layer and left everything clean; without one the exception is the module's own."""
-    captures = observation.nesting.captures
-    return captures and refusals.is_refusal(observation.error) and not observation.leaks
-
-
-def failed(call: Call, error: Exception, observation: Observation | None) -> Checked:
-    """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
-    nesting = call.nesting
-    if refusals.is_mode_refusal(error, nesting.mode):
-        return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True))
-    explanations = explained(call, error, observation)
-    return Checked(
-        None,
-        Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, facts=explanations),
-        error,
-    )
-
-
-def explained(call: Call, error: Exception, observation: Observation | None) -> tuple[Explanation, ...]:
-    """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
-    if refusals.asks_for_value(error):
-        return (ValueAsked(),)
-    is_refusal = refusals.is_refusal(error)
-    if not (is_refusal or refusals.is_tracer_error(error)):
-        return ()
-    leaks = (observation.leaks or observation.dropped) if observation else ()
-    captures = call.captured() or (causes.captured_by_call(call.subject) if is_refusal else ())
-    return (*(leaks or call.merged())[: causes.SHOWN], *captures)
+# --- calls that no nesting can take
 
 
 def fails_when_traced(call: Call, error: Exception, *, un_nested: bool = False) -> Checked:
     """A call that raises under any trace, or ``un_nested`` already: the user's exception, unless it left tracers as well."""
     call.announce(UNKNOWN)
     call.example.values.require(call.subject)
-    observation = observe(call.subject, UNKNOWN, call.nesting, "none")
-    judgement = invariants.judge(Case(observation, only_tracers(call.settings))) if observation.leaks else Judgement()
+    ran = Ran(call, UNKNOWN, observe(call.subject, UNKNOWN, call.nesting, "none"))
+    violations = judged(ran, only_tracers(call.settings)).violations if ran.observation.leaks else ()
+    if not violations:
+        return outcomes.failed(call, error, ran.observation)
+    own = RaisedUnNested(first_line(error)) if un_nested else first_line(error)
+    violations = tuple(replace(violation, explained=(own,)) for violation in violations)
+    evidence = Evidence(leaks=ran.observation.leaks)
+    return Checked(None, Outcome(call.nesting, "violated", violations, evidence=evidence), error)
+
+
+def not_restored(call: Call) -> Checked:
+    """A call whose trace, as a plain jit makes it, leaves tracers for good: no nesting can run, and each says so."""
+    layers = call.nesting.layers or (Layer(JIT),)
+    leaks = call.memo.unrestored[call.subject.name, call.subject.code]
+    call = replace(call, nesting=replace(call.nesting, layers=layers))
+    return not_run(call, tuple(replace(leak, layer=str(layers[0])) for leak in leaks))
+
+
+def not_run(call: Call, leaks: tuple[Leak, ...]) -> Checked:
+    """A call that every run would make with these tracers: none is made. Raises `CheckError` where nobody asserts that there are none."""
+    call.announce(UNKNOWN)
+    ran = Ran(call, UNKNOWN, Observation(call.nesting, call.subject.state, leaks=leaks))
+    judgement = judged(ran, only_tracers(call.settings))
     if not judgement.violations:
-        return failed(call, error, observation)
-    line = first_line(error)
-    own = RaisedUnNested(line) if un_nested else line
-    violations = tuple(replace(violation, explained=(own,)) for violation in judgement.violations)
-    return Checked(None, Outcome(call.nesting, "violated", violations, evidence=left(observation)), error)
+        paths = some([leak.path for leak in leaks])
+        raise CheckError(
+            f"{call.subject.name} runs with tracers that cannot be put back, in {paths}: assert the invariant tracers"
+        )
+    return Checked(None, Outcome(call.nesting, "violated", judgement.violations, evidence=Evidence(leaks=leaks)))
 
 
-def not_restored(subject: Subject, nesting: Nesting, settings: Settings, memo: Memo, publish: Listener) -> Checked:
-    """A call of which a trace, as a plain jit makes it, left tracers for good: no nesting can run, and each is told so."""
-    nesting = replace(nesting, layers=nesting.layers or (Layer(JIT),))
-    leaks = tuple(replace(leak, layer=nesting.layers[0]) for leak in memo.unrestored[subject.name, subject.code])
-    return Checked(None, not_run(subject, nesting, settings, leaks, publish))
+def only_tracers(settings: Settings) -> tuple[str, ...]:
+    """The invariants that can be asserted of a nesting that did not run to its end."""
+    return tuple({"tracers"} & {*settings.invariants})
 
 
 # --- without a nesting
@@ -334,32 +311,33 @@ def not_restored(subject: Subject, nesting: Nesting, settings: Settings, memo: M
 
 def un_nested(call: Call) -> Checked:
     """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
-    profile = profile_if_traceable(call)
-    values = call.example.values
-    tells = profile is not UNKNOWN and not values.needed
-    tells = tells and traced.tells(call.subject, profile, call.nesting, call.settings)
-    tells = tells and not traced.is_small(call.subject, profile, values)
-    observation = traced_in(call, profile) if tells else None
-    call.announce(profile)
-    without_jit = None
+    facts, values = profile_if_traceable(call), call.example.values
+    tells = facts is not UNKNOWN and not values.needed
+    tells = tells and traced.tells(call.subject, facts, call.nesting, call.settings)
+    tells = tells and not traced.is_small(call.subject, facts, values)
+    observation = traced_in(call, facts) if tells else None
+    call.announce(facts)
+    reference = None
     if observation is None:
         values.require(call.subject)
-        # Before the run, as in `prepare`: both meet the same number that a plain object counts.
-        without_jit = call.without_jit(profile)
+        # Before the run, as in `nested`: both meet the same number that a plain object counts.
+        reference = without_jit(call, facts)
         observation = run(call, UNKNOWN)
     if observation.error is not None:
         return fails_un_nested(call, observation, observation.error)
-    judgement = invariants.judge(case_of_un_nested(call, profile, observation, without_jit))
+    judgement = judged(Ran(call, facts, observation, reference), call.settings.invariants)
     if judgement.error is not None and not judgement.violations:
-        return not_judged(call, judgement.error)
+        return outcomes.not_judged(call, judgement.error)
     if not judgement.violations:
         write_back(call.subject, observation.state)
         outcome = Outcome(call.nesting, "held", facts=judgement.notes)
         return Checked(observation.rebuild(observation.output), outcome)
     violations = judgement.violations
     if observation.leaks:  # a transform inside the call is at fault
-        violations = tuple(replace(violation, explained=call.captured(leaking=True)) for violation in violations)
-    outcome = Outcome(call.nesting, "violated", violations, facts=notes_of(judgement), evidence=left(observation))
+        captures = outcomes.captured(call, leaking=True)
+        violations = tuple(replace(violation, explained=captures) for violation in violations)
+    notes, evidence = outcomes.notes_of(judgement), Evidence(leaks=observation.leaks)
+    outcome = Outcome(call.nesting, "violated", violations, facts=notes, evidence=evidence)
     return Checked(observation.rebuild(observation.output), outcome)
 
 
@@ -367,11 +345,17 @@ def profile_if_traceable(call: Call) -> Profile:
     """The profile of the call, `UNKNOWN` where no trace takes it: with Python control flow on values, say, it may hold as it is."""
     replace(call, nesting=replace(call.nesting, layers=(Layer(JIT),))).announce(None)
     try:
-        return call.profile()
+        return profile_of(call)
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything, and the nestings will tell
         # An exception that the user's code keeps has the frames of this trace, which the test did not ask for.
         error.__traceback__ = None
         return UNKNOWN
+
+
+def without_jit(call: Call, facts: Profile) -> Reference | None:
+    """The call with its jits off; none where nothing is compared, it cannot run, or would take minutes."""
+    compares = call.compares_values and not call.subject.abstract and facts.equations <= MOST_EQUATIONS
+    return ReferenceWithoutJit.of(call.subject) if compares else None
 
 
 def fails_un_nested(call: Call, observation: Observation, error: Exception) -> Checked:
@@ -384,4 +368,4 @@ def fails_un_nested(call: Call, observation: Observation, error: Exception) -> C
         under_jit = fails_when_traced(replace(call, nesting=nesting), error, un_nested=True)
         if under_jit.outcome.verdict == "violated":
             return under_jit
-    return failed(call, error, observation)
+    return outcomes.failed(call, error, observation)

@@ -1,36 +1,38 @@
-"""The user's own objects in one execution of a test's body: looked at before each call, which is checked on copies, and put back at the end."""
+"""The calls of one execution of a test's body, and the user's own objects: looked at before each call, which is checked on copies, and put back at the end."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import jax
 import numpy as np
 
 from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.arrays import array_type, copied, describe
+from pytest_nnxcheck.compat.arrays import copied, describe
 from pytest_nnxcheck.compat.variables import (
     is_pinned,
     is_tracing,
-    kind_of,
     set_variable_value,
     variable_kind,
     variable_value,
 )
+from pytest_nnxcheck.core.catalogue import rows_of
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import Leak
+from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
-from pytest_nnxcheck.core.observation import Observation
+from pytest_nnxcheck.core.outcome import Listener
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall
 from pytest_nnxcheck.engine.observe import leak, places_in
-from pytest_nnxcheck.invariants.case import Originals, Pairs
-from pytest_nnxcheck.invariants.recompilation import other_parts, static_parts
-from pytest_nnxcheck.invariants.successors import successors
+from pytest_nnxcheck.invariants.case import Pairs
 from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
+from pytest_nnxcheck.subject.compared_by_jit import other_parts, static_parts
+from pytest_nnxcheck.subject.profile import Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.subject.uncomputed import Values
 from pytest_nnxcheck.subject.write_back import compared_by_value, write_back
@@ -49,23 +51,29 @@ from pytest_nnxcheck.xla.pointers import (
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
+V = TypeVar("V")
+
 
 @dataclass(slots=True)
 class Example:
     """One execution of a test's body: inside it the user's objects change as he expects; when it ends they are put back.
 
-    So every nesting meets a module of a wider fixture scope, and a cache in its code, in the same state. ``places`` are those that the
-    calls may change, ``originals`` is the walk of what the latest was handed, ``values`` says which arrays the body was handed without a value, ``compared`` how many calls were held against a
-    reference, ``copies`` what Variables held before a call that is not checked. ``unrestored`` are notes on places that could not be put back.
+    So every nesting meets a module of a wider fixture scope, and a cache in its code, in the same state.
     """
 
     memo: Memo = field(default_factory=Memo)
     values: Values = field(default_factory=Values)
+    """Which arrays the body was handed without a value."""
     places: list[Places] = field(default_factory=list)
+    """Those that the calls may change."""
     originals: Walk | None = None
+    """The walk of what the latest call was handed."""
     compared: int = 0
+    """How many calls were compared with a reference."""
     copies: list[tuple[Any, Any]] = field(default_factory=list)
+    """Variables, each with what it held before a call that is not checked."""
     unrestored: tuple[Note, ...] = ()
+    """Notes on places that could not be put back."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +87,67 @@ class Example:
             value = variable_value(variable)
             if isinstance(value, jax.Array) and self.values.computed(value) and value.is_deleted():
                 set_variable_value(variable, copy)
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written."""
+
+    shared: Pairs = ()
+    """Pairs of leaves in one buffer."""
+    views: Pairs = ()
+    """The holders of views, each with the leaf that it views."""
+    pinned: Pairs = ()
+    """Variables, path and type, that were made in a trace that has ended."""
+    notes: tuple[Note, ...] = ()
+    """Facts that are reported, not judged."""
+    held: tuple[Leak, ...] = ()
+    """Tracers that the objects held before; nothing else is known of them then."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call is about to run under a nesting: that may take the process with it."""
+
+    subject: Subject
+    profile: Profile | None
+    """None where the call is about to be traced for the first time."""
+    nesting: Nesting
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the user's under one nesting, taken apart, with the settings of its check and the example that makes it."""
+
+    subject: Subject
+    nesting: Nesting
+    settings: Settings
+    example: Example
+    publish: Listener
+    originals: Originals = Originals()
+    key: Any = None
+    """The signature of the call, taken before it is made: its own state is written when it has been judged."""
+
+    @property
+    def memo(self) -> Memo:
+        """What is known of the calls of the test."""
+        return self.example.memo
+
+    @property
+    def compares_values(self) -> bool:
+        """Whether an invariant is asked for that compares the values with those of the same calls without the nesting."""
+        return any(row.values and row.function is None for row in rows_of(self.settings.invariants))
+
+    def once(self, kind: str, find_out: Callable[[], V], *key: Any) -> V:
+        """What is found out once of all calls with this signature, by its kind and by what else decides it."""
+        known: V = recall(self.memo.known, (kind, self.key, *key), find_out)
+        return known
+
+    def announce(self, profile: Profile | None) -> None:
+        """Say that the nesting is about to run; without a profile, that the call is about to be traced, where it never was."""
+        if profile is not None or self.key not in self.memo.profiles:
+            self.publish(CallStarted(self.subject, profile, self.nesting, self.settings))
 
 
 Handed = Literal["own", "inputs", "copy", "traced"]
@@ -216,31 +285,3 @@ def in_mapped_file(name: str, leaves: list[tuple[str, Any]]) -> InMappedFile | N
         return None
     paths, files = zip(*mapped, strict=True)
     return InMappedFile(paths, name, near(files[0]))
-
-
-# --- what jits inside the call donate: of the user's own arrays that deletes whatever else holds them, a target network say
-
-
-def renewed(subject: Subject, profile: Profile, observation: Observation) -> frozenset[str]:
-    """The leaves and inputs whose old arrays are of no use when the call has ended: it put others there, or returned what takes their place."""
-    leaves = {subject.path(path) for path, _ in graph.raw_leaves(subject.state)}
-    if profile is UNKNOWN:
-        return frozenset(leaves.union(subject.input_names)) - observation.inside.kept
-    inputs = {
-        subject.input_names[number]
-        for number, output in successors(subject, profile, "all").items()
-        if array_type(profile.out[output]) == array_type(subject.inputs[number])
-    }
-    return frozenset(leaves | inputs) - observation.inside.kept
-
-
-def held_outside(subject: Subject, originals: Walk) -> Pairs:
-    """The leaves whose array a Variable outside of the state has as well, one that the code captured say: each with that."""
-    own = {id(variable) for _, variable in graph.variables(subject.state)}
-    leaf = {id(array): subject.path(path) for path, array in graph.raw_leaves(subject.state)}
-    outside = (
-        (leaf.get(id(variable_value(node))), path)
-        for path, node in originals.nodes
-        if kind_of(type(node)) == "variable" and id(node) not in own
-    )
-    return tuple((name, path) for name, path in outside if name is not None)

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms
-from pytest_nnxcheck.core.evidence import OnTarget
-from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.notes import CapturedBy, Fact, InMappedFile, MergedVariables
-from pytest_nnxcheck.core.observation import Leak, Memory
-from pytest_nnxcheck.core.outcome import JitTracedAgain, UnNested
+from pytest_nnxcheck.core.facts import Leak, UnNested
+from pytest_nnxcheck.core.notes import Fact, InMappedFile
+from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.engine.reference import Evaluated
 from pytest_nnxcheck.subject.identity import identity
 from pytest_nnxcheck.subject.profile import Profile
@@ -23,7 +21,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KnownCalls:
     """What was found out of a call, and what its key names by identity: held, so that no id is used again."""
 
     evaluated: Evaluated
@@ -32,36 +30,28 @@ class Entry:
 
 @dataclass(slots=True)
 class Memo:
-    """One table for each kind of fact; a key starts with the `identity.signature` of a call, or with what else decides the fact.
-
-    ``remapped`` are profiles with the leaves that the call restores, ``gradients`` say why it has none, ``longer`` is the memory of
-    programs of twice the length, ``captured`` the transforms inside the call that captured a module, ``merged`` what is wrong with the modules
-    that it merged, ``mapped`` what lies in a mapped file, ``compared_by_value`` the first
-    of the plain objects with arrays that were met under a path by a call of that number, ``own_jits`` the names of subjects whose plain object
-    keeps a jitted function that captured what it holds, ``unrestored`` the tracers that a trace of a subject left for good.
-    """
+    """One table for each kind of fact; a key starts with the `identity.signature` of a call, or with what else decides the fact."""
 
     profiles: dict[Any, Profile] = field(default_factory=dict)
-    remapped: dict[Any, Profile] = field(default_factory=dict)
-    gradients: dict[Any, Misfit | None] = field(default_factory=dict)
-    baselines: dict[Any, Memory | None] = field(default_factory=dict)
     un_nested: dict[Any, UnNested] = field(default_factory=dict)
-    longer: dict[Any, Memory | None] = field(default_factory=dict)
+    evaluated: dict[Any, KnownCalls] = field(default_factory=dict)
     notes: dict[Any, tuple[Fact, ...]] = field(default_factory=dict)
     """Notes on a call that its nestings bring up: lines that ask jax for its devices, programs on targets, tracers that nobody asserts."""
-    captured: dict[Any, tuple[CapturedBy, ...]] = field(default_factory=dict)
-    merged: dict[Any, tuple[Leak | MergedVariables, ...]] = field(default_factory=dict)
-    jits_traced_again: dict[Any, tuple[JitTracedAgain, ...]] = field(default_factory=dict)
-    evaluated: dict[Any, Entry] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict)
+    """What else is found out of a call once, by its kind: see `engine.example.Call.once`."""
     mapped: dict[Any, InMappedFile | None] = field(default_factory=dict)
+    """Leaves that lie in a mapped file."""
     compared_by_value: dict[Any, Any] = field(default_factory=dict)
+    """The first of the plain objects with arrays that were met under a path by a call of that number."""
     static_parts: dict[Any, dict[str, Any]] = field(default_factory=dict)
     """What jax compares of the objects that a call of that name and number was handed first."""
     made_anew: dict[Any, Fact] = field(default_factory=dict)
     same_arguments: bool = True
     """Whether the body is the same each time: no arguments of its own are drawn."""
     own_jits: set[str] = field(default_factory=set)
+    """The names of subjects whose plain object keeps a jitted function that captured what it holds."""
     unrestored: dict[Any, tuple[Leak, ...]] = field(default_factory=dict)
+    """The tracers that a trace of a subject left for good."""
     shared_programs: SharedPrograms = field(default_factory=SharedPrograms)
     on_targets: dict[str, OnTarget] = field(default_factory=dict)
     body: object = None
@@ -75,17 +65,7 @@ class Memo:
         if self.same_arguments or body is self.body:
             return
         self.body = body
-        of_calls = (
-            self.profiles,
-            self.remapped,
-            self.gradients,
-            self.baselines,
-            self.un_nested,
-            self.longer,
-            self.notes,
-        )
-        inside = (self.captured, self.merged, self.jits_traced_again, self.evaluated)
-        for table in (*of_calls, *inside):
+        for table in (self.profiles, self.un_nested, self.evaluated, self.notes, self.known):
             table.clear()
 
 
@@ -96,10 +76,10 @@ def recall(table: dict[Any, V], key: Any, find_out: Callable[[], V]) -> V:
     return table[key]
 
 
-def evaluated_calls(table: dict[Any, Entry], subject: Subject, number: int) -> Evaluated:
+def evaluated_calls(table: dict[Any, KnownCalls], subject: Subject, number: int) -> Evaluated:
     """Cached results of the ``number``-th call of an example; an empty cache if the call cannot be identified for certain."""
     content = identity(subject)
     if content is None:
         return Evaluated()
-    entry = recall(table, (number, content), lambda: Entry(Evaluated(), (subject.function, subject.program_of)))
+    entry = recall(table, (number, content), lambda: KnownCalls(Evaluated(), (subject.function, subject.program_of)))
     return entry.evaluated

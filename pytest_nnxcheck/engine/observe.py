@@ -16,16 +16,16 @@ from pytest_nnxcheck.compat.arrays import as_array, copied, describe
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.staging import Staged, quick_compiles, whole_stacks
 from pytest_nnxcheck.core.errors import Unfit
-from pytest_nnxcheck.core.evidence import OnTarget, Split
+from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Layer, Nesting
-from pytest_nnxcheck.core.observation import Copies, InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
+from pytest_nnxcheck.core.peak import Copies, Memory, OnTarget, Split
 from pytest_nnxcheck.engine.abstract_run import Addresses, traced
 from pytest_nnxcheck.engine.on_targets import OnTargets, Program
-from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.subject.use_of_state import successors
 from pytest_nnxcheck.transforms.compose import (
     Guards,
     compose,
@@ -114,7 +114,6 @@ def observe(
         mutated=tuple(guards.mutated),
         memory=root.memories[0] if root.memories else None,
         copies=root.copies[0] if root.copies else Copies(),
-        parameters=root.parameters(),
         abstract=subject.abstract,
         shared=any(root.shared),
         output_names=subject.output_tree.names,
@@ -293,7 +292,7 @@ class Root:
         label = self.subject.label
         if label not in compiled.read:
             compiled.read[label] = buffers.read(compiled.program, subject=label)
-        self.memories.append(replace(compiled.read[label], names=names))
+        self.memories.append(compiled.read[label].with_names(names))
         if self.stops == "compiled":
             raise Measured
         program = TracedProgram.of(staged, len(self.parameters()))
@@ -393,7 +392,7 @@ def leak(leaked: Found, layer: Layer | None, place: str = "") -> Leak:
         kind=variables.tracer_kind(tracer),
         type=describe(tracer.aval),
         line=variables.tracer_line(tracer),
-        layer=layer,
+        layer=str(layer or ""),
         place=place,
         keeper=leaked.keeper,
     )

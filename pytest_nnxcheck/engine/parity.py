@@ -1,59 +1,56 @@
-"""Parity, asserted: a run and the calls that it stands for, or an un-nested call and itself without its jits."""
+"""How a run differs from the same calls without the nesting, or an un-nested call from itself without its jits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.catalogue import ROWS
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
-from pytest_nnxcheck.core.observation import Observation
-from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers, Violation
+from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import traced
 from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
-from pytest_nnxcheck.invariants import Judgement
-from pytest_nnxcheck.invariants.parity import TIMES, Nudged, differences, distance, scalars
+from pytest_nnxcheck.invariants.case import Differences
 from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.state_facts import Effect, Facts, read, structure
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.transforms.compose import primal
+from pytest_nnxcheck.values.differences import TIMES, Nudged, differences, distance, scalars
+from pytest_nnxcheck.values.effects import Effect, Facts, read, structure
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
-Differences = tuple[ValueDiffers, ...]
+Found = tuple[ValueDiffers, ...]
 DIRECTIONS = 8
 """Nudged starts. Of 127 steps of Adam with a bias before batch normalization one start was too few for two; five were enough."""
 MOST_EQUATIONS = 100_000
 """Equations of the un-nested call that may be made one by one, without jit: a loop of many steps takes minutes."""
 THREEFRY = "threefry2x32"
-BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 PARITY = ("parity",)
 AGAIN = Start(again=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A call with its reference, and what is compared: not what random numbers decide where it is ``drawn``, or the ``state_only``."""
+    """A call with its reference."""
 
     subject: Subject
     facts: Profile
+    nesting: Nesting
     reference: Reference
-    before: Facts
-    drawn: bool = False
-    state_only: bool = False
+    drawn: bool
+    """Whether random numbers may differ: what they decide is not compared."""
 
-    def differences(self, got: Effect, nudged: Nudged = ()) -> Differences:
-        """What the reference did not do, but for what the nudged starts explain."""
-        wanted, options = self.reference.wanted, {"drawn": self.drawn, "state_only": self.state_only}
-        return differences(wanted, got, self.before, nudged, **options)
+    def differences(self, got: Effect, nudged: Nudged = ()) -> Found:
+        """What the reference did not do, but for what the nudged starts explain; of an un-nested call in the state alone."""
+        state_only = not self.nesting.layers
+        return differences(self.reference.wanted, got, nudged, drawn=self.drawn, state_only=state_only)
 
-    def beyond_nudge(self, got: Effect, every: Differences) -> Differences:
+    def beyond_nudge(self, got: Effect, every: Found) -> Found:
         """Those of all differences that no start a few roundings away explains.
 
         One start can leave a value where it was by chance: a second moment of Adam is the square of a gradient, which may be noise on both
@@ -64,7 +61,7 @@ class Comparison:
             if not any(difference.rounding for difference in different):
                 break
             effect = self.reference.from_start(self.subject, start)
-            if start == AGAIN and (effect.error or self.differences(effect)):
+            if start == AGAIN and (effect.error or self.differences(replace(effect, before=got.before))):
                 # The calls do not repeat, so that no other start tells what rounding does: a number that Python counts up, say.
                 break
             if effect.error is None:
@@ -72,15 +69,15 @@ class Comparison:
                 different = self.differences(got, tuple(nudged))
         return different
 
-    def beyond_fusion(self, nesting: Nesting, different: Differences) -> Differences:
+    def beyond_fusion(self, different: Found) -> Found:
         """The differences that are left where XLA fuses no operations of the same program.
 
         Where two terms cancel to the bit (a published graph network: the `GCN` of jraphx), every start gives zero, and a fused operation, which
         rounds once in place of twice, gives noise, which may lie on the other side of a relu.
         """
-        if not any(map(may_be_fusion, different)):
+        if not (self.nesting.layers and any(map(may_be_fusion, different))):
             return different
-        unfused = traced.unfused(self.subject, self.facts, nesting)
+        unfused = traced.unfused(self.subject, self.facts, self.nesting)
         if unfused is None:
             return different
         got = effect_against(self.subject, unfused, self.reference.wanted)
@@ -88,32 +85,38 @@ class Comparison:
         return tuple(each for each in different if each.path in left or not may_be_fusion(each))
 
 
-def agrees(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Judgement:
-    """The violations of parity of a nesting that ran to its end and left no tracer."""
+def compared(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Differences:
+    """How a run that ended and left no tracer differs from its reference: the same calls without the nesting, or an un-nested call without its jits.
+
+    In the state that an un-nested call leaves, an update is missing which a transform of its own made to a copy.
+    """
     nesting, wanted = observation.nesting, reference.wanted
     if wanted.error is not None:
-        return Judgement(notes=(Fact("raises un-nested", PARITY, first_line(wanted.error)),))
+        kind: FactKind = "raises un-nested" if nesting.layers else "raises without jit"
+        return Differences(notes=(Fact(kind, PARITY, first_line(wanted.error)),))
     got = effect_against(subject, observation, wanted)
     draws = other_draws(subject, nesting)
-    comparison = Comparison(subject, facts, reference, got.before, drawn=draws is not None)
+    comparison = Comparison(subject, facts, nesting, reference, drawn=draws is not None)
     every = comparison.differences(got)
     moved = comparison.beyond_nudge(got, every)
     set_in_call = attributes_dropped(subject, moved, nesting)
     judged = tuple(difference for difference in moved if difference.path not in set_in_call)
-    fused = comparison.beyond_fusion(nesting, judged)
-    different = tuple(difference for difference in fused if not is_left_behind(difference, got.before, nesting))
+    fused = comparison.beyond_fusion(judged)
+    behind = tuple(difference for difference in fused if not is_left_behind(difference, got.before, nesting))
+    different = behind if nesting.layers else tuple(each for each in behind if not is_returned(each, wanted, got))
     notes = (
         *([draws] if draws else []),
         *note_on("decided by rounding", every, moved),
         *note_on("decided by fusion", judged, fused),
-        *note_on("added, functional", fused, different),
+        *note_on("added, functional", fused, behind),
         *scalars(got.after, got.before),
     )
     of_call = (Fact("attributes, functional", set_in_call),) if set_in_call else ()
-    return Judgement(violations(different, cause(different, nesting)), notes, of_call=of_call)
+    named = tuple(replace(each, variable=graph.variable_name(each.of)) for each in different)
+    return Differences(named, notes, of_call)
 
 
-def attributes_dropped(subject: Subject, different: Differences, nesting: Nesting) -> tuple[str, ...]:
+def attributes_dropped(subject: Subject, different: Found, nesting: Nesting) -> tuple[str, ...]:
     """The Python attributes that differ, where a functional layer hands out the leaves of the state, and by its definition nothing else.
 
     What depends on one, in the next step say, is an output or a leaf, and is compared.
@@ -139,7 +142,7 @@ def has_functional(nesting: Nesting) -> bool:
     return any(layer.style == "functional" for layer in nesting.layers)
 
 
-def note_on(kind: FactKind, every: Differences, left: Differences) -> tuple[Fact, ...]:
+def note_on(kind: FactKind, every: Found, left: Found) -> tuple[Fact, ...]:
     """A note on the differences that are no longer left."""
     paths = {difference.path for difference in left}
     names = tuple(difference.path for difference in every if difference.path not in paths)
@@ -152,18 +155,13 @@ def nudged_starts(precision: float) -> list[Start]:
 
 
 def effect_against(subject: Subject, observation: Observation, wanted: Effect) -> Effect:
-    """What a nesting returned and left, with the names of what the same calls return."""
-    got = effect_of(subject, observation, names_of(meaning_of(observation.nesting), wanted.structure.names))
-    return replace(got, before=read(subject, subject.state))
-
-
-def effect_of(subject: Subject, observation: Observation, names: Any) -> Effect:
-    """What a nesting returned and left in its copy of the state."""
+    """What a run returned, and left in its copy of the state, with the names of what its reference returns."""
     return Effect(
         returned=primal(observation.nesting.layers, observation.returned),
-        names=names,
+        names=names_of(meaning_of(observation.nesting), wanted.structure.names),
         output=observation.output,
         structure=structure(observation.output_names, observation.rebuild, observation.output),
+        before=read(subject, subject.state),
         after=read(subject, observation.state),
     )
 
@@ -180,47 +178,9 @@ def other_draws(subject: Subject, nesting: Nesting) -> Fact | None:
     return None if default == THREEFRY else Fact("other draws", ("jax_default_prng_impl",), default)
 
 
-def violations(different: Differences, cause: DropCause | None) -> tuple[Violation, ...]:
-    """The violation that the differences make; ``cause`` is why the first is there, where that is known."""
-    if not different:
-        return ()
-    first = replace(different[0], cause=cause or "", variable=graph.variable_name(different[0].of))
-    return (Violation("parity", findings=(first, *different[1:])),)
-
-
-def cause(different: Differences, nesting: Nesting) -> DropCause | None:
-    """Why a value differs: transforms carry no attribute out, and a layer that broadcasts the state drops its updates."""
-    if not different:
-        return None
-    first = different[0]
-    if first.of == "attribute" and first.label in ("dropped", "attribute"):
-        return "attribute"
-    loops = any(layer.transform in BROADCASTING for layer in nesting.layers)
-    return "broadcast" if first.label == "dropped" and loops else None
-
-
-# --- inside the call
-
-
-def keeps_updates(subject: Subject, facts: Profile, observation: Observation, without_jit: Reference) -> Judgement:
-    """The updates that the un-nested call leaves under `jax.disable_jit`, and not as it is: a transform of its own made them to a copy."""
-    wanted = without_jit.wanted
-    if wanted.error is not None:
-        return Judgement(notes=(Fact("raises without jit", PARITY, first_line(wanted.error)),))
-    before = read(subject, subject.state)
-    got = replace(effect_of(subject, observation, wanted.names), before=before)
-
-    comparison = Comparison(subject, facts, without_jit, before, state_only=True)
-    every = comparison.differences(got)
-    different = comparison.beyond_nudge(got, every)
-    dropped = tuple(each for each in different if not returned(each, wanted, got, before))
-    rounded = note_on("decided by rounding", every, different)
-    return Judgement(violations(dropped, "copy"), (*scalars(got.after, before), *rounded))
-
-
-def returned(difference: ValueDiffers, wanted: Effect, got: Effect, before: Facts) -> bool:
+def is_returned(difference: ValueDiffers, wanted: Effect, got: Effect) -> bool:
     """Whether the call returns the new value of a leaf, as one in functional style does: an output lies far nearer to it than the old value."""
-    leaf, old = wanted.after.leaves.get(difference.path), before.leaves.get(difference.path)
+    leaf, old = wanted.after.leaves.get(difference.path), got.before.leaves.get(difference.path)
     if leaf is None or old is None:
         return False
     moved = distance(leaf.value, old.value)

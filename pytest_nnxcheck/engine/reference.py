@@ -19,9 +19,9 @@ from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.engine.observe import run
-from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Structure, changed, read, structure
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms.layer import LENGTH, Program
+from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Structure, changed, read, structure
 from pytest_nnxcheck.walk.fingerprint import is_array
 from pytest_nnxcheck.walk.walk import walk
 
@@ -77,8 +77,8 @@ MEANINGS = {row.name: EAGER[row.means] for row in ROWS if row.means}
 
 def separate(state: Any) -> Any:
     """The same graph with arrays of its own: a call may donate the arrays that it gets. Of a place, another at the same call."""
-    if isinstance(state, Place):
-        return Place(state.calls)
+    if isinstance(state, CallCount):
+        return CallCount(state.calls)
     graphdef, leaves = flax_modes.split(state)
     return nnx.merge(graphdef, jax.tree.map(copy_leaf, leaves))
 
@@ -244,13 +244,13 @@ class Trajectory:
         """What the calls of a meaning do."""
         if calls_of(meaning) > len(self.steps):
             return Effect(error=self.error)
-        place = Place()
+        place = CallCount()
         returned = composed(lambda place: self.steps[place.advance()].returned, meaning)(place)
         return assembled(meaning, returned, self.before, self.steps[place.calls - 1])
 
 
 @dataclass(slots=True)
-class Place:
+class CallCount:
     """How many calls of a trajectory were made: stands for a state where calls are put together."""
 
     calls: int = 0
@@ -264,7 +264,7 @@ class Place:
 def calls_of(meaning: Meaning) -> int:
     """The length of the trajectory that all calls of a meaning are on."""
     numbers: list[int] = []
-    composed(lambda place: numbers.append(place.advance()), meaning)(Place())
+    composed(lambda place: numbers.append(place.advance()), meaning)(CallCount())
     return max(numbers) + 1
 
 

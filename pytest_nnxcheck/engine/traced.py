@@ -16,8 +16,8 @@ from flax import nnx
 from pytest_nnxcheck.compat import compile_cache, flax_modes, staging
 from pytest_nnxcheck.compat.graph import raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.engine.observe import unmoved
 from pytest_nnxcheck.jaxprs import flow

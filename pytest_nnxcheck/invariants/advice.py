@@ -1,39 +1,24 @@
 """Advice on the memory of the un-nested call, where nobody set a bound: what most authors would change, with line and buffer.
 
-A note, and a violation only where ``memory_advice`` asks for it. Each rule was held against the healthy models of this repository and
+A note, and a violation only where ``memory_advice`` asks for it. Each rule was tried on the healthy models of this repository and
 those of published packages: see docs/memory.md.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from pytest_nnxcheck.compat import flax_modes, graph, staging
-from pytest_nnxcheck.compat.arrays import array_type, nbytes
-from pytest_nnxcheck.core.evidence import (
-    FLOOR,
+from pytest_nnxcheck.core.facts import (
     Advice,
-    Held,
     HeldTwice,
     LargeLine,
-    NotDonated,
     Recast,
     Saved,
     Twice,
-    Unused,
+    Waste,
 )
-from pytest_nnxcheck.core.observation import Path
-from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.invariants.successors import common, keys, successors
-from pytest_nnxcheck.jaxprs.waste import Waste
-from pytest_nnxcheck.subject.inner_jits import plain
-from pytest_nnxcheck.subject.profile import Profile
-from pytest_nnxcheck.subject.subject import Nodes, Subject
+from pytest_nnxcheck.core.peak import FLOOR, Buffer
 
 SHARE = 0.25
 """Of the state: a leaf that is smaller is not worth a line."""
@@ -42,10 +27,10 @@ TIMES = 2
 """All that goes in and comes out: an array of a line that is no larger is what a layer makes four times as wide inside, of what it is handed and returns."""
 
 TENTH = 0.1
-"""Of the state: what the call does not use, or does not donate, is told from there on."""
+"""Of the state: the least that is worth a line of what the call does not use, or does not donate."""
 
 LARGEST = 0.5
-"""Of the peak: what a scan saves is told where it is more than all the rest."""
+"""Of the peak: what a scan saves is worth a line where it is more than all the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +49,7 @@ class Sizes:
 
 def advice(
     peak: int,
-    live: Sequence[Held],
+    live: Sequence[Buffer],
     spent: Waste,
     leaves: Sequence[str],
     inputs: Sequence[str],
@@ -96,7 +81,7 @@ def advice(
 
 
 def held_twice(
-    facts: Sequence[HeldTwice], live: Sequence[Held], leaves: Sequence[str], sizes: Sizes
+    facts: Sequence[HeldTwice], live: Sequence[Buffer], leaves: Sequence[str], sizes: Sizes
 ) -> Iterator[HeldTwice]:
     """The leaves of the state that are held once more at the peak, by what happens to them and where, if they are large together.
 
@@ -130,12 +115,12 @@ def on_one_line(scans: Sequence[Saved]) -> Iterator[Saved]:
         yield Saved(line, *(sum(getattr(scan, name) for scan in group) for name in ("steps", "bytes", "carried")))
 
 
-def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[LargeLine]:
+def larger_than_all(live: Sequence[Buffer], sizes: Sizes) -> Iterator[LargeLine]:
     """The user's lines with a temporary far larger than all that the call is handed and returns; what XLA inserted by itself is not theirs.
 
     Not the sum: a line that calls a model has what each of its layers leaves for the backward pass.
     """
-    lines: dict[str, list[Held]] = {}
+    lines: dict[str, list[Buffer]] = {}
     for held in live:
         if held.kind == "temporary" and held.stack and not held.inserted:
             lines.setdefault(held.place, []).append(held)
@@ -144,89 +129,3 @@ def larger_than_all(live: Sequence[Held], sizes: Sizes) -> Iterator[LargeLine]:
         if largest.bytes > max(FLOOR, TIMES * sizes.handed):
             size = sum(held.bytes for held in made)
             yield LargeLine(line, size, largest.shape, largest.operation, sizes.handed)
-
-
-# --- of the state that is handed in: what the call does not use, and what it changes and does not donate
-
-
-def of_state(subject: Subject, profile: Profile) -> Iterator[Advice]:
-    """What is wrong with the state that a call is handed, whatever its size."""
-    sizes = [nbytes(leaf) for _, leaf in graph.flat_state(flax_modes.split(subject.state)[1])]
-    used = {path for number, path in enumerate(profile.state_paths) if number not in profile.unused}
-    unused = [number for number, path in enumerate(profile.state_paths) if path not in used]
-    if unused:
-        # Several objects are named one by one: nothing is the name of all.
-        least = int(isinstance(subject.state, Nodes))
-        parts = whole_parts((profile.state_paths[number] for number in unused), used, least)
-        names = dict.fromkeys(map(subject.path, parts))
-        yield Unused(tuple(names), sum(sizes[number] for number in unused))
-    if jit := staging.jitted(subject.function):
-        yield from not_donated(subject, profile, sizes, jit)
-
-
-def whole_parts(paths: Iterable[Path], others: Collection[Path], least: int) -> Iterator[Path]:
-    """The shortest paths of ``least`` keys or more that lead to these leaves, and to none of the others."""
-    shared = {path[:length] for path in others for length in range(len(path) + 1)}
-    for path in paths:
-        yield next((path[:length] for length in range(least, len(path)) if path[:length] not in shared), path)
-
-
-def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: str) -> Iterator[NotDonated]:
-    """State that the wrapped function, a jit, changes and does not donate. What gets another type has no use for its old buffer."""
-    names = [*map(subject.path, profile.state_paths), *subject.input_names]
-    every = [*sizes, *map(nbytes, subject.inputs)]
-    changed = {*changed_leaves(profile), *(len(sizes) + number for number in changed_inputs(subject, profile))}
-    by_argument: Counter[str] = Counter()
-    for number in sorted(changed):
-        if profile.donated[number] is False:
-            by_argument[root(names[number])] += every[number]
-    if by_argument:
-        donated = {root(name) for name, given in zip(names, profile.donated, strict=False) if given}
-        function = plain(subject.function)
-        code = getattr(function, "__code__", None)
-        yield NotDonated(
-            function=getattr(function, "__name__", type(function).__name__),
-            jit=jit,
-            line=near(f"{code.co_filename}:{code.co_firstlineno}") if code else "",
-            arguments=tuple(by_argument),
-            donate=option(subject.function, {*by_argument, *donated}),
-            bytes=by_argument.total(),
-        )
-
-
-def changed_leaves(profile: Profile) -> Iterator[int]:
-    """The numbers of the leaves that come back with another value of the same type."""
-    moved = profile.changed - {path for path, *_ in profile.retyped} - {*profile.removed}
-    return (number for number, path in enumerate(profile.state_paths) if path in moved)
-
-
-def changed_inputs(subject: Subject, profile: Profile) -> Iterator[int]:
-    """The numbers of the inputs that are state, and come back with another value of the same type: arguments, an `nnx.State` say, whose every array an output of the same name follows."""
-    new = successors(subject, profile, "all")
-    names = subject.input_names
-    followed = {
-        number: output for number, output in new.items() if common(keys(names[number]), keys(profile.out_names[output]))
-    }
-    batches = {root(name) for number, name in enumerate(names) if number not in followed}
-    for number, output in followed.items():
-        same_type = array_type(profile.out[output]) == array_type(subject.inputs[number])
-        if root(names[number]) not in batches and same_type and profile.handed_out[output] != number:
-            yield number
-
-
-def root(name: str) -> str:
-    """The argument that a name begins with."""
-    return re.match(r"\w*", name)[0]  # type: ignore[index]
-
-
-def option(function: Any, arguments: Collection[str]) -> str:
-    """The option of a jit that donates these arguments: the first one is what the object is called that a method belongs to."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    positions = {each.name: number for number, each in enumerate(parameters) if each.kind is not each.KEYWORD_ONLY}
-    if any(each.name in arguments for each in parameters if each.kind is each.KEYWORD_ONLY):
-        return f"donate_argnames={tuple(sorted(arguments))}"
-    numbers = sorted({positions.get(name, 0) for name in arguments})
-    return f"donate_argnums={numbers[0] if len(numbers) == 1 else tuple(numbers)}"

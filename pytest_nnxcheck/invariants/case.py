@@ -1,95 +1,143 @@
-"""What an invariant is handed, and what it gives back."""
+"""What the invariants are judged by, and what each says of it: plain data, in which nothing can run.
+
+A need is a field of `Case`. A row of `core.catalogue.INVARIANT_ROWS` names those of an invariant, and `engine.gather` has one function for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Advice, Bound
+from pytest_nnxcheck.core.facts import Advice, InnerDonation, Leak, Move, NestedCall
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.notes import Fact, Note
-from pytest_nnxcheck.core.observation import Leak, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import JitTracedAgain, TypeMoved, Violation
-from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
-from pytest_nnxcheck.subject.state_facts import Effect
+from pytest_nnxcheck.core.outcome import Finding, JitTracedAgain, NotFinite, TypeMoved, ValueDiffers, Violation
+from pytest_nnxcheck.core.peak import NO_COPIES, Bound, Captured, Copies, Memory, OnTarget
 
 Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Originals:
-    """Facts of the user's own objects, found before they are copied: the copies share nothing, have no views, and may be written.
+class Tracers:
+    """The tracers of a run."""
 
-    ``shared`` are pairs of leaves in one buffer, ``views`` the holders of views with the leaf that they view. ``pinned`` are Variables, path
-    and type, that were made in a trace that has ended. ``notes`` are facts that are reported, not judged. Where they ``held`` tracers, nothing else is
-    known of them.
-    """
-
-    shared: Pairs = ()
-    views: Pairs = ()
+    leaks: tuple[Leak, ...] = ()
+    """Those that outlived their trace."""
+    dropped: tuple[Leak, ...] = ()
+    """Those that died with a module inside."""
+    raised: bool = False
+    """Whether the run ended with an exception that jax or flax raises for a tracer of another trace."""
+    touched: tuple[tuple[Layer, str], ...] = ()
+    """Leaves that a layer changed which asks for shapes alone."""
     pinned: Pairs = ()
-    notes: tuple[Note, ...] = ()
-    held: tuple[Leak, ...] = ()
+    """Variables of the user's own that an ended trace made: path and type."""
+    has_data: bool = False
+    """Whether the installed flax has `nnx.data`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What the call does to what it is handed, by name.
+class Donation:
+    """What became of donated arrays: of those that the generated jit donates, or of those of jits inside the un-nested call."""
 
-    ``changed`` are the leaves of the state that it changes, ``dropped`` those of an optimizer whose update went to a copy; ``inputs`` are
-    the call's own arrays, ``promoted`` the lines at which a leaf got another dtype, by its path. Of the un-nested call, where it donates
-    something inside: ``renewed`` are the leaves and inputs whose old arrays nobody needs after it.
-    """
-
+    moves: tuple[Move, ...] = ()
+    reused: frozenset[int] = frozenset()
+    """The pointers of all that came back."""
+    shared: Pairs = ()
+    """Pairs of leaves of the user's own objects in one buffer."""
+    views: Pairs = ()
+    """Holders of views, each with the leaf that it views."""
     changed: frozenset[str] = frozenset()
+    """The leaves of the state that the call changes."""
     dropped: tuple[str, ...] = ()
+    """The leaves of an optimizer whose update went to a copy."""
     inputs: frozenset[str] = frozenset()
+    """The call's own arrays."""
     promoted: dict[str, str] = field(default_factory=dict)
+    """The lines at which a leaf got another dtype, by its path."""
+    inside: InnerDonation = field(default_factory=InnerDonation)
+    """What the jits inside the un-nested call donated."""
     renewed: frozenset[str] = frozenset()
+    """The leaves and inputs whose old arrays nobody needs after the un-nested call."""
+    abstract: bool = False
+    debug_nans: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled program beside the un-nested one."""
+
+    memory: Memory
+    bound: Bound
+    copies: Copies = NO_COPIES
+    state: int = 0
+    """Bytes of one copy of the state."""
+    devices: int = 1
+    writes_back: bool = False
+    """Whether a scan of the call hands out its stacked inputs as they were."""
+    remat_in_scan: bool = False
+    updates_can_be_off: bool = False
+    """Whether the remat of the installed flax can leave the updates of the state out."""
+    branches: bool = False
+    """Whether the call has a conditional."""
+    captured: tuple[Captured, ...] = ()
+    """The arrays that the call captures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What differs from the same calls without the nesting, or from the un-nested call without its jits."""
+
+    left: tuple[ValueDiffers, ...] = ()
+    """Those that neither rounding nor the definition of a layer explains."""
+    notes: tuple[Fact, ...] = ()
+    """On what is explained, and on calls that raise."""
+    of_call: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One nesting that was observed, with what one invariant needs of it. Names are text."""
+
+    nesting: Nesting
+    tracers: Tracers = Tracers()
+    donation: Donation = field(default_factory=Donation)
+    program: Program | None = None
+    """There where one was measured, which ran to its end."""
+    advice: tuple[Advice, ...] = ()
+    """On the un-nested call, where the settings make it a violation."""
+    targets: tuple[OnTarget, ...] = ()
+    second_call: tuple[TypeMoved, ...] = ()
+    """What the call left in another type, where a second one is traced again for that."""
+    inner_jits: tuple[JitTracedAgain, ...] = ()
+    """The jits inside the call that are traced in each."""
+    differences: Differences = Differences()
+    not_finite: tuple[NotFinite, ...] | str = ()
+    """What is not finite, and finite without the nesting; or what the same calls raise without it."""
+    nested_call: NestedCall | None = None
+    """For the invariants of the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one invariant says of a nesting: what is broken, and what is worth telling all the same.
-
-    ``error``: an invariant of the user's own could not say anything; the first one is told. ``of_call`` are notes on the call, told once for all
-    its nestings.
-    """
+    """What one invariant says of a nesting, or all together."""
 
     violations: tuple[Violation, ...] = ()
     notes: tuple[Note, ...] = ()
+    """What is worth telling all the same."""
     error: CheckError | None = None
+    """Why an invariant of the user's own could not say anything; of several the first."""
     of_call: tuple[Fact, ...] = ()
+    """Notes on the call, told once for all its nestings."""
+
+    @classmethod
+    def of(cls, invariant: str, findings: Iterable[Finding], notes: Iterable[Note] = ()) -> Judgement:
+        """A violation, if there are findings."""
+        every = tuple(findings)
+        return cls((Violation(invariant, findings=every),) if every else (), tuple(notes))
 
     def __add__(self, other: Judgement) -> Judgement:
         of_call = tuple(dict.fromkeys(self.of_call + other.of_call))
         return Judgement(
             self.violations + other.violations, self.notes + other.notes, self.error or other.error, of_call
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One nesting as it was observed, with all that it is judged by. Names are text: no invariant sees the subject.
-
-    ``bound`` is there where a program was measured beside the un-nested one; ``advice`` looks for advice on that, and gives what is to be a
-    violation. ``compare`` holds the values against those of the same calls without the nesting, and may make them once more; there where the
-    nesting ran to its end. ``effects`` gives what the same calls did and what the nesting did, where both are known. ``second_call`` makes the
-    call again, where the jit outside would be the same one, and gives what has moved if it is traced again; ``jits_inside`` gives what the jits of the call itself trace in each. ``nested_call`` is for the
-    invariants of the user's own.
-    """
-
-    observation: Observation
-    settings: Settings
-    profile: Profile = UNKNOWN
-    originals: Originals = Originals()
-    written: Written = Written()
-    bound: Bound | None = None
-    advice: Callable[[], tuple[Advice, ...]] = tuple
-    debug_nans: bool = False
-    compare: Callable[[], Judgement] | None = None
-    effects: Callable[[], tuple[Effect, Effect]] | None = None
-    second_call: Callable[[], tuple[TypeMoved, ...]] = tuple
-    jits_inside: Callable[[], tuple[JitTracedAgain, ...]] = tuple
-    nested_call: Callable[[], NestedCall] | None = None

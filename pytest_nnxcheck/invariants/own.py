@@ -1,4 +1,4 @@
-"""An invariant of the user's own: its function is handed the call, and what it gives is held to be breaches."""
+"""An invariant of the user's own: its function takes the call, and gives breaches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from pytest_nnxcheck.core.catalogue import InvariantRow
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.outcome import Breach, Violation
+from pytest_nnxcheck.core.outcome import Breach
 from pytest_nnxcheck.core.text import first_line, near
 from pytest_nnxcheck.invariants.case import Case, Judgement
 
@@ -17,19 +17,19 @@ EXAMPLE = "write yield Breach(summary='what is broken')"
 
 def judge(case: Case, row: InvariantRow) -> Judgement:
     """What an invariant of the user's own says of a case; an error where it says nothing that can be understood."""
-    if case.nested_call is None or row.function is None:
+    if row.function is None:
         return Judgement()
     who = f"the invariant {row.name!r} ({near(row.place)})"
     try:
-        given = row.function(case.nested_call())
+        given = row.function(case.nested_call)
         breaches: list[Any] = [*given]
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        told = CheckError(f"{who} raised {first_line(error)} under {case.observation.nesting}")
+        told = CheckError(f"{who} raised {first_line(error)} under {case.nesting}")
         told.__cause__ = error
         return Judgement(error=told)
     if not all(map(is_breach, breaches)) or isinstance(given, str):
         return Judgement(error=CheckError(f"{who} gave {given!r:.120}, where breaches are expected: {EXAMPLE}"))
-    return Judgement((Violation(row.name, findings=tuple(breaches)),) if breaches else ())
+    return Judgement.of(row.name, breaches)
 
 
 def is_breach(value: Any) -> bool:

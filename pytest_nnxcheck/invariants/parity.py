@@ -1,258 +1,31 @@
-"""What a run returns and leaves behind is what the same calls return and leave without it.
-
-A difference counts if it is more than ten times what moving the start of those calls by a few roundings does. What rounding decides (a sign of Adam
-where the gradient is noise, an index of two scores that are alike) moves as far from a start that is a few roundings away; what a transform
-does wrong does not. Keys and what is no number are compared bit by bit.
-"""
+"""What a run returns and leaves behind is what the same calls return and leave without it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from pytest_nnxcheck.compat import graph
-from pytest_nnxcheck.compat.arrays import describe
-from pytest_nnxcheck.core.notes import Fact
-from pytest_nnxcheck.core.outcome import ValueDiffers
+from pytest_nnxcheck.core.catalogue import ROWS
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers
 from pytest_nnxcheck.invariants.case import Case, Judgement
-from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Leaf
-from pytest_nnxcheck.walk.fingerprint import plain_text, plain_type
 
-SHOWN = 6
-TIMES = 10
-"""What a value may differ by, as a multiple of what the nudged starts move it by."""
-ROUNDINGS = 4
-"""Units in the last place of the largest value of an array: less is no difference."""
-PART = 2.0**-15
-"""Of the distance that the call moved an array: less is no difference.
-
-Most arrays need no nudged start so, and what is computed of constants alone, which no start moves, has room: the angles of rotary positions.
-"""
-
-Nudged = tuple[Effect, ...]
-"""What the same calls do from starts a few roundings away."""
+BROADCASTING = tuple(row.name for row in ROWS if row.axis and not row.pair)
 
 
 def judge(case: Case) -> Judgement:
-    """What the values are that differ from those of the same calls without the nesting."""
-    return Judgement() if case.compare is None else case.compare()
+    """The values that differ; why the first does, where that is known."""
+    different = case.differences
+    findings = [replace(each, cause=cause(each, case.nesting)) for each in different.left[:1]]
+    judgement = Judgement.of("parity", (*findings, *different.left[1:]), different.notes)
+    return replace(judgement, of_call=different.of_call)
 
 
-def differences(
-    wanted: Effect,
-    got: Effect,
-    before: Facts,
-    nudged: Nudged = (),
-    *,
-    drawn: bool = False,
-    state_only: bool = False,
-) -> tuple[ValueDiffers, ...]:
-    """All differences, the state first. ``before`` is the state that both started from; ``drawn`` excepts what random numbers decide."""
-    return (
-        *of_state(wanted, got, before, nudged, drawn=drawn),
-        *of_attributes(wanted.after, got.after, before),
-        *(() if drawn or state_only else of_outputs(wanted, got, nudged)),
-    )
-
-
-def of_state(wanted: Effect, got: Effect, before: Facts, nudged: Nudged, *, drawn: bool) -> Iterator[ValueDiffers]:
-    for path in dict.fromkeys([*wanted.after.leaves, *got.after.leaves]):
-        old, want, have = before.leaves.get(path), wanted.after.leaves.get(path), got.after.leaves.get(path)
-        if want is None or have is None:
-            if (leaf := want or have) and not (drawn and old is None):
-                yield ValueDiffers(path, label="missing" if have is None else "added", of=leaf.kind)
-            continue
-        want, have = of_old(want, old), of_old(have, old)
-        if want.value is have.value or (drawn and want is not old and not want.kind.startswith("Rng")):
-            continue
-        spread = max((moved_apart(path, wanted, effect) for effect in nudged), default=0.0)
-        difference = compare(path, want.value, have.value, old.value if old else None, spread, want.kind)
-        if difference is not None:
-            yield difference
-
-
-def of_old(leaf: Leaf, old: Leaf | None) -> Leaf:
-    return old if leaf.value is UNCHANGED and old is not None else leaf
-
-
-def of_attributes(wanted: Facts, got: Facts, before: Facts) -> Iterator[ValueDiffers]:
-    for path in dict.fromkeys([*wanted.attributes, *got.attributes]):
-        old, want, have = (facts.attributes.get(path) for facts in (before, wanted, got))
-        if want == have:
-            continue
-        texts = [plain_text(value) if value is not None else "missing" for value in (want, have)]
-        yield ValueDiffers(
-            path,
-            label="dropped" if have == old else "attribute",
-            of="attribute",
-            type=plain_type(have if want is None else want),
-            want=texts[0],
-            have=texts[1],
-        )
-
-
-def of_outputs(wanted: Effect, got: Effect, nudged: Nudged) -> Iterator[ValueDiffers]:
-    if wanted.structure.others != got.structure.others:
-        yield from of_plain_leaves(wanted.structure.others, got.structure.others)
-        return
-    structures: list[Any] = [jax.tree.structure(effect.returned) for effect in (wanted, got)]
-    runs = [by_name(effect, whole=structures[0] == structures[1]) for effect in (wanted, got, *nudged)]
-    for name in dict.fromkeys([*runs[0], *runs[1]]):
-        want, have, *moved = (run.get(name, []) for run in runs)
-        if len(want) != len(have):
-            yield ValueDiffers(name, label="differs", want=f"{len(want)} arrays", have=str(len(have)))
-            continue
-        paired = [arrays for arrays in moved if len(arrays) == len(want)]
-        for a, b, *others in zip(want, have, *paired, strict=True):
-            spread = max((distance(a, other) for other in others), default=0.0)
-            if difference := compare(name, a, b, None, spread, ""):
-                yield difference
-
-
-def of_plain_leaves(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> Iterator[ValueDiffers]:
-    """Leaves of an output that are no arrays: by path, with what stands there."""
-    for path in dict.fromkeys([*wanted, *got]):
-        if path not in wanted or path not in got or wanted[path] != got[path]:
-            want, have = (
-                plain_text(leaves[path]) if path in leaves else "none that is no array" for leaves in (wanted, got)
-            )
-            yield ValueDiffers(path, label="differs", want=want, have=have)
-
-
-def by_name(effect: Effect, *, whole: bool) -> dict[str, list[Any]]:
-    """The arrays of an output by name, with the axes that the layers added where ``whole`` says so."""
-    arrays: dict[str, list[Any]] = {}
-    trees = (effect.names, effect.returned) if whole else (effect.structure.names, effect.output)
-    names, leaves = map(jax.tree.leaves, trees)
-    if len(names) != len(leaves):  # the first call of `call_first` returned more than the second, or less
-        names = [f"output {number}" for number in range(len(leaves))]
-    for name, leaf in zip(names, leaves, strict=True):
-        arrays.setdefault(name, []).append(leaf)
-    return arrays
-
-
-def compare(path: str, want: Any, have: Any, old: Any, spread: float, kind: str) -> ValueDiffers | None:
-    """One array against the other; ``spread`` is how far the nudged starts moved it, see `distance`."""
-    if isinstance(have, jax.Array) and have.is_deleted():
-        return ValueDiffers(path, label="deleted", of=kind, type=describe(want))
-    want, have = comparable(want, kind), comparable(have, kind)
-    if describe(want) != describe(have):
-        return ValueDiffers(path, label="differs", of=kind, want=describe(want), have=describe(have))
-    a, b = numbers(want), numbers(have)
-    off = apart(a, b)
-    allowed = rounding_of(want, a, old) + TIMES * spread if inexact(want) else 0.0
-    wrong = ~(off <= allowed)
-    if not wrong.any() or (not inexact(want) and np.count_nonzero(wrong) <= TIMES * spread):
-        return None
-    worst = np.unravel_index(int(np.argmax(off)), off.shape)
-    return ValueDiffers(
-        path,
-        label=label_of(b, old),
-        of=kind,
-        type=describe(want),
-        want=a[worst].item() if inexact(want) else str(a[worst]),
-        have=b[worst].item() if inexact(want) else str(b[worst]),
-        wrong=int(np.count_nonzero(wrong)),
-        elements=a.size,
-        size=float(off[worst]),
-        allowed=float(allowed) if inexact(want) else None,
-        rounding=bool(np.all(np.isfinite(off))) and not is_key(want),
-    )
-
-
-def comparable(value: Any, kind: str) -> Any:
-    """A Python scalar, and an array of NumPy that is a plain attribute, as the array that jax makes of it: it carries no other."""
-    if not is_scalar(value) and not (kind == "attribute" and isinstance(value, np.ndarray | np.generic)):
-        return value
-    array = np.asarray(value)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-
-
-def is_scalar(value: Any) -> bool:
-    return isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
-
-
-def scalars(got: Facts, before: Facts) -> tuple[Fact, ...]:
-    """A note on Variables that hold a Python scalar in place of an array: an eager `jax.checkpoint` of jax 0.11 and 0.12 hands out a constant so."""
-    numbers_at = [
-        Fact("number", (path,), type(leaf.value).__name__)
-        for path, leaf in got.leaves.items()
-        if is_scalar(leaf.value) and path in before.leaves and not is_scalar(before.leaves[path].value)
-    ]
-    return tuple(numbers_at[:SHOWN])
-
-
-def label_of(have: Any, old: Any) -> Literal["dropped", "differs"]:
-    """Whether the value that is there is the old one: then the update was dropped."""
-    before = None if old is None else numbers(old)
-    if before is None or before.shape != have.shape:
-        return "differs"
-    return "dropped" if np.array_equal(before, have, equal_nan=before.dtype.kind in "fc") else "differs"
-
-
-def inexact(value: Any) -> bool:
-    """Whether a value is of floats."""
-    return not hasattr(value, "dtype") or (not is_key(value) and bool(jnp.issubdtype(value.dtype, jnp.inexact)))
-
-
-def is_key(value: Any) -> bool:
-    return hasattr(value, "dtype") and graph.is_key(value)
-
-
-def numbers(value: Any) -> Any:
-    """The numbers of an array: floats and integers widened, flags as they are, the data of keys."""
-    array = np.asarray(jax.random.key_data(value) if is_key(value) else value)
-    if inexact(value):
-        return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
-    return array.astype(np.int64) if array.dtype.kind == "V" else array  # int4 is no type of NumPy's own
-
-
-def apart(a: Any, b: Any) -> Any:
-    """Element by element how far two arrays lie apart: nothing where both are NaN or the same infinity, at least one where integers differ."""
-    if a.dtype.kind not in "biufc":
-        return np.where(a == b, 0.0, np.inf)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    wide = np.complex128 if a.dtype.kind == "c" else np.float64
-    with np.errstate(invalid="ignore", over="ignore"):
-        off = np.abs(a.astype(wide) - b.astype(wide))
-    least = 0.0 if a.dtype.kind in "fc" else 1.0
-    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, np.maximum(off, least)))
-
-
-def rounding_of(typed: Any, values: Any, old: Any) -> float:
-    """A few roundings of the largest float, and a part of the distance moved: for an output, which has no old value, of its size."""
-    kind = jnp.dtype(getattr(typed, "dtype", np.float64))
-    moved = values if old is None or describe(old) != describe(typed) else values - numbers(old)
-    roundings = ROUNDINGS * float(jnp.finfo(kind).eps)  # type: ignore[no-untyped-call]
-    return roundings * largest(values) + PART * largest(moved)
-
-
-def largest(array: Any) -> float:
-    """The largest finite size."""
-    sizes = np.abs(array)
-    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
-
-
-def distance(a: Any, b: Any) -> float:
-    """How far two arrays of floats lie apart, and in how many elements others differ; nothing where they cannot be compared, or are keys."""
-    if describe(a) != describe(b) or is_key(a):
-        return 0.0
-    off = apart(numbers(a), numbers(b))
-    return largest(off) if inexact(a) else float(np.count_nonzero(off))
-
-
-def moved_apart(path: str, wanted: Effect, nudged: Effect) -> float:
-    """How much further, or less far, a leaf moved from a nudged start."""
-    ends = [effect.after.leaves.get(path) for effect in (wanted, nudged)]
-    starts = [effect.before.leaves.get(path) for effect in (wanted, nudged)]
-    if any(end is None or end.value is UNCHANGED for end in ends):
-        return 0.0
-    first, *others = [leaf.value for leaf in (*ends, *starts) if leaf is not None]
-    if len(others) < 3 or not inexact(first) or any(describe(other) != describe(first) for other in others):
-        return distance(first, others[0])
-    want, have, start, other_start = map(numbers, (first, *others))
-    return largest(apart(want - start, have - other_start))
+def cause(first: ValueDiffers, nesting: Nesting) -> DropCause | Literal[""]:
+    """Why a value differs: transforms carry no attribute out, a layer that broadcasts the state drops its updates, and one inside the call made them to a copy."""
+    if not nesting.layers:
+        return "copy"
+    if first.of == "attribute" and first.label in ("dropped", "attribute"):
+        return "attribute"
+    broadcasts = any(layer.transform in BROADCASTING for layer in nesting.layers)
+    return "broadcast" if first.label == "dropped" and broadcasts else ""

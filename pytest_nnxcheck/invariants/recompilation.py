@@ -2,131 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from flax import nnx
-
-from pytest_nnxcheck.compat import flax_modes, graph, variables
-from pytest_nnxcheck.compat.arrays import NUMBERS, describe, is_array
-from pytest_nnxcheck.core.notes import Fact, Note
-from pytest_nnxcheck.core.outcome import TypeMoved, Violation
+from pytest_nnxcheck.core.notes import Fact
+from pytest_nnxcheck.core.outcome import MISSING
 from pytest_nnxcheck.invariants.case import Case, Judgement
-from pytest_nnxcheck.subject.subject import Subject, spell
-from pytest_nnxcheck.subject.write_back import UPKEEP
-from pytest_nnxcheck.walk.fingerprint import equal, fingerprint
-
-MISSING = "missing"
 
 
 def judge(case: Case) -> Judgement:
     """What the call leaves in another type than it was handed, where the next one is traced again for that, and the jits inside that are traced in each call."""
-    moved, inside = case.second_call(), case.jits_inside()
-    notes: tuple[Note, ...] = ()
-    if any(MISSING in (finding.before, finding.after) for finding in moved):
-        moved, notes = (), (Fact("adds state", ("recompilation",)),)
-    findings = (*moved, *inside)
-    return Judgement((Violation("recompilation", findings=findings),) if findings else (), notes)
-
-
-def moved(subject: Subject, before: Any, after: Any) -> tuple[TypeMoved, ...]:
-    """What a jit compiles for, and is other in the state after a call: attributes first, then the types of leaves. Never empty."""
-    return (*attributes_moved(subject, before, after), *types_moved(subject, before, after)) or (TypeMoved(),)
-
-
-def attributes_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved]:
-    old, new = (dict(graph.attributes(state)) for state in (before, after))
-    for path in dict.fromkeys([*old, *new]):
-        texts = [short(values[path]) if path in values else MISSING for values in (old, new)]
-        if (path in old) != (path in new) or not equal(old[path], new[path], unknown=True, typed=True):
-            kind = type(old.get(path)).__name__
-            yield TypeMoved(subject.path(path), label="attribute", type=kind, before=texts[0], after=texts[1])
-
-
-def types_moved(subject: Subject, before: Any, after: Any) -> Iterator[TypeMoved]:
-    old, new = (dict(graph.raw_leaves(state)) for state in (before, after))
-    for path in dict.fromkeys([*old, *new]):
-        texts = [typed(leaves[path]) if path in leaves else MISSING for leaves in (old, new)]
-        if texts[0] != texts[1]:
-            hardened = path in old and path in new and weak(old[path]) and not weak(new[path])
-            yield TypeMoved(subject.path(path), label="leaf", before=texts[0], after=texts[1], hardened=hardened)
-
-
-def typed(leaf: Any) -> str:
-    """The type of a leaf as jax tells it from another."""
-    return f"{describe(leaf)}{', weakly typed' if weak(leaf) else ''}"
-
-
-def weak(leaf: Any) -> bool:
-    """Whether a leaf is a number of Python's, or was made of one."""
-    return isinstance(leaf, NUMBERS) or bool(getattr(leaf, "weak_type", False))
-
-
-# --- objects that the same code makes anew
-
-
-def static_parts(subject: Subject) -> dict[str, Any]:
-    """What a jit compares of what a call is handed beside the types of arrays, by name."""
-    attributes = {path: value for path, value in graph.attributes(subject.state) if not str(path[-1]).isdigit()}
-    # In a list with modules are items that are none: flax takes the list apart. Those of an `nnx.List` are attributes, named by digits, as well.
-    nodes = [(tuple(path), value) for path, value in flax_modes.iter_graph(subject.state)]
-    lists = {path for path, value in nodes if graph.is_graph_node(value) or graph.holds_nodes(value)}
-    items = {path: value for path, value in nodes if path and path[:-1] in lists and path not in lists}
-    metadata = {
-        (*path, name): value
-        for path, variable in graph.variables(subject.state)
-        for name, value in variables.variable_metadata(variable).items()
-    }
-    parts = {**items, **attributes, **metadata}
-    named = {subject.path(path): value for path, value in parts.items() if not is_upkeep(path[-1], value)}
-    return {**named, **dict(subject.static)}
-
-
-def is_upkeep(key: Any, value: Any) -> bool:
-    """Whether flax keeps an attribute for itself, or a jit takes it for data."""
-    return str(key).startswith(UPKEEP) or is_array(value) or isinstance(value, nnx.State)
-
-
-def other_parts(first: Mapping[str, Any], now: Mapping[str, Any], *, by_value: bool) -> Iterator[str]:
-    """The parts that are not equal to those of the same name, though the same code made them: each with what it is. Not what differs ``by_value`` unless that is asked for."""
-    for name, value in now.items():
-        if name not in first or equal(first[name], value, unknown=True, typed=True):
-            continue
-        if by_value or fingerprint(first[name]) == fingerprint(value):
-            yield from smallest_parts(name, first[name], value)
-
-
-def smallest_parts(name: str, one: Any, other: Any) -> Iterator[str]:
-    """The items of two containers that differ, or the values themselves: ``optimizer.tx.init (optax.chain.<locals>.init_fn)``."""
-    items = (items_of(one), items_of(other))
-    if items[0].keys() != items[1].keys() or not items[0]:
-        yield f"{name} ({described(other)})"
-        return
-    for key, item in items[1].items():
-        if not equal(items[0][key], item, unknown=True, typed=True):
-            yield from smallest_parts(spell(name, (key,)), items[0][key], item)
-
-
-def items_of(value: Any) -> dict[Any, Any]:
-    """The items of a container of Python's, by field, number or key; nothing for what is none."""
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, tuple | list):
-        return {}
-    return dict(zip(getattr(value, "_fields", range(len(value))), value, strict=False))
-
-
-def described(value: Any) -> str:
-    """A part as one finds it: a function by its module and name, an object by its class."""
-    if isinstance(value, functools.partial):
-        return f"a partial of {described(value.func)}"
-    if hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return short(value)
-
-
-def short(value: Any) -> str:
-    """A value in a message: of an object that is no plain value the type alone, whose text may be an address."""
-    plain = value is None or isinstance(value, bool | int | float | complex | str | bytes | tuple | list)
-    return f"{value!r:.60}" if plain else f"a {type(value).__name__}"
+    if any(MISSING in (moved.before, moved.after) for moved in case.second_call):
+        return Judgement.of("recompilation", case.inner_jits, [Fact("adds state", ("recompilation",))])
+    return Judgement.of("recompilation", (*case.second_call, *case.inner_jits))

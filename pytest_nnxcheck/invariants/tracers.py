@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from pytest_nnxcheck.compat import graph, refusals
-from pytest_nnxcheck.core.observation import Leak, Observation
-from pytest_nnxcheck.core.outcome import Finding, MadeInEndedTrace, StateTouched, TracerLeft, Violation
-from pytest_nnxcheck.invariants.case import Case, Judgement
+from pytest_nnxcheck.core.facts import Leak
+from pytest_nnxcheck.core.outcome import Finding, MadeInEndedTrace, StateTouched, TracerLeft
+from pytest_nnxcheck.invariants.case import Case, Judgement, Tracers
 
 
 def judge(case: Case) -> Judgement:
-    """Tracers that the nesting left, else Variables of the user's own that an ended trace made."""
-    pinned = tuple(MadeInEndedTrace(path, type=type_) for path, type_ in case.originals.pinned)
-    findings = tracers(case.observation) or pinned
-    return Judgement((Violation("tracers", findings=findings),) if findings else ())
+    """Tracers that the nesting left, else leaves of a state that ``eval_shape`` touched, else Variables of the user's own that an ended trace made."""
+    run = case.tracers
+    left = tuple(TracerLeft(leak.path, leak=leak, has_data=run.has_data) for leak in remaining(run))
+    touched = tuple(StateTouched(path, layer=layer) for layer, path in run.touched)
+    pinned = tuple(MadeInEndedTrace(path, type=type_) for path, type_ in run.pinned)
+    findings: tuple[Finding, ...] = left or touched or pinned
+    return Judgement.of("tracers", findings)
 
 
-def tracers(observation: Observation) -> tuple[Finding, ...]:
-    """Tracers that outlived their trace, else leaves of a state that ``eval_shape`` touched: it only asks for shapes."""
-    left = tuple(TracerLeft(leak.path, leak=leak, has_data=graph.has_data()) for leak in remaining(observation))
-    return left or tuple(StateTouched(path, layer=layer) for layer, path in observation.mutated)
-
-
-def remaining(observation: Observation) -> tuple[Leak, ...]:
+def remaining(run: Tracers) -> tuple[Leak, ...]:
     """Leaks that survive the program, or that killed it; those that died with an inner module are no violation."""
-    if observation.leaks or not refusals.is_tracer_error(observation.error):
-        return observation.leaks
-    return observation.dropped
+    return run.dropped if run.raised and not run.leaks else run.leaks

@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import staging, variables
 from pytest_nnxcheck.compat.primitives import COND, GATHER, SCAN, SLICES, WHILE
-from pytest_nnxcheck.core.evidence import Captured
+from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
 
 SMALLEST = 2

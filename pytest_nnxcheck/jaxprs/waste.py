@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from pytest_nnxcheck.compat import staging, variables
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
-from pytest_nnxcheck.core.evidence import HeldTwice, Recast, Saved, Stack, Twice
+from pytest_nnxcheck.core.facts import HeldTwice, Recast, Saved, Stack, Twice, Waste
 from pytest_nnxcheck.jaxprs import flow
 
 ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
@@ -24,19 +24,6 @@ ONE_STEP = frozenset({"slice", "dynamic_slice", "gather", "squeeze"})
 
 MOVES = frozenset({"rev", "transpose", "gather"})
 """Equations that reorder the elements of an array, if their result is as large as the array."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waste:
-    """The facts of one call."""
-
-    recasts: tuple[Recast, ...] = ()
-    saved: tuple[Saved, ...] = ()
-    stacks: tuple[Stack, ...] = ()
-    twice: tuple[HeldTwice, ...] = ()
-
-
-NOTHING = Waste()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from pytest_nnxcheck.compat import targets
 from pytest_nnxcheck.core import outcome as found
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, row_of
 from pytest_nnxcheck.core.chips import parse_target
-from pytest_nnxcheck.core.evidence import FLOOR, OnTarget, Split
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Finding, FindingOnTarget, Outcome, Violation
+from pytest_nnxcheck.core.peak import FLOOR, OnTarget, Split
 from pytest_nnxcheck.engine.reference import MEANINGS, meaning_of
 from pytest_nnxcheck.paste.call import Call
 

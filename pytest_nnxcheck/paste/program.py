@@ -17,9 +17,9 @@ import jaxlib
 
 from pytest_nnxcheck import wheels
 from pytest_nnxcheck.core.chips import parse_target
-from pytest_nnxcheck.core.evidence import OnTarget
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.core.text import lay_out
 from pytest_nnxcheck.devices import FLAG
 from pytest_nnxcheck.engine import reference

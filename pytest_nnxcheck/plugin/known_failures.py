@@ -19,7 +19,7 @@ import pytest
 from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.errors import PUBLIC, SettingError
-from pytest_nnxcheck.core.expected_failures import Entry
+from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Unreadable
 from pytest_nnxcheck.plugin import worker_data
@@ -40,7 +40,7 @@ class Table:
     """The expected failures of the tests whose node id matches a pattern."""
 
     pattern: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ExpectedFailure, ...]
     line: int = 1
     """Where the table starts in the file."""
 
@@ -107,7 +107,7 @@ class Suite:
         self.errors: list[str] = []
         """The warnings of a run in which warnings are errors."""
 
-    def entries(self, item: pytest.Item) -> tuple[Entry, ...]:
+    def entries(self, item: pytest.Item) -> tuple[ExpectedFailure, ...]:
         """The entries for a test; where two tables have the same key, the earlier one wins."""
         nodeid = worker_data.nodeid(item)
         tables = [table for table in self.tables if table.matches(nodeid)]

@@ -12,8 +12,9 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Literal
 
-from pytest_nnxcheck.core.evidence import SHOWN, Held, Split, Stamp
+from pytest_nnxcheck.core.facts import Stamp
 from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.peak import SHOWN, Buffer, Split
 from pytest_nnxcheck.core.settings import flag
 from pytest_nnxcheck.core.text import Row, counted, lay_out
 from pytest_nnxcheck.reporting import baseline_file, report
@@ -54,7 +55,7 @@ class Measured:
     """What one nesting of this run measured."""
 
     entry: Entry
-    buffers: tuple[Held, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
     """The largest ones, with their lines."""
     fleeting: bool = False
     """Whether it was drawn in a way that varies from run to run: then it is compared, and not kept."""

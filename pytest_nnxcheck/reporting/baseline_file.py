@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
+from pytest_nnxcheck.core.facts import Evidence, Stamp
+from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.reporting.memory_breakdown import listed
 
 if TYPE_CHECKING:
@@ -91,14 +92,14 @@ def entry_of(peak: int, evidence: Evidence | None, *, drawn: bool) -> Entry:
     return Entry(peak, split, alike(evidence.buffers)[:FEW] if split else (), drawn, tuple(targets))
 
 
-def alike(buffers: Iterable[Held]) -> tuple[Buffers, ...]:
+def alike(buffers: Iterable[Buffer]) -> tuple[Buffers, ...]:
     """The buffers, those that look alike as one, the largest first."""
     counts = Counter((buffer.bytes, label(buffer)) for buffer in buffers)
     kinds = sorted(counts, key=lambda kind: (-kind[0], kind[1]))
     return tuple(Buffers(*kind, counts[kind]) for kind in kinds)
 
 
-def label(buffer: Held) -> str:
+def label(buffer: Buffer) -> str:
     """``temporary float32[8,128,128] dynamic_update_slice, copy of model.kernel``."""
     words = " ".join(word for word in (buffer.kind, buffer.shape, buffer.operation) if word)
     return f"{words}, copy of {listed(buffer.name, buffer.joined)}" if buffer.name else words

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_nnxcheck.core import evidence, outcome
+from pytest_nnxcheck.core import facts, outcome
 from pytest_nnxcheck.core.catalogue import FURTHER, TRANSFORMS
-from pytest_nnxcheck.core.evidence import Advice, Twice
+from pytest_nnxcheck.core.facts import Advice, ArrayType, Leak, Twice
+from pytest_nnxcheck.core.nesting import Layer
 from pytest_nnxcheck.core.notes import CapturedNode
-from pytest_nnxcheck.core.observation import ArrayType, Leak
-from pytest_nnxcheck.core.outcome import Finding, PeakCause, TracerLeft, TypeMoved, ValueDiffers, Violation
+from pytest_nnxcheck.core.outcome import Finding, TracerLeft, TypeMoved, ValueDiffers, Violation
+from pytest_nnxcheck.core.peak import PeakCause
 from pytest_nnxcheck.core.text import format_bytes, some
 from pytest_nnxcheck.reporting.memory_breakdown import listed
 
@@ -147,10 +148,10 @@ def tracer_left(finding: TracerLeft) -> str:
         return hint("outlives", holder=article(leak.holder))
     if leak.holder == "frame":
         return hint("outlives", holder="an exception, whose traceback has the frame")
-    if leak.layer is None:
+    if not leak.layer:
         return ""
-    if leak.layer.captures:
-        name = leak.layer.transform
+    if leak.captured:
+        name = Layer.parse(leak.layer).transform
         is_known = f"captured by {name}" in TABLE or name in (*TRANSFORMS, *FURTHER)
         return captured_by(name) if is_known else hint("captured by registered", transform=name)
     if leak.place == "outside":
@@ -172,7 +173,7 @@ def plain_value(leak: Leak, *, has_data: bool) -> str:
         cause = "plain object"
     elif leak.holder in NNX_CONTAINERS:
         cause = "plain value, nnx container"
-    elif leak.layer is not None and leak.layer.captures:
+    elif leak.captured:
         cause = "plain value, captured"
     elif leak.holder != "attribute":
         cause = "plain value, container"
@@ -182,10 +183,7 @@ def plain_value(leak: Leak, *, has_data: bool) -> str:
 def asks_to_hand_on(violation: Violation) -> bool:
     """Whether the advice is to hand the module to a layer that captured it."""
     leaks = [finding.leak for finding in violation.findings[:1] if isinstance(finding, TracerLeft)]
-    return any(
-        not is_plain(leak) and leak.holder not in OUTLIVING and leak.layer is not None and leak.layer.captures
-        for leak in leaks
-    )
+    return any(not is_plain(leak) and leak.holder not in OUTLIVING and leak.captured for leak in leaks)
 
 
 def article(noun: str) -> str:
@@ -296,28 +294,28 @@ def advice(piece: Advice) -> str:
     at = f" ({piece.line})" if piece.line else ""
     size = format_bytes(piece.bytes)
     match piece:
-        case evidence.Recast():
+        case facts.Recast():
             cure = "cast it inside the loop, a step's part at a time" if piece.looped else f"keep it in {piece.dtype}"
             return f"{size} {piece.type}: all of {piece.name or 'an input'} once more in another dtype; {cure}{at}"
-        case evidence.HeldTwice():
+        case facts.HeldTwice():
             whose = listed(piece.names[0], piece.names[1:])
             return f"{size}: all of {whose} once more, {TWICE[piece.operation]}{at}"
-        case evidence.Saved():
+        case facts.Saved():
             return (
                 f"{size}, the largest part of the peak: what {piece.steps} steps of a scan save for the backward pass,"
                 f" {format_bytes(piece.bytes // piece.steps)} each; wrap its body in nnx.remat, or let the policy save less{at}"
             )
-        case evidence.Stack():
+        case facts.Stack():
             cure = (
                 "of which one step is read; carry that one" if piece.read else "which nothing reads; do not return it"
             )
             return f"{size} {piece.type}: a scan stacks its outputs, {cure}{at}"
-        case evidence.LargeLine():
+        case facts.LargeLine():
             handed = format_bytes(piece.handed)
             what = f"one line holds more than state, inputs and outputs together, {handed}"
             return f"{size}, {piece.type} {piece.operation}: {what}{at}"
-        case evidence.Unused():
+        case facts.Unused():
             return f"{size}: the call neither reads nor writes {some(piece.names)}; hand it only what it uses"
-        case evidence.NotDonated():
+        case facts.NotDonated():
             why = f"{piece.function} is a jit that changes {' and '.join(piece.arguments)}, and does not donate that"
             return f"{size}: {why}: old and new lie side by side; write {piece.donate} in its {piece.jit}{at}"

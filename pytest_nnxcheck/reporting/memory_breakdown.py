@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pytest_nnxcheck.core.evidence import (
-    FLOOR,
-    SHOWN,
-    Captured,
-    Evidence,
-    Held,
-    Place,
-    Split,
-)
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Layer
+from pytest_nnxcheck.core.peak import FLOOR, SHOWN, Buffer, Captured, PeakLine, Split
 from pytest_nnxcheck.core.text import Row, format_bytes
 
 BUFFERS = (2, 1, 0)
@@ -95,7 +88,7 @@ def where(evidence: Evidence, split: Split) -> Iterator[Row]:
         yield "", f"{format_bytes(rest)} more in {len(evidence.places) - len(shown)} other places"
 
 
-def heading(place: Place) -> str:
+def heading(place: PeakLine) -> str:
     """The line, and what called it; or why there is none."""
     if not place.line:
         unknown = "inserted by XLA, no line" if place.inserted else "no line of yours"
@@ -106,7 +99,7 @@ def heading(place: Place) -> str:
     return place.line + (f" (called from {', '.join(outer)})" if outer else "")
 
 
-def shares(place: Place, split: Split) -> str:
+def shares(place: PeakLine, split: Split) -> str:
     """``1.0 MiB, 91 % of the temporaries``: of the parts that the place's bytes belong to."""
     of = {
         "temporaries": (place.temporaries, split.temporaries),
@@ -120,7 +113,7 @@ def shares(place: Place, split: Split) -> str:
     return ", ".join([format_bytes(place.bytes), *texts])
 
 
-def un_nested(place: Place, evidence: Evidence) -> str:
+def un_nested(place: PeakLine, evidence: Evidence) -> str:
     """The bytes of the same line in the un-nested program, where that is another program."""
     is_known = place.line or place.inserted or place.constants
     if evidence.un_nested is None or evidence.un_nested == evidence.split or not is_known:
@@ -128,9 +121,9 @@ def un_nested(place: Place, evidence: Evidence) -> str:
     return f"; un-nested {format_bytes(place.un_nested)}" if place.un_nested else "; not in the un-nested program"
 
 
-def buffers(place: Place, evidence: Evidence, least: float) -> list[str]:
+def buffers(place: PeakLine, evidence: Evidence, least: float) -> list[str]:
     """The kept buffers of a place that are large enough, largest first, those that say the same together."""
-    same: dict[str, list[Held]] = {}
+    same: dict[str, list[Buffer]] = {}
     for held in evidence.buffers:
         if belongs(held, place):
             same.setdefault(describe(held), []).append(held)
@@ -138,19 +131,19 @@ def buffers(place: Place, evidence: Evidence, least: float) -> list[str]:
     return [counted(text, group) for text, group in large.items()]
 
 
-def counted(text: str, group: list[Held]) -> str:
+def counted(text: str, group: list[Buffer]) -> str:
     """``2 x 512.0 KiB temporary ...   1 added by the nesting``, where it did not add all or none of them."""
     times, new = len(group), sum(held.added for held in group)
     return (f"{times} x " if times > 1 else "") + text + (f"   {new} added by the nesting" if 0 < new < times else "")
 
 
-def belongs(held: Held, place: Place) -> bool:
+def belongs(held: Buffer, place: PeakLine) -> bool:
     """Whether a buffer is one of a place's: captured constants have one of their own, and so has what XLA inserted for nothing it names."""
     same = held.place == place.line and (held.kind == "constant") == bool(place.constants)
     return same and (place.line != "" or held.inserted == place.inserted)
 
 
-def describe(held: Held) -> str:
+def describe(held: Buffer) -> str:
     """``512.0 KiB temporary float32[8,128,128] dynamic_update_slice   copy of model.kernel by while, dynamic-slice``."""
     text = f"{format_bytes(held.bytes)} {held.kind} {held.shape} {held.operation}"
     if held.name:

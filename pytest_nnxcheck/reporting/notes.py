@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pytest_nnxcheck.core import notes as data
-from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.outcome import LostBuffer
 from pytest_nnxcheck.core.text import format_bytes, some
 from pytest_nnxcheck.reporting import hints
@@ -48,7 +48,7 @@ FACTS: dict[data.FactKind, str] = {
 }
 """What stands in braces is filled in by `of_note`."""
 
-PLACES: dict[data.Place, str] = {
+PLACES: dict[data.BufferPlace, str] = {
     "same": "in the same buffer",
     "another": "in the buffer of another leaf",
     "new": "in a new buffer: an output of the call took its own",

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from pytest_nnxcheck.core import settings as table
-from pytest_nnxcheck.core.evidence import Evidence, OnTarget
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.outcome import Outcome
+from pytest_nnxcheck.core.peak import OnTarget
 from pytest_nnxcheck.reporting import memory_breakdown, tally
 from pytest_nnxcheck.reporting.report import Report, replay, summary
 

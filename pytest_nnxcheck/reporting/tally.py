@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pytest_nnxcheck.core.catalogue import JIT
-from pytest_nnxcheck.core.evidence import Evidence, OnTarget
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Verdict
+from pytest_nnxcheck.core.peak import OnTarget
 
 VERDICTS = {
     "violated": "violated",

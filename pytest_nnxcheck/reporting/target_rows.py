@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pytest_nnxcheck.core.chips import GIB, SHARE, parse_target
-from pytest_nnxcheck.core.evidence import Bound, OnTarget
 from pytest_nnxcheck.core.outcome import CopiedOnTarget, DoesNotFit, FindingOnTarget, OverBudgetOnTarget
+from pytest_nnxcheck.core.peak import Bound, OnTarget
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 
 PADDED, LITTLE = 0.1, 2**20

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_nnxcheck.core import outcome as data
-from pytest_nnxcheck.core.evidence import Bound, Evidence
+from pytest_nnxcheck.core.facts import Evidence, Leak
 from pytest_nnxcheck.core.notes import RaisedUnNested
-from pytest_nnxcheck.core.observation import Leak
-from pytest_nnxcheck.core.outcome import Figures, Finding, Outcome, Violation
+from pytest_nnxcheck.core.outcome import Finding, Outcome, Violation
+from pytest_nnxcheck.core.peak import Bound, Figures, PeakCause
 from pytest_nnxcheck.core.text import Row, format_bytes, some
 from pytest_nnxcheck.reporting import hints, left_out, memory_breakdown, notes, target_rows
 
@@ -91,7 +91,7 @@ def tracers(findings: Findings) -> Text:
         when, un_nested = "", "the call itself, un-nested"
         if first.leak.before:
             when, un_nested = ", before the call", "a transform before the call"
-        left_by = ("left by", str(first.leak.layer or un_nested))
+        left_by = ("left by", first.leak.layer or un_nested)
         return f"tracers remain in {paths}{when}", [*rows, *rest(findings), left_by], hints.tracer_left(first)
     if isinstance(first, data.MadeInEndedTrace):
         rows = [("pinned", f"{finding.path}   {finding.type}") for finding in shown]
@@ -126,7 +126,7 @@ def memory(findings: Findings) -> Text:
 
 def hint_of_memory(findings: Findings) -> str:
     """Advice for the cause of the CPU's peak, which is that of a target's copies; or on how to fit a target."""
-    causes: list[data.PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
+    causes: list[PeakCause] = [finding.figures.cause for finding in findings if isinstance(finding, OnCpu)]
     causes += [finding.cause for finding in findings if isinstance(finding, data.CopiedOnTarget)]
     unfit = [finding.on.target for finding in findings if isinstance(finding, data.DoesNotFit)]
     if known := [cause for cause in causes if cause]:

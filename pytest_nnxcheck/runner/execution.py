@@ -25,8 +25,8 @@ from pytest_nnxcheck.runner.errors import passes_through
 from pytest_nnxcheck.subject import uncomputed
 
 if TYPE_CHECKING:
-    from pytest_nnxcheck.engine.check_call import Checked
     from pytest_nnxcheck.engine.memo import Memo
+    from pytest_nnxcheck.engine.outcomes import Checked
     from pytest_nnxcheck.paste.files import Programs
 
 Body = Callable[[], object]

@@ -17,7 +17,7 @@ from flax import nnx
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.variables import is_hijax, variable_value
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_inputs
 from pytest_nnxcheck.subject.subject import (

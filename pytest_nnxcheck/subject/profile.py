@@ -18,11 +18,11 @@ from pytest_nnxcheck.compat import arrays, flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
-from pytest_nnxcheck.core.evidence import Captured
-from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.core.facts import NO_WASTE, Path, Waste
+from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.captured import captured
-from pytest_nnxcheck.jaxprs.waste import NOTHING, Waste, waste
+from pytest_nnxcheck.jaxprs.waste import waste
 from pytest_nnxcheck.subject.signatures import in_users_words
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import statics
@@ -82,7 +82,7 @@ class Profile:
     branches: bool = False
     restored: frozenset[Path] = frozenset()
     restored_bytes: int = 0
-    waste: Waste = NOTHING
+    waste: Waste = NO_WASTE
     precision: float = 0.0
     equations: int = 0
     operations: int = 0

@@ -7,7 +7,6 @@ not work inside an outer trace on jax >= 0.5.) Guards read and bind no primitive
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import arrays, flax_modes, graph, variables
 from pytest_nnxcheck.compat.sharding import in_type
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED, Transform
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, REGISTERED
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile
 from pytest_nnxcheck.subject.subject import Subject
@@ -281,26 +280,6 @@ def first(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     return arrays.first(leaf)
-
-
-def factor(nesting: Nesting) -> int:
-    """The factor s of the expected peak: the product of the nesting's axes."""
-    return int(LENGTH ** sum(bool(layer.row.axis) for layer in nesting.layers))
-
-
-def kept(nesting: Nesting) -> int:
-    """How many calls keep their temporaries at once: one for each element of the axes, and for each step of a differentiated loop.
-
-    A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway.
-    """
-    saved = [row for row in differentiated(nesting) if row.loop == "counted" and not row.axis]
-    return int(factor(nesting) * LENGTH ** len(saved))
-
-
-def differentiated(nesting: Nesting) -> list[Transform]:
-    """The transforms inside the outermost ``grad``."""
-    rows = [layer.row for layer in nesting.layers]
-    return list(itertools.dropwhile(lambda row: row.pair != "gradients", rows))
 
 
 BASELINE = Nesting((Layer("jit", "functional"),))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import jax
 
 from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting, impossible
-from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Subject
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple, TypeVar
 
-from pytest_nnxcheck.core.observation import Leak
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
@@ -168,7 +168,7 @@ def _hint(leftover: Leftover) -> str:
     if plain and leftover.place == "module":  # which holds for a module that was captured, too
         return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
     leak = Leak(
-        leftover.path, leftover.holder, "", leftover.type, leftover.line, None, leftover.place, keeper=leftover.keeper
+        leftover.path, leftover.holder, "", leftover.type, leftover.line, "", leftover.place, keeper=leftover.keeper
     )
     return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
 

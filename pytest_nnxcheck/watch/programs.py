@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from pytest_nnxcheck.core.evidence import FLOOR, Split, least_copy
+from pytest_nnxcheck.core.peak import FLOOR, Split, least_copy
 from pytest_nnxcheck.watch import donation, frames
 from pytest_nnxcheck.watch.leftovers import MOST_OBJECTS
 from pytest_nnxcheck.watch.roots import Root

@@ -13,18 +13,17 @@ from typing import Any
 
 from pytest_nnxcheck.compat.staging import serialized_buffer_assignment, serialized_hlo_module
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Split
-from pytest_nnxcheck.core.observation import Buffer, Memory
+from pytest_nnxcheck.core.peak import Buffer, Memory, Split
 from pytest_nnxcheck.xla import origins
 from pytest_nnxcheck.xla.hlo import Instruction, Module, Position, Shape
 from pytest_nnxcheck.xla.origins import Origin
 from pytest_nnxcheck.xla.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
 
 
-def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None) -> Memory:
+def read(compiled: Any, subject: str | None = None) -> Memory:
     """Read the memory of what ``lowered.compile()`` returned. Raises `CheckError` if the backend gives no totals.
 
-    ``names`` are those of its flat parameters, ``subject`` is the label of a program that the plugin staged: see `origins.labelled`.
+    ``subject`` is the label of a program that the plugin staged: see `origins.labelled`.
     """
     totals = _totals(compiled)
     buffers = _buffers(*serialized_buffer_assignment(totals), serialized_hlo_module(compiled), subject)
@@ -33,7 +32,6 @@ def read(compiled: Any, names: tuple[str, ...] = (), subject: str | None = None)
         constants=sum(buffer.bytes for buffer in buffers or () if buffer.kind == "constant"),
         buffers=buffers or (),
         named=buffers is not None,
-        names=names,
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.compat.arrays import array_type, byte_bounds
-from pytest_nnxcheck.core.observation import InnerDonation, Leaf
+from pytest_nnxcheck.core.facts import InnerDonation, Leaf
 
 
 def read_leaf(path: str, array: Any) -> Leaf:
@@ -21,36 +20,6 @@ def read_leaf(path: str, array: Any) -> Leaf:
     return Leaf(
         path, array_type(array), sharding if isinstance(sharding, jax.sharding.Sharding) else None, pointers(array)
     )
-
-
-def devices_of(leaf: Leaf) -> int:
-    """How many devices a leaf lies on; an abstract leaf on one device has no sharding."""
-    return 1 if leaf.sharding is None else leaf.sharding.num_devices
-
-
-def resharded(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf came back in other shards."""
-    if before.sharding is None or after.sharding is None:
-        return devices_of(before) != devices_of(after)
-    return not before.sharding.is_equivalent_to(after.sharding, len(before.type.shape or ()))
-
-
-def in_other_shards(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf of the state came back with its type, but in other shards. An output that replaces an input has another path."""
-    same = (before.path, before.type) == (after.path, after.type)
-    return same and resharded(before, after) and not spread(before, after)
-
-
-def spread(before: Leaf, after: Leaf) -> bool:
-    """Whether a leaf was on one device and came back on several: the user had not placed it, and jit did."""
-    return devices_of(before) == 1 < devices_of(after)
-
-
-def spec(sharding: jax.sharding.Sharding | None) -> str:
-    """A sharding as its user writes it: ``P(None, 'model')``."""
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        return f"P({', '.join(map(repr, sharding.spec))})"
-    return "one device" if sharding is None or sharding.num_devices == 1 else str(sharding)
 
 
 def pointers(array: Any) -> tuple[int, ...]:
@@ -79,34 +48,6 @@ def inner_donation(handed: Mapping[str, Any], left: Mapping[str, Any], returned:
         kept=frozenset(name for name, array in handed.items() if left.get(name) is array or id(array) in outputs),
         orphans=tuple((name, other) for name, other in holders if name != other),
     )
-
-
-def without_successor(before: Sequence[Leaf], after: Mapping[str, Leaf], held: AbstractSet[int]) -> tuple[Leaf, ...]:
-    """The donated leaves to blame for buffers that were not reused; ``held`` are the pointers of everything that came back.
-
-    XLA reuses buffers by type, so the leaf that lost its buffer may not be at fault. Follow: leaf, buffer of its new value, previous owner
-    of that buffer. The last one is to blame: it came back with another type, in a new buffer, or not at all. A leaf of the state that came
-    back in other shards is to blame whatever the pointers: each buffer now holds another part of it.
-    """
-    owner = {pointer: leaf for leaf in before for pointer in leaf.pointers}
-    named: dict[str, Leaf] = {}
-    for lost in before:
-        new = after.get(lost.path)
-        if lost.pointers and new is not None and in_other_shards(lost, new):
-            named[lost.path] = lost
-        if set(lost.pointers) <= held:
-            continue
-        leaf, passed = lost, {lost.path}
-        while (new := after.get(leaf.path)) and new.type == leaf.type and new.pointers:
-            taken = owner.get(new.pointers[0])
-            if taken is None or taken.path in passed:
-                break
-            leaf = taken
-            passed.add(leaf.path)
-        new = after.get(leaf.path)
-        if new is None or not spread(leaf, new):
-            named[leaf.path] = leaf
-    return tuple(leaf for leaf in before if leaf.path in named)
 
 
 def shared_buffers(leaves: Iterable[Leaf]) -> tuple[tuple[str, str], ...]:

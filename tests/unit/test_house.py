@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import mutants
 
 import pytest_nnxcheck
-from pytest_nnxcheck.core.catalogue import CATALOGUE, ROWS, STYLES
+from pytest_nnxcheck.core.catalogue import CATALOGUE, INVARIANT_ROWS, OWN_NEEDS, ROWS, STYLES
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
+from pytest_nnxcheck.engine.gather import GATHER
+from pytest_nnxcheck.invariants.case import Case
 from pytest_nnxcheck.transforms.compose import layer_function
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +50,11 @@ def rules_of(row):
         "an axis of calls pairs with the first": (row.axis == "calls") == (row.pair == "first call"),
         "what it says of itself inside of itself": (clash.of if clash else "") == row.excludes_itself,
     }
+
+
+def test_each_need_of_an_invariant_is_a_field_of_a_case_and_has_a_function_that_gathers_it():
+    needs = {need for row in INVARIANT_ROWS for need in row.needs} | {*OWN_NEEDS}
+    assert needs == GATHER.keys() == {field.name for field in fields(Case)} - {"nesting"}
 
 
 def test_the_document_shows_every_file_of_every_folder():

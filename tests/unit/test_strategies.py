@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from pytest_nnxcheck.core.catalogue import FURTHER, STATE_BOUND, STYLES, TRANSFORMS, layer_names, styles_of
-from pytest_nnxcheck.core.expected_failures import Entry
+from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import DEFAULTS, merge
 from pytest_nnxcheck.runner import strategies
@@ -102,14 +102,14 @@ def test_chains_are_of_the_plainest_style_that_hands_the_state_over():
 
 
 def test_an_expected_failure_is_named_in_a_style_that_its_layers_have():
-    known = {"expected_failures": (Entry.parse("custom_vjp", "x"),)}
+    known = {"expected_failures": (ExpectedFailure.parse("custom_vjp", "x"),)}
     settings = merge({"styles": ("closure",), "transforms": ("jit", "custom_vjp"), **known})
     assert texts(strategies.sweep(settings)) == ["jit[closure]"]
 
 
 def test_an_expected_failure_may_be_as_deep_as_a_chain():
     def is_swept(nesting):
-        known = (Entry.parse(nesting, "x"),)
+        known = (ExpectedFailure.parse(nesting, "x"),)
         return nesting in texts(strategies.sweep(merge({"effort": "quick", "expected_failures": known})))
 
     assert is_swept("jit > scan > scan > vmap")

@@ -15,7 +15,8 @@ from healthy import FLAX, assign, numbers, rngs
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import DEFAULTS
-from pytest_nnxcheck.engine import cases
+from pytest_nnxcheck.engine import check_call as checking_call
+from pytest_nnxcheck.engine import gather
 from pytest_nnxcheck.engine.check_call import check_call
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
@@ -146,8 +147,8 @@ def test_the_module_sees_its_state_advance_and_is_put_back_at_the_end():
 
 def test_a_second_call_is_known_from_the_first_and_a_listener_hears_of_both(monkeypatch):
     evaluated, compiled, heard, memo = [], [], [], Memo()
-    monkeypatch.setattr(cases, "profile", lambda subject: evaluated.append(subject) or profile(subject))
-    monkeypatch.setattr(cases, "observe", lambda *args: compiled.append(args) or observe(*args))
+    monkeypatch.setattr(checking_call, "profile", lambda subject: evaluated.append(subject) or profile(subject))
+    monkeypatch.setattr(gather, "observe", lambda *args: compiled.append(args) or observe(*args))
     for _ in range(2):
         with Example(memo) as example:
             again = check_call(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,10 +13,9 @@ from healthy import HEALTHY
 from pytest_nnxcheck.api import assert_invariants, check
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import ArrayType, Leaf, Move
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import ArrayType, Leaf, Move, Observation
-from pytest_nnxcheck.core.settings import Settings
-from pytest_nnxcheck.invariants.case import Case, Written
+from pytest_nnxcheck.invariants.case import Case, Donation
 from pytest_nnxcheck.invariants.donation import judge, notes
 from pytest_nnxcheck.reporting.notes import texts
 
@@ -218,8 +215,10 @@ def test_one_output_excuses_one_leaf():
         return Leaf(path, ArrayType("float32", (4,)), None, pointers)
 
     moves = tuple(Move(leaf(name, number), leaf(name, number + 10)) for number, name in enumerate("abc"))
-    found = Observation(Nesting(), None, moves=moves, reused=frozenset({0, 10, 11, 12}))
-    assert texts(notes(found)) == ("a came back in a new buffer: an output of the call took a donated one",)
-    (violation,) = judge(Case(found, Settings(), written=Written(frozenset("abc")))).violations
+    reused = frozenset({0, 10, 11, 12})
+    assert texts(notes(Nesting(), moves, reused)) == (
+        "a came back in a new buffer: an output of the call took a donated one",
+    )
+    (violation,) = judge(Case(Nesting(), donation=Donation(moves, reused, changed=frozenset("abc")))).violations
     assert [finding.path for finding in violation.findings] == ["b", "c"]
-    assert notes(dataclasses.replace(found, reused=frozenset({10, 11, 12}))) == ()
+    assert notes(Nesting(), moves, frozenset({10, 11, 12})) == ()

@@ -6,18 +6,18 @@ import inspect
 import re
 
 import bugs
-import jax
 import jax.numpy as jnp
 import pytest
 from checking import broken, call, text
 from flax import nnx
 from leaky import LEAKY
 
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Leak, Observation
 from pytest_nnxcheck.core.outcome import LostBuffer, PeakOverBudget, SharedBuffer, TracerLeft
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.invariants.tracers import tracers
+from pytest_nnxcheck.invariants.case import Case, Tracers
+from pytest_nnxcheck.invariants.tracers import judge
 
 
 def findings(found):
@@ -83,13 +83,11 @@ def test_more_findings_than_rows_are_kept():
 
 
 def test_where_jax_trips_over_a_leak_the_leak_is_what_broke():
-    error = jax.errors.UnexpectedTracerError("a tracer from a trace that has ended")
-    kept, inside = (Leak(path, "list", "DynamicJaxprTracer", "float32[]", "", None) for path in ("KEPT[0]", "merged"))
-    nesting = Nesting.parse("jit")
-    (left,) = tracers(Observation(nesting, None, error=error, leaks=(kept,), dropped=(inside,)))
-    assert left.path == "KEPT[0]"
-    (left,) = tracers(Observation(nesting, None, error=error, dropped=(inside,)))
-    assert left.path == "merged"
+    kept, inside = (Leak(path, "list", "DynamicJaxprTracer", "float32[]", "", "") for path in ("KEPT[0]", "merged"))
+    for leaks, path in (((kept,), "KEPT[0]"), ((), "merged")):
+        case = Case(Nesting.parse("jit"), tracers=Tracers(leaks, dropped=(inside,), raised=True))
+        (violation,) = judge(case).violations
+        assert [left.path for left in violation.findings] == [path]
 
 
 def test_a_program_that_was_compiled_for_another_call_names_the_lines_of_its_own():

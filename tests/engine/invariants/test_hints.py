@@ -26,9 +26,9 @@ from leaky import LEAKY, KeepsLastInVariable, KeepsLastSetInInit, case
 
 from pytest_nnxcheck import check, register_transform
 from pytest_nnxcheck.core.catalogue import REGISTERED
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import ValueAsked
-from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.outcome import Outcome, TracerLeft, Violation
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.reporting import hints, notes, violations
@@ -67,7 +67,7 @@ def test_what_a_captured_module_keeps_goes_into_a_variable_and_the_module_become
 @follows("plain value")
 def test_a_plain_value_goes_into_a_variable():
     """Where flax has no `nnx.data`, a module's own plain value leaks in a trace of the user's own, if at all."""
-    leak = Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "", None, "module")
+    leak = Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "", "", "module")
     told = hints.tracer_left(TracerLeft("model.last", leak=leak, has_data=DATA))
     assert "keep the value in an nnx.Variable that __init__ makes" in told
     assert ("nnx.data" in told) == DATA
@@ -160,7 +160,7 @@ def test_a_registered_transform_hands_the_module_on(registered):
 def test_a_hint_that_was_tried_and_did_not_help_is_taken_back():
     """The value is lost with the module as an argument too: handing it on is no way out."""
     nesting, hint = Nesting.parse("jit[closure]"), hints.captured_by("jit")
-    leak = Leak("model.mean", "BatchStat", "DynamicJaxprTracer", "float32[3]", "", nesting.layers[0])
+    leak = Leak("model.mean", "BatchStat", "DynamicJaxprTracer", "float32[3]", "", str(nesting.layers[0]))
     violation = Violation("tracers", findings=(TracerLeft(leak.path, leak=leak),))
     outcome = violations.worded(Outcome(nesting, "violated", (violation,)))
     assert outcome.violations[0].hint == hint

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import Violation
-from pytest_nnxcheck.core.settings import merge
-from pytest_nnxcheck.invariants import Case, Judgement, donation, judge, memory, recompilation, tracers
+from pytest_nnxcheck.engine import gather
+from pytest_nnxcheck.invariants import donation, memory, recompilation, tracers
+from pytest_nnxcheck.invariants.case import Judgement
+from pytest_nnxcheck.subject.profile import UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,7 @@ def test_tracers_come_before_donation_and_that_before_memory(broken, monkeypatch
         name = module.__name__.rpartition(".")[2]
         found = Judgement((Violation(name),) if name in broken else ())
         monkeypatch.setattr(module, "judge", lambda case, found=found: found)
-    settings = merge({"invariants": ("recompilation", "memory", "donation", "tracers")})
-    judgement = judge(Case(Observation(Nesting(), None), settings))
+    monkeypatch.setattr(gather, "GATHER", dict.fromkeys(gather.GATHER, lambda ran: None))
+    ran = gather.Ran(None, UNKNOWN, Observation(Nesting(), None))
+    judgement = gather.judged(ran, ("recompilation", "memory", "donation", "tracers"))
     assert tuple(violation.invariant for violation in judgement.violations) == broken

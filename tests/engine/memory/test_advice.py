@@ -13,10 +13,10 @@ from flax import nnx
 from healthy import HEALTHY
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.evidence import Held, LargeLine, Recast, Saved, Stack
+from pytest_nnxcheck.core.facts import LargeLine, Recast, Saved, Stack, Waste
+from pytest_nnxcheck.core.peak import Buffer
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.advice import Sizes, advice
-from pytest_nnxcheck.jaxprs.waste import Waste
 
 JIT = {"nesting": "jit"}
 
@@ -206,8 +206,8 @@ SIZES = Sizes(state=1_000_000, inputs=1000, outputs=1000)
 def pieces(at_line=0, *, inserted=False, more=(), **facts):
     live = [
         *more,
-        Held(200_000, "float32[50000]", "output", "dot", ("m.py:9",)),
-        Held(at_line, "float32[7,7]", "temporary", "dot", ("m.py:1",), inserted=inserted),
+        Buffer(200_000, "float32[50000]", "output", "dot", ("m.py:9",)),
+        Buffer(at_line, "float32[7,7]", "temporary", "dot", ("m.py:1",), inserted=inserted),
     ]
     return [
         (type(piece), piece.bytes)
@@ -249,7 +249,7 @@ def test_a_stack_counts_from_the_floor_on():
 def test_a_line_counts_where_it_is_larger_than_all_that_goes_in_and_comes_out():
     assert pieces(at_line=2_004_001) == [(LargeLine, 2_004_001)]
     assert pieces(at_line=2_004_000) == []
-    assert pieces(at_line=2_004_000, more=(Held(2_004_000, "float32[7,7]", "temporary", "dot", ("m.py:1",)),)) == []
+    assert pieces(at_line=2_004_000, more=(Buffer(2_004_000, "float32[7,7]", "temporary", "dot", ("m.py:1",)),)) == []
     assert pieces(at_line=2_004_001, inserted=True) == []
     assert pieces(at_line=2_004_001, stacks=(Stack("m.py:1", "float32[50000]", 70_000, True),)) == [(Stack, 70_000)]
 

@@ -14,10 +14,10 @@ from rewritten_leaves import ALONE, CHANGES, Codebook, KeyCache, Ring
 from wild_training import apply_gradients, optimizer_of
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.core.evidence import Held, HeldTwice
+from pytest_nnxcheck.core.facts import HeldTwice, Waste
+from pytest_nnxcheck.core.peak import Buffer
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.invariants.advice import Sizes, advice
-from pytest_nnxcheck.jaxprs.waste import Waste
 from pytest_nnxcheck.reporting import hints
 
 JAX = jax.__version_info__[:2]
@@ -257,7 +257,7 @@ THREE = [("temporary", "float32[50000]")] * 3
 
 
 def pieces(*facts, live=(("temporary", "float32[50000]"),) * 2, state=1_000_000):
-    held = [Held(200_000, shape, kind, "copy", ("m.py:9",)) for kind, shape in live]
+    held = [Buffer(200_000, shape, kind, "copy", ("m.py:9",)) for kind, shape in live]
     told = advice(2_001_000, held, Waste(twice=facts), ["model.w", "model.v"], ["x"], Sizes(state, 1000, 1000))
     return [(piece.names, piece.bytes) for piece in told]
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_evidence import KiB, MiB
 
-from pytest_nnxcheck.core.evidence import Evidence, Held, Place, Split
-from pytest_nnxcheck.engine.evidence import added, places
+from pytest_nnxcheck.core.facts import Evidence
+from pytest_nnxcheck.core.peak import Buffer, Memory, PeakLine, Split, by_line, marked_as_added
 from pytest_nnxcheck.reporting import memory_breakdown
 
-COPY = Held(
+COPY = Buffer(
     bytes=8 * MiB,
     shape="float32[8,512,512]",
     kind="temporary",
@@ -30,13 +30,13 @@ KNOWN = Evidence(
     buffers=(
         COPY,
         dataclasses.replace(COPY, added=False),
-        Held(MiB, "float32[512,512]", "temporary", "copy", ("model.py:30",), inserted=True),
-        Held(2 * KiB, "float32[512]", "output", "copy", inserted=True),
+        Buffer(MiB, "float32[512,512]", "temporary", "copy", ("model.py:30",), inserted=True),
+        Buffer(2 * KiB, "float32[512]", "output", "copy", inserted=True),
     ),
     places=(
-        Place("model.py:12", ("model.py:20", "test.py:5"), False, 2, 16 * MiB, 0, 0, 8 * MiB),
-        Place("model.py:30", (), True, 1, MiB, 0, 0, 0),
-        Place("", (), True, 1, 0, 2 * KiB, 0, 2 * KiB),
+        PeakLine("model.py:12", ("model.py:20", "test.py:5"), False, 2, 16 * MiB, 0, 0, 8 * MiB),
+        PeakLine("model.py:30", (), True, 1, MiB, 0, 0, 0),
+        PeakLine("", (), True, 1, 0, 2 * KiB, 0, 2 * KiB),
     ),
 )
 
@@ -63,19 +63,29 @@ def test_the_story_of_a_copy():
 @pytest.mark.parametrize(
     "place, heading",
     [
-        (Place("", (), True, 1, 0, MiB, 0, 0), "inserted by XLA, no line"),
-        (Place("", (), False, 1, MiB, 0, 0, 0), "no line of yours"),
-        (Place("", (), False, 1, 0, 0, MiB, 0), "captured constants"),
-        (Place("scan[closure]", (), False, 1, MiB, 0, 0, 0), "the layer scan[closure] of the nesting"),
-        (Place("a.py:1", tuple("bcde"), False, 1, MiB, 0, 0, 0), "a.py:1 (called from b, c, d, ...)"),
+        (PeakLine("", (), True, 1, 0, MiB, 0, 0), "inserted by XLA, no line"),
+        (PeakLine("", (), False, 1, MiB, 0, 0, 0), "no line of yours"),
+        (PeakLine("", (), False, 1, 0, 0, MiB, 0), "captured constants"),
+        (PeakLine("scan[closure]", (), False, 1, MiB, 0, 0, 0), "the layer scan[closure] of the nesting"),
+        (PeakLine("a.py:1", tuple("bcde"), False, 1, MiB, 0, 0, 0), "a.py:1 (called from b, c, d, ...)"),
     ],
 )
 def test_a_place_says_what_is_known_of_it(place, heading):
     assert memory_breakdown.heading(place) == heading
 
 
+def test_a_buffer_says_by_name_which_arguments_it_is_made_of():
+    joined = Buffer(8, "float32[2]", "temporary", "concatenate", through=("concatenate",), parameters=(0, 2))
+    of_no_argument = dataclasses.replace(joined, parameters=(3,))  # a leaked tracer, which jax makes a further one
+    memory = Memory(0, 0, 16, 0, 0, (joined, of_no_argument)).with_names(("model.q", "model.k", "model.v"))
+    assert [(buffer.name, buffer.joined, buffer.through) for buffer in memory.made] == [
+        ("model.q", ("model.v",), ("concatenate",)),
+        ("", (), ()),
+    ]
+
+
 HELD = st.builds(
-    Held,
+    Buffer,
     bytes=st.integers(1, 2**40),
     shape=st.sampled_from(["float32[8]", "float32[2,4]"]),
     kind=st.sampled_from(["temporary", "output", "constant"]),
@@ -91,7 +101,7 @@ SEVERAL = st.lists(HELD, max_size=30).map(tuple)
 
 @given(after=SEVERAL, before=SEVERAL)
 def test_places_are_a_partition_of_the_buffers(after, before):
-    found = places(after, before)
+    found = by_line(after, before)
     sums = {
         kind: sum(each.bytes for each in after if each.kind == kind) for kind in ("temporary", "output", "constant")
     }
@@ -112,7 +122,7 @@ def test_a_story_is_short_and_its_shares_add_up(after, before):
     split = Split(
         0, *(sum(each.bytes for each in after if each.kind == kind) for kind in ("output", "temporary")), 0, 0
     )
-    known = Evidence(split=split, un_nested=Split(0, 0, 0, 0, 0), buffers=after[:10], places=places(after, before))
+    known = Evidence(split=split, un_nested=Split(0, 0, 0, 0, 0), buffers=after[:10], places=by_line(after, before))
     found = memory_breakdown.rows(known)
     assert len(found) <= 9
     assert all(len(label) <= 11 and "\n" not in row for label, row in found)
@@ -126,7 +136,7 @@ def test_added_are_the_buffers_that_have_no_partner(after, before):
     def keys(held):
         return [(each.place, each.shape, each.name) for each in held]
 
-    found = added(after, before)
+    found = marked_as_added(after, before)
     assert keys(found) == keys(after)
     for key in set(keys(after)):
         marked = sum(each.added for each in found if (each.place, each.shape, each.name) == key)

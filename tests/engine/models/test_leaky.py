@@ -111,7 +111,8 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
     from flax import nnx
 
     from pytest_nnxcheck.core.nesting import Layer, Nesting
-    from pytest_nnxcheck.invariants.tracers import tracers
+    from pytest_nnxcheck.invariants.case import Case, Tracers
+    from pytest_nnxcheck.invariants.tracers import judge
     from pytest_nnxcheck.subject.bind import bind
     from pytest_nnxcheck.transforms.compose import Guards
 
@@ -125,8 +126,7 @@ def test_what_eval_shape_puts_into_the_state_is_a_violation():
         model.kernel = nnx.Param(model.kernel[...] + 1)
     assert guards.mutated == [(layer, "model.kernel")]
 
-    from pytest_nnxcheck.core.observation import Observation
     from pytest_nnxcheck.core.outcome import StateTouched
 
-    touched = tracers(Observation(Nesting((layer,)), model, mutated=tuple(guards.mutated)))
-    assert touched == (StateTouched("model.kernel", layer=layer),)
+    (violation,) = judge(Case(Nesting((layer,)), tracers=Tracers(touched=tuple(guards.mutated)))).violations
+    assert violation.findings == (StateTouched("model.kernel", layer=layer),)

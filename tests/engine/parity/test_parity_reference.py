@@ -18,11 +18,11 @@ from pytest_nnxcheck.core.catalogue import row_of
 from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.memo import evaluated_calls
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, Step, assembled, composed, un_nested
-from pytest_nnxcheck.invariants.parity import compare
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.identity import identity
-from pytest_nnxcheck.subject.state_facts import UNCHANGED, Facts, Leaf, changed, read
 from pytest_nnxcheck.transforms import wrappers
+from pytest_nnxcheck.values.differences import compare
+from pytest_nnxcheck.values.effects import UNCHANGED, Facts, Leaf, changed, read
 
 # --- comparing
 
@@ -83,7 +83,7 @@ def test_what_rounding_alone_decides_is_no_alarm(monkeypatch):
     monkeypatch.setattr(wrappers, "remat_argument", rounds)
     found = parity(Noise(), numbers((64, WIDTH)), nesting="remat")
     assert found.outcome.verdict == "held", text(found)
-    monkeypatch.setattr("pytest_nnxcheck.invariants.parity.TIMES", 0)
+    monkeypatch.setattr("pytest_nnxcheck.values.differences.TIMES", 0)
     assert "model.bias differs" in text(parity(Noise(), numbers((64, WIDTH)), nesting="remat"))
 
 

@@ -17,7 +17,7 @@ from hypothesis import given
 
 from pytest_nnxcheck import assert_invariants, check
 from pytest_nnxcheck.core.errors import InvariantViolation
-from pytest_nnxcheck.core.evidence import Evidence
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Nesting, impossible
 from pytest_nnxcheck.core.notes import MergedVariables
 from pytest_nnxcheck.core.outcome import Outcome, Violation

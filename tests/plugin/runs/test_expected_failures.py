@@ -13,7 +13,7 @@ from pytest_nnxcheck import UnexpectedPass, assert_invariants, check
 from pytest_nnxcheck.core import expected_failures
 from pytest_nnxcheck.core.catalogue import INVARIANTS, STYLES, TRANSFORMS
 from pytest_nnxcheck.core.errors import NestingExcused, SettingError, TracerResidue
-from pytest_nnxcheck.core.expected_failures import Entry, covered, excuse, unexpected_passes
+from pytest_nnxcheck.core.expected_failures import ExpectedFailure, covered, excuse, unexpected_passes
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
 from pytest_nnxcheck.core.settings import merge
@@ -28,7 +28,7 @@ NAMED = st.lists(LAYERS, min_size=1, max_size=3).map(lambda layers: Nesting(tupl
 
 
 def entry(key, reason="why"):
-    return Entry.parse(key, reason)
+    return ExpectedFailure.parse(key, reason)
 
 
 def broken(nesting, *invariants):

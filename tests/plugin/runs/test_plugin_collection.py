@@ -141,7 +141,7 @@ def test_loading_the_plugin_takes_of_the_package_what_it_needs_and_nothing_heavy
     new = loaded("import pytest_nnxcheck.plugin.hooks")
     assert {name.split(".")[1] for name in new if name.startswith("pytest_nnxcheck.")} == {"core", "plugin"}
     assert not new & HEAVY
-    assert not new & {f"pytest_nnxcheck.core.{name}" for name in ("outcome", "evidence", "nesting")}
+    assert not new & {f"pytest_nnxcheck.core.{name}" for name in ("outcome", "facts", "nesting")}
 
 
 @pytest.mark.slow

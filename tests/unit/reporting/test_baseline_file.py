@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core import evidence
+from pytest_nnxcheck.core import peak
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
+from pytest_nnxcheck.core.facts import Evidence, Stamp
+from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.reporting import baseline_file
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Buffers, Entry, TargetPeak
 
@@ -50,8 +51,8 @@ def test_a_line_has_peaks_on_targets_where_there_are_some():
 
 def test_a_target_without_a_peak_is_not_kept():
     there = (
-        evidence.OnTarget("v5e", peak=4096, wheel="libtpu 0.0.50.1"),
-        evidence.OnTarget("h100", left_out="a callback", wheel="jax-cuda12-pjrt 0.12.0.1"),
+        peak.OnTarget("v5e", peak=4096, wheel="libtpu 0.0.50.1"),
+        peak.OnTarget("h100", left_out="a callback", wheel="jax-cuda12-pjrt 0.12.0.1"),
     )
     assert baseline_file.entry_of(7, Evidence(targets=there), drawn=False) == Entry(7, targets=(ON_V5E,))
 
@@ -167,7 +168,7 @@ def test_what_is_no_file_and_no_text(tmp_path):
 
 
 def held(size, kind="temporary", shape="float32[4]", operation="dot", name=""):
-    return Held(size, shape, kind, operation, (), name, whole=bool(name))
+    return Buffer(size, shape, kind, operation, (), name, whole=bool(name))
 
 
 def test_an_entry_keeps_the_largest_buffers_those_that_are_alike_together():

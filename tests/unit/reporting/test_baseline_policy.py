@@ -5,7 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split, Stamp
+from pytest_nnxcheck.core.facts import Evidence, Stamp
+from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
 from pytest_nnxcheck.reporting.baseline_comparison import Measured, Refused, Request, Result, renewed
@@ -20,7 +21,7 @@ PEAKS = Request("peaks", FIVE)
 
 
 def held(size, kind="temporary", shape="float32[4]", operation="dot", line=""):
-    return Held(size, shape, kind, operation, (line,) if line else ())
+    return Buffer(size, shape, kind, operation, (line,) if line else ())
 
 
 def measured(split, *buffers, fleeting=False):

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from pytest_nnxcheck.core.errors import SettingError
-from pytest_nnxcheck.core.expected_failures import Entry
+from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.plugin.known_failures import Table, covers, read
 from pytest_nnxcheck.plugin.selection import Selection
 
@@ -46,7 +46,7 @@ def test_a_file_that_is_no_text(tmp_path):
     ],
 )
 def test_what_a_table_is_for(pattern, matched, not_matched):
-    table = Table(pattern, (Entry("memory", "x"),))
+    table = Table(pattern, (ExpectedFailure("memory", "x"),))
     assert all(map(table.matches, matched))
     assert not any(map(table.matches, not_matched))
 

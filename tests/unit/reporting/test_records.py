@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.evidence import Evidence, Held, Split
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.outcome import Outcome, Violation
+from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.core.settings import Settings, merge, parse_given
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.report import Report, properties
@@ -51,7 +52,7 @@ def outcomes_of(draw, nesting):
     verdict = draw(st.sampled_from(["held", "violated", "rejected", "failed", "expected"]))
     broken = (Violation("memory", draw(TEXT), rows, draw(TEXT)),) if verdict == "violated" else ()
     split = Split(draw(BYTES), draw(BYTES), draw(BYTES), 0, draw(BYTES))
-    held = Held(draw(BYTES), draw(TEXT), "temporary", draw(TEXT), (draw(TEXT),), draw(TEXT), True)
+    held = Buffer(draw(BYTES), draw(TEXT), "temporary", draw(TEXT), (draw(TEXT),), draw(TEXT), True)
     evidence = draw(st.sampled_from([None, Evidence(split, draw(BYTES), buffers=(held,))]))
     peak = draw(st.none() | BYTES)
     return Outcome(

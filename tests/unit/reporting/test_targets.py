@@ -8,13 +8,12 @@ import documents
 import pytest
 from test_records import violates
 
-from pytest_nnxcheck.core.evidence import Bound, Evidence, OnTarget, Split
+from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact
 from pytest_nnxcheck.core.outcome import (
     CopiedOnTarget,
     DoesNotFit,
-    Figures,
     LostOnTarget,
     MemoryWasted,
     Outcome,
@@ -23,6 +22,7 @@ from pytest_nnxcheck.core.outcome import (
     StateCopied,
     Violation,
 )
+from pytest_nnxcheck.core.peak import Bound, Figures, OnTarget, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import hooks
 from pytest_nnxcheck.reporting import hints, notes, records, report, tally, target_rows

@@ -8,13 +8,11 @@ from typing import get_args
 
 import pytest
 
-from pytest_nnxcheck.core.evidence import Bound, HeldTwice, Split
+from pytest_nnxcheck.core.facts import ArrayType, HeldTwice, Leak
 from pytest_nnxcheck.core.nesting import Layer, Misfit, MisfitKind, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, FactKind
-from pytest_nnxcheck.core.observation import ArrayType, Leak
 from pytest_nnxcheck.core.outcome import (
     ConstantsCaptured,
-    Figures,
     LostBuffer,
     MemoryWasted,
     Outcome,
@@ -27,6 +25,7 @@ from pytest_nnxcheck.core.outcome import (
     ViewedBuffer,
     Violation,
 )
+from pytest_nnxcheck.core.peak import Bound, Figures, Split
 from pytest_nnxcheck.reporting import hints, left_out, notes, tally
 from pytest_nnxcheck.reporting.violations import worded
 
@@ -36,7 +35,7 @@ CLOSURE = Layer("jit", "closure")
 FIGURES = Figures(
     Split(4 * KIB, 2 * KIB, 8 * KIB, KIB, 0), Bound(6 * KIB, 12 * KIB, "2x"), 4 * KIB, 1, "scan writes back, checkpoint"
 )
-LEAK = Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "m.py:7", CLOSURE, "module")
+LEAK = Leak("model.last", "attribute", "DynamicJaxprTracer", "float32[3]", "m.py:7", str(CLOSURE), "module")
 
 
 def said(invariant, *findings, explained=()):
@@ -79,7 +78,7 @@ def test_findings_without_a_row_are_counted():
     ],
 )
 def test_handing_the_module_on_is_asked_of_what_a_closure_holds(holder, layer, is_asked):
-    violation = left(replace(LEAK, holder=holder, layer=layer))
+    violation = left(replace(LEAK, holder=holder, layer=str(layer or "")))
     assert hints.asks_to_hand_on(violation) == is_asked
     assert (violation.hint == hints.captured_by("jit")) == is_asked
 

@@ -68,7 +68,7 @@ class Effect:
 def changed(before: Facts, after: Facts, earlier: Facts | None = None) -> Facts:
     """The facts after a run without the arrays that it left in place, so that a kept effect holds no copy of the state.
 
-    Where the state ``before`` is a copy of what an ``earlier`` run left, what is left in place is what that says of it.
+    Where the state ``before`` is a copy of the state after an ``earlier`` run, an array that is left in place is the one that this names.
     """
 
     def leaf_of(name: str, leaf: Leaf) -> Leaf:

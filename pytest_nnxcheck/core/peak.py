@@ -1,0 +1,323 @@
+"""The memory of one compiled program, as plain data: its totals, the buffers at its peak and the lines that made them, what it may cost, and what to change.
+
+Bytes are those of one device. Nothing here imports jax, flax, hypothesis or pytest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+FLOOR = 64 * 1024
+"""Bytes that are never reported: below them a program has nothing to win."""
+
+COPY_SHARE = 0.05
+"""Of the state's bytes. Healthy programs hold no copies at all, so that the least that is worth telling can be small: one stack of a few layers' parameters,
+beside the moments of Adam."""
+
+SHOWN = 10
+"""Buffers, and leaves, that are kept of each nesting: the largest."""
+
+SHOWN_LINES = 40
+"""Lines that are kept of each nesting: the largest."""
+
+LARGE = 0.05
+"""Of a line's bytes: smaller buffers do not decide what called the line."""
+
+UNRECORDED = {"record": False}
+"""Marks a field that reports leave out."""
+
+
+def least_copy(state: int) -> int:
+    """Bytes of copies that count, for a state of so many bytes a device."""
+    return max(round(COPY_SHARE * state), FLOOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The parts of a peak."""
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    aliased: int
+    constants: int
+
+    @property
+    def peak(self) -> int:
+        """Arguments + outputs + temporaries - aliased + captured constants."""
+        return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One buffer that is live at the peak."""
+
+    bytes: int
+    shape: str
+    """Written ``float32[50,200,200]``."""
+    kind: str
+    """Argument, output, temporary or constant."""
+    operation: str
+    stack: tuple[str, ...] = ()
+    """The user's lines ``path:line``, the innermost first; none where a generated layer made the buffer."""
+    name: str = ""
+    """The argument that the buffer is, or is made of by copies only."""
+    whole: bool = False
+    """Whether it is a copy of all of that argument, and of those that are ``joined`` to it."""
+    through: tuple[str, ...] = ()
+    """The operations of the copy, from the argument on."""
+    joined: tuple[str, ...] = ()
+    """Further arguments that are in it, all of each, behind the first."""
+    layer: str = ""
+    """The generated layer that made the buffer."""
+    inserted: bool = False
+    """Whether XLA put the buffer in: for the loop at these lines, or in this layer; without either it does not say what for."""
+    added: bool = False
+    """Whether the un-nested program has no such buffer: from the same place, of that shape, a copy of the same."""
+    parameters: tuple[int, ...] = field(default=(), metadata=UNRECORDED)
+    """The numbers of the arguments that it is made of. They are those of the flat arguments where the program was lowered with ``keep_unused``."""
+    broadcast: bool = field(default=False, metadata=UNRECORDED)
+    """Whether it repeats far fewer elements, and computes nothing."""
+
+    @property
+    def place(self) -> str:
+        """What buffers are grouped by: the innermost line of the user, or the layer; empty for captured constants and where XLA says neither."""
+        return self.stack[0] if self.stack else self.layer
+
+    @property
+    def group(self) -> tuple[str, bool, bool]:
+        """The place, apart from captured constants, and without one what XLA inserted apart from the rest."""
+        return self.place, self.kind == "constant", self.inserted and not self.place
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(Split):
+    """The memory of a compiled program, and the buffers live at its peak."""
+
+    buffers: tuple[Buffer, ...] = ()
+    """The largest first."""
+    named: bool = False
+    """Whether this jaxlib gives the buffers; else there are totals only, with the constants unknown (0)."""
+
+    @property
+    def split(self) -> Split:
+        """The totals alone."""
+        return Split(self.arguments, self.outputs, self.temporaries, self.aliased, self.constants)
+
+    @property
+    def made(self) -> tuple[Buffer, ...]:
+        """The buffers that are no arguments: those are what the program was handed."""
+        return tuple(buffer for buffer in self.buffers if buffer.kind != "argument")
+
+    def with_names(self, names: Sequence[str]) -> Memory:
+        """The same, where each buffer says by name which of the program's flat arguments it is made of, as far as they have names."""
+        return replace(self, buffers=tuple(_with_names(buffer, names) for buffer in self.buffers))
+
+
+def _with_names(buffer: Buffer, names: Sequence[str]) -> Buffer:
+    if not buffer.parameters:
+        return buffer
+    copied = [names[number] for number in buffer.parameters if number < len(names)]
+    through = buffer.through if copied else ()
+    return replace(buffer, name=copied[0] if copied else "", joined=tuple(copied[1:]), through=through)
+
+
+def marked_as_added(after: Iterable[Buffer], before: Iterable[Buffer]) -> tuple[Buffer, ...]:
+    """The buffers of a program, each marked that has no partner among those of the un-nested one."""
+    unmatched = Counter((buffer.place, buffer.shape, buffer.name) for buffer in before)
+    marked = []
+    for buffer in after:
+        key = (buffer.place, buffer.shape, buffer.name)
+        marked.append(buffer if unmatched[key] else replace(buffer, added=True))
+        unmatched[key] -= unmatched[key] > 0
+    return tuple(marked)
+
+
+@dataclass(frozen=True, slots=True)
+class PeakLine:
+    """One line of the user's at the peak: bytes of all buffers that were made there, those of arguments aside."""
+
+    line: str
+    """``path:line``, or the generated layer, or empty: see `Buffer.place`."""
+    outer: tuple[str, ...]
+    """The lines that called it for all of its large buffers."""
+    inserted: bool
+    """Whether XLA inserted all buffers."""
+    count: int
+    """How many buffers there are."""
+    temporaries: int
+    outputs: int
+    constants: int
+    un_nested: int
+    """Bytes that the same line holds in the un-nested program."""
+
+    @property
+    def bytes(self) -> int:
+        return self.temporaries + self.outputs + self.constants
+
+    @classmethod
+    def of(cls, group: Sequence[Buffer], un_nested: int) -> PeakLine:
+        """The line that made a group of buffers."""
+        size = Counter[str]()
+        for buffer in group:
+            size[buffer.kind] += buffer.bytes
+        large = [buffer for buffer in group if buffer.bytes >= LARGE * size.total()]
+        return cls(
+            line=group[0].place,
+            outer=tuple(
+                line for line in (large[0].stack[1:] if large else ()) if all(line in buffer.stack for buffer in large)
+            ),
+            inserted=all(buffer.inserted for buffer in group),
+            count=len(group),
+            temporaries=size["temporary"],
+            outputs=size["output"],
+            constants=size["constant"],
+            un_nested=un_nested,
+        )
+
+
+def by_line(after: Iterable[Buffer], before: Iterable[Buffer]) -> tuple[PeakLine, ...]:
+    """All buffers by the line that made them, largest first; ``before`` are those of the un-nested program."""
+    groups: dict[tuple[str, bool, bool], list[Buffer]] = {}
+    for buffer in after:
+        groups.setdefault(buffer.group, []).append(buffer)
+    bytes_before = Counter[tuple[str, bool, bool]]()
+    for buffer in before:
+        bytes_before[buffer.group] += buffer.bytes
+    lines = [PeakLine.of(group, bytes_before[key]) for key, group in groups.items()]
+    return tuple(sorted(lines, key=lambda line: (-line.bytes, line.line)))
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a nesting should cost, and what it may."""
+
+    expected: int
+    budget: int
+    multiple: str = ""
+    """The budget as a multiple of the expected peak, written ``2x``; empty where it is in bytes."""
+    axes: int = 0
+    """Bytes that were added to a budget in bytes for the nesting's own axes."""
+    default: bool = False
+    """Whether nobody set a budget."""
+    written: str = ""
+    """A budget in bytes as the user wrote it, in powers of 1000."""
+
+
+PeakCause = Literal[
+    "",
+    "scan writes back",
+    "scan writes back, checkpoint",
+    "scan writes back, remat",
+    "captured constant",
+    "constant of the call",
+    "mapped branch",
+    "returned",
+]
+"""Why a peak is what it is, where that is known. A constant of the call is one that nothing outside of it keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a peak is judged by."""
+
+    split: Split
+    bound: Bound
+    state: int
+    """Bytes of one copy of the state."""
+    devices: int
+    cause: PeakCause
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Bytes of copies of the state in a compiled program."""
+
+    handed_back: int = 0
+    """What the program holds since it hands values back unchanged."""
+    returned: int = 0
+    """Outputs that are state."""
+
+    @property
+    def bytes(self) -> int:
+        """Those of both."""
+        return self.handed_back + self.returned
+
+
+NO_COPIES = Copies()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What the peak gains with each further step of a generated loop, or element of an axis."""
+
+    layer: str
+    steps: int
+    """How many steps the shorter of two programs has; the other one has twice as many."""
+    per_step: Split
+
+    @classmethod
+    def between(cls, layer: str, steps: int, short: Split, long: Split) -> Growth:
+        """What a step adds, by the totals of the two programs."""
+        parts = {part.name: (getattr(long, part.name) - getattr(short, part.name)) // steps for part in fields(Split)}
+        return cls(layer, steps, Split(**parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """An array that the call captures."""
+
+    bytes: int
+    type: str
+    line: str = ""
+    """The first line that uses it."""
+    name: str = ""
+    """Where it is kept: a global, a closure."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnTarget:
+    """One program as the compiler of a target made it, which ran nothing: bytes a device."""
+
+    target: str
+    """The chip, or the slice of the program's mesh: ``v5e``, ``v5e:2x4``."""
+    limit: int = 0
+    """What a program may use there: the compiler's own limit on a TPU, a share of the memory on a GPU."""
+    share: float = 1.0
+    """Of the memory of a GPU: the part that jax takes."""
+    fits: bool = True
+    """On a TPU whether its compiler took the program, on a GPU whether ``peak`` is within ``limit``."""
+    peak: int | None = None
+    """What is compared with ``limit``; `None` where this compiler gives no totals, or refused the program."""
+    split: Split | None = None
+    """The totals of the compiler. Their sum is ``peak`` on a GPU, and more on a TPU."""
+    unpadded: int | None = None
+    """Of ``peak`` on a TPU: what would be left without the padding of its tiles."""
+    copies: int = 0
+    """Bytes of copies of the state, by forwarding."""
+    state: int = 0
+    """Bytes of one copy of the state, as the CPU counts them."""
+    donated: int = 0
+    """Leaves that the program donates."""
+    lost: tuple[str, ...] = ()
+    """Names of those whose buffer no output takes over, there and not on the CPU."""
+    lost_too: int = 0
+    """How many lose their buffer there and on the CPU."""
+    refused: str = ""
+    """What the compiler said of a program that does not fit, in one line."""
+    left_out: str = ""
+    """Why this program cannot be compiled for the target, in one line: jax's own words, or that a mesh has no such slice."""
+    effort: str = ""
+    """What the compiler of a TPU was asked for: ``O0``, which is fast, or ``default``."""
+    wheel: str = ""
+    """The compiler: ``libtpu 0.0.50.1``."""
+    seconds: float = field(default=0.0, compare=False)
+    """What it took to lower and compile."""
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> OnTarget:
+        """Read what JSON holds of one. Raises `LookupError` or `TypeError`."""
+        return cls(**{**found, "split": found["split"] and Split(**found["split"]), "lost": tuple(found["lost"])})

@@ -1,0 +1,254 @@
+"""The outcome of a call under its nesting, for each way in which it may end: the verdict, the figures, and what explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_nnxcheck.compat import refusals
+from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.catalogue import rows_of
+from pytest_nnxcheck.core.errors import CheckError, Unfit
+from pytest_nnxcheck.core.facts import Evidence, Lost, Observation
+from pytest_nnxcheck.core.nesting import Misfit
+from pytest_nnxcheck.core.notes import Explanation, Fact, Mapped, Note, ValueAsked
+from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome
+from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, by_line, marked_as_added
+from pytest_nnxcheck.core.text import first_line
+from pytest_nnxcheck.engine import causes
+from pytest_nnxcheck.engine.example import Call
+from pytest_nnxcheck.engine.gather import Ran, bound_of, growth, un_nested_memory
+from pytest_nnxcheck.engine.parity import MOST_EQUATIONS
+from pytest_nnxcheck.invariants.case import Judgement
+from pytest_nnxcheck.invariants.donation import lost_leaves
+from pytest_nnxcheck.invariants.donation import notes as notes_on_donation
+from pytest_nnxcheck.subject.write_back import write_back
+from pytest_nnxcheck.transforms.compose import MAPPING, maps_written
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+LITTLE = 10 * 2**20
+"""Bytes below which the figures of a target say little: those of its own workspace, 4 MiB for a product of matrices on a GPU."""
+
+MUCH_MORE = 1.5
+"""Times the peak of the CPU. Of 96 programs of flax models one in twelve needs more on a TPU, and one in ninety on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a checked call gives back."""
+
+    output: Any
+    """The un-nested output."""
+    outcome: Outcome
+    error: BaseException | None = None
+    """The user's exception, if the call failed."""
+    facts: CallFacts = NO_FACTS
+    """What is known of the call, whatever its nesting."""
+
+
+def checked(ran: Ran, judgement: Judgement) -> Checked:
+    """The outcome of a nesting that ran and was judged."""
+    if judgement.error is not None and not judgement.violations:
+        return not_judged(ran.call, judgement.error)
+    if ran.observation.error is not None and not judgement.violations:
+        return raised(ran, ran.observation.error)
+    return concluded(ran, judgement)
+
+
+# --- a nesting that ended, or broke an invariant
+
+
+def concluded(ran: Ran, judgement: Judgement) -> Checked:
+    """The outcome with the output; the user's objects get the values that the call put into its copies. Nothing else changes them.
+
+    Tracers that nobody asserts keep nothing from the user but a state that holds them.
+    """
+    observation, outcome = ran.observation, outcome_of(ran, judgement)
+    if observation.error is not None or (observation.leaks and outcome.violations):
+        return Checked(None, outcome)
+    if not any(leak.place in ("variable", "module") for leak in observation.leaks):
+        write_back(ran.call.subject, observation.state)
+    return Checked(observation.rebuild(observation.output), outcome)
+
+
+def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
+    """The verdict, the figures, and what explains them."""
+    call, observation, bound = ran.call, ran.observation, bound_of(ran)
+    known = call.memo.notes.get(call.key, ())
+    notes = (*known, *of_targets(observation), *unasserted(ran), *judgement.of_call)
+    call.memo.notes[call.key] = tuple(dict.fromkeys(notes))
+    measured = evidence(ran)
+    if any(violation.invariant == "memory" for violation in judgement.violations):
+        measured = replace(measured, growth=growth(ran))
+    return Outcome(
+        nesting=call.nesting,
+        verdict="violated" if judgement.violations else "held",
+        violations=judgement.violations,
+        peak=observation.memory.peak if observation.memory else None,
+        budget=bound.budget if bound else None,
+        facts=(*of_holding(ran), *notes_of(judgement)),
+        evidence=measured,
+    )
+
+
+def evidence(ran: Ran) -> Evidence:
+    """What reports keep of a nesting."""
+    observation, un_nested, bound = ran.observation, un_nested_memory(ran), bound_of(ran)
+    before = un_nested.made if un_nested else ()
+    after = marked_as_added(observation.memory.made if observation.memory else (), before)
+    lost = {leaf.path for leaf in lost_leaves(observation.moves, observation.reused)}
+    return Evidence(
+        split=observation.memory and observation.memory.split,
+        expected=bound.expected if bound else None,
+        un_nested=un_nested and un_nested.split,
+        buffers=after[:SHOWN],
+        places=by_line(after, before)[:SHOWN_LINES],
+        captured=ran.profile.captured[:SHOWN],
+        leaks=observation.leaks,
+        moves=tuple(
+            Lost(move.before.path, str(move.before.type), str(move.after.type) if move.after else "")
+            for move in observation.moves
+            if move.before.path in lost
+        ),
+        reusable=reusable(ran) if observation.memory else (),
+        targets=observation.targets,
+    )
+
+
+def reusable(ran: Ran) -> tuple[str, ...]:
+    """Inputs of a jit that were not donated, and whose type an output of the call has."""
+    subject, donated = ran.call.subject, {move.before.path for move in ran.observation.moves}
+    types = {describe(leaf) for leaf in ran.profile.out}
+    inputs = zip(subject.input_names, subject.inputs, strict=False)
+    return tuple(name for name, leaf in inputs if name not in donated and describe(leaf) in types)
+
+
+def notes_of(judgement: Judgement) -> tuple[Note, ...]:
+    """The notes, and what an invariant of the user's own raised beside a violation of another."""
+    return (*judgement.notes, *([str(judgement.error)] if judgement.error else []))
+
+
+def unasserted(ran: Ran) -> tuple[Fact, ...]:
+    """A note on tracers that remain, where the test does not assert that none does."""
+    if not ran.observation.leaks or "tracers" in ran.call.settings.invariants:
+        return ()
+    return (Fact("leaked", tuple(leak.path for leak in ran.observation.leaks)),)
+
+
+def of_holding(ran: Ran) -> tuple[Note, ...]:
+    """Notes on a nesting that was judged."""
+    observation, nesting, notes = ran.observation, ran.call.nesting, list[Note]()
+    if observation.dropped and observation.error is None:
+        leak = observation.dropped[0]
+        notes.append(Fact("left in merged", (leak.path,), leak.layer))
+    if ran.profile.inner_donations and any(layer.row.compiles for layer in nesting.layers):
+        notes.append(Fact("inner donations", count=ran.profile.inner_donations))
+    if observation.still:
+        notes.append(Fact("not moved", tuple(map(ran.call.subject.path, observation.still)), str(nesting)))
+    return (*notes, *notes_on_donation(nesting, observation.moves, observation.reused))
+
+
+def of_targets(observation: Observation) -> Iterator[Fact]:
+    """Targets that could not compile the program, and those on which the un-nested program needs far more than on the CPU."""
+    held = observation.memory
+    for on in observation.targets:
+        if on.left_out:
+            yield Fact("left out on target", (on.target,), on.left_out)
+        if held is None or on.peak is None or len(observation.nesting) > 1:
+            continue
+        if on.peak > max(MUCH_MORE * held.peak, LITTLE):
+            yield Fact("peak on target", (on.target,), peaks=(on.peak, held.peak))
+
+
+# --- what ends otherwise
+
+
+def left_out(call: Call, misfit: Misfit) -> Checked:
+    """The outcome of a nesting that cannot take the call."""
+    return Checked(None, Outcome(call.nesting, "rejected", unfit=True, misfit=misfit))
+
+
+def not_judged(call: Call, error: CheckError) -> Checked:
+    """A nesting that holds, but that an invariant of the user's own could not judge.
+
+    Where that read a value which was not computed, the body runs again with values, as after any exception.
+    """
+    outcome = Outcome(call.nesting, "failed", reason=str(error), error=type(error).__name__)
+    return Checked(None, outcome, error)
+
+
+def raised(ran: Ran, error: Exception) -> Checked:
+    """A nesting that raised and broke no invariant: what it is not made for, what flax refuses, or the user's own exception."""
+    call, observation = ran.call, ran.observation
+    if isinstance(error, Unfit):
+        return left_out(call, error.misfit)
+    inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
+    if misfit := refusals.fault_of_jax(error, inside):
+        return left_out(call, misfit)
+    if call.nesting.captures and refusals.is_refusal(error) and not observation.leaks:
+        # Flax refused a closure layer, and left everything clean; without one the exception is the module's own.
+        return Checked(None, Outcome(call.nesting, "rejected", reason=first_line(error)))
+    return failed(call, error, observation, mapped(ran, error))
+
+
+def mapped(ran: Ran, error: Exception) -> tuple[Mapped, ...]:
+    """What a ``vmap`` that raised was handed with an axis."""
+    if not maps_written(ran.call.nesting) or isinstance(error, CheckError):
+        return ()
+    subject, written = ran.call.subject, sorted(ran.profile.changed | ran.profile.restored, key=str)
+    return (Mapped(MAPPING, (*map(subject.path, written), *subject.input_names)),)
+
+
+def failed(call: Call, error: Exception, observation: Observation, more: tuple[Explanation, ...] = ()) -> Checked:
+    """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
+    nesting = call.nesting
+    if refusals.is_mode_refusal(error, nesting.mode):
+        return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True, facts=more))
+    facts = (*explained(call, error, observation), *more)
+    outcome = Outcome(nesting, "failed", reason=first_line(error), error=type(error).__name__, facts=facts)
+    return Checked(None, outcome, error)
+
+
+def explained(call: Call, error: Exception, observation: Observation) -> tuple[Explanation, ...]:
+    """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
+    if refusals.asks_for_value(error):
+        return (ValueAsked(),)
+    is_refusal = refusals.is_refusal(error)
+    if not (is_refusal or refusals.is_tracer_error(error)):
+        return ()
+    left: Sequence[Explanation] = observation.leaks or observation.dropped
+    left = left or call.once("merged", lambda: causes.merged_inside(call.subject))
+    captures = captured(call) or (causes.captured_by_call(call.subject) if is_refusal else ())
+    return (*left[: causes.SHOWN], *captures)
+
+
+def captured(call: Call, *, leaking: bool = False) -> tuple[Explanation, ...]:
+    """The transforms that the call applies to a function which captured a graph node, one that holds tracers then; the same under every nesting."""
+    captures = call.once("captured", lambda: causes.captured(call.subject))
+    return tuple(capture for capture in captures if capture.leaks or not leaking)
+
+
+# --- whatever the nesting
+
+
+def facts_of(call: Call) -> CallFacts:
+    """What is known of the call by now, whatever its nesting."""
+    subject, settings = call.subject, call.settings
+    profile, un_nested = call.memo.profiles.get(call.key), call.memo.un_nested.get(call.key)
+    running = tuple(row.name for row in rows_of(settings.invariants) if row.runs and subject.abstract)
+    notes = [*call.originals.notes, *([Fact("abstract", running)] if running else [])]
+    notes += call.memo.notes.get(call.key, ())
+    if profile is None:
+        return CallFacts((*notes,), (), () if un_nested is None else (un_nested,))
+    if profile.untrained:
+        notes.append(Fact("untrained", tuple(map(subject.path, profile.untrained)), subject.name))
+    if call.compares_values and profile.equations > MOST_EQUATIONS:
+        notes.append(Fact("many equations", of=subject.name, count=profile.equations))
+    donates = "donation" in settings.invariants and settings.donate != "none"
+    if profile.in_one_array and donates:
+        first = tuple(map(subject.path, profile.in_one_array[0]))
+        notes.append(Fact("in one array", first, subject.name, len(profile.in_one_array)))
+    added = tuple(map(subject.path, profile.added))
+    return CallFacts((*notes,), added, () if un_nested is None else (un_nested,))
