@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from healthy import FLAX
 from pasted_programs import run_fresh, run_programs, told
 
 from pytest_nnxcheck.core.nesting import Layer
@@ -110,9 +111,9 @@ class Restores(nnx.Module):
 
     def __call__(self, x):
         old = self.linear.kernel[...]
-        assign(self.linear.kernel, old / jnp.linalg.norm(old @ x.sum(0)))
+        self.linear.kernel[...] = old / jnp.linalg.norm(old @ x.sum(0))
         KEPT.append(self.linear(x))
-        assign(self.linear.kernel, old)
+        self.linear.kernel[...] = old
         return x
 
 @marked
@@ -121,6 +122,7 @@ def test_restores(nnx_wrap):
 """
 
 
+@pytest.mark.skipif(FLAX < (0, 12), reason="earlier flax takes no value by index")
 def test_a_call_that_is_tried_again_with_mapped_leaves_is_written_once(inner, pytester):
     result = inner(RESTORES, "--nnx-nesting", "vmap")
     ((_, _, program),) = told(result.stdout.str()).values()
