@@ -21,7 +21,7 @@ from pytest_nnxcheck.core import settings
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.outcome import BodyFinished, BodyStarted
 from pytest_nnxcheck.core.text import near_to
-from pytest_nnxcheck.engine.cases import CallStarted
+from pytest_nnxcheck.engine.example import CallStarted
 from pytest_nnxcheck.paste import usage
 from pytest_nnxcheck.paste.slicer import Slice
 from pytest_nnxcheck.paste.usage import Usage, one_line
