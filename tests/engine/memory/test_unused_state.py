@@ -8,7 +8,7 @@ import optax
 import pytest
 from checking import some
 from flax import nnx
-from healthy import assign, node_list, rngs
+from healthy import assign, rngs
 from wild_training import apply_gradients, make_optimizer
 
 from pytest_nnxcheck import check
@@ -32,16 +32,9 @@ class Decoder(nnx.Module):
         return self.out(x)
 
 
-class Normed(nnx.Module):
+def normed():
     """A layer, a norm that keeps its statistics, and a dropout."""
-
-    def __init__(self) -> None:
-        self.linear = linear()
-        self.norm = nnx.BatchNorm(WIDTH, rngs=rngs())
-        self.dropout = nnx.Dropout(0.5, rngs=rngs())
-
-    def __call__(self, x):
-        return self.dropout(self.norm(self.linear(x)))
+    return nnx.Sequential(linear(), nnx.BatchNorm(WIDTH, rngs=rngs()), nnx.Dropout(0.5, rngs=rngs()))
 
 
 class Adapted(nnx.Module):
@@ -64,13 +57,6 @@ class Cached(nnx.Module):
         cache = self.cache if cache is None else cache
         assign(cache, cache[...].at[0].set(x[0]))
         return self.linear(x)
-
-
-class Sequence(nnx.Module):
-    """Layers in a list."""
-
-    def __init__(self, layers) -> None:
-        self.layers = node_list(layers)
 
 
 by_flax = nnx.jit(lambda model, x: model(x))
@@ -115,7 +101,7 @@ UNUSED = {
     "in a list": (lambda models, x: models[1](x), lambda: [linear(), linear()], "models[0]"),
     "in a node's list": (
         lambda model, x: model.layers[0](x),
-        lambda: Sequence([linear(), linear(), linear()]),
+        lambda: nnx.Sequential(linear(), linear(), linear()),
         "model.layers[1], model.layers[2]",
     ),
     "all": (lambda model, x: x + 1, Decoder, "model"),
@@ -155,13 +141,13 @@ def test_a_cache_beside_the_one_that_a_server_hands_in():
 
 
 def eval_mode():
-    model = Normed()
+    model = normed()
     model.eval()
     return model
 
 
 HEALTHY = {
-    "train mode": lambda: check(Normed(), X, **JIT),
+    "train mode": lambda: check(normed(), X, **JIT),
     "eval mode": lambda: check(eval_mode(), X, **JIT),
     "adapted": lambda: check(Adapted(), X, **JIT),
     "adapted, trained": lambda: check(*trained(), X, **JIT),

@@ -299,6 +299,11 @@ def test_each_transform_that_captured_a_module_is_told():
     assert lines == [("checkpoint", f"{near(__file__)}:{begins + 1}"), ("vmap", f"{near(__file__)}:{begins + 2}")]
 
 
+def test_a_module_that_is_handed_over_as_the_function_is_captured():
+    (cause,) = causes.captured(bind(in_checkpoint, (nnx.BatchNorm(WIDTH, rngs=rngs()), numbers(BATCH)), {}))
+    assert (cause.transform, (*map(str, cause.nodes),)) == ("checkpoint", ("BatchNorm",))
+
+
 def test_a_call_is_made_once_more_for_all_nestings(monkeypatch):
     """The caches of jax are emptied after it, so that whatever comes next compiles anew."""
     made: list[str] = []

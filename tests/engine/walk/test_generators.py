@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import pytest
-from checking import call, text
+from checking import call, flat, text
 from flax import nnx
 from healthy import BATCH, WIDTH, numbers, rngs
 
+from pytest_nnxcheck import check
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.engine.example import Example
 from pytest_nnxcheck.engine.memo import Memo
@@ -75,6 +76,13 @@ def test_what_cannot_be_put_back_is_told_of_every_later_nesting_of_the_test():
     for nesting in ("un-nested", "scan", "jit"):
         with Example(memo) as example:
             assert call(model, numbers(BATCH), nesting=nesting, example=example).outcome.verdict == "violated"
+
+
+def test_a_run_ends_with_the_leak_and_a_program():
+    found = check(Noisy(), numbers(BATCH), max_examples=0)
+    assert f"tracers remain in {PATH}" in flat(str(found))
+    assert "left by     jit\n" in str(found)
+    assert repr(PATH) in found.program()
 
 
 def test_without_the_invariant_the_call_is_not_checked():
