@@ -184,7 +184,7 @@ def test_model(nnx_wrap, name):
 
 @marked
 def test_step(nnx_wrap):
-    pair = reports.Pair(100)
+    pair = bugs.Pair(100)
     step = nnx_wrap(bugs.step_in_place)
     step(pair)
     step(pair)
