@@ -108,6 +108,7 @@ def of_one_test(*models):
             assert call(model, X, nesting="jit", example=example).outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_a_second_model_whose_plain_object_compares_arrays_is_refused_as_jax_does():
     jitted = nnx.jit(lambda model, x: model(x))
     jitted(Net(Rope), X)

@@ -91,6 +91,7 @@ def test_without_the_invariant_the_call_cannot_be_checked():
         call(Stack(KEEPS["closure"]), X, nesting="jit", invariants="memory")
 
 
+@pytest.mark.slow
 def test_its_program_fails_without_the_plugin(pytester, inner_args, tmp_path):
     pytester.makepyfile(
         """

@@ -132,6 +132,7 @@ def returned(model, x):
     return model(x), model.kernel[...]
 
 
+@pytest.mark.slow
 @has_modes
 @pytest.mark.parametrize("mode", ["graph", "graph_no_updates", "tree"])
 @pytest.mark.parametrize("subject", [computed, returned], ids=["computed", "returned"])

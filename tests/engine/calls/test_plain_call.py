@@ -83,6 +83,7 @@ class OnlyTraced(nnx.Module):
         return x * self.scale[...]
 
 
+@pytest.mark.slow
 @looks_at_attributes
 @pytest.mark.parametrize("cls", [Keeps, Makes])
 @pytest.mark.parametrize("deep", [False, True])
@@ -92,6 +93,7 @@ def test_an_array_in_a_list_is_refused_un_nested(cls, deep):
         check(model, numbers((2, 3, 4)), effort="quick")
 
 
+@pytest.mark.slow
 @looks_at_attributes
 @pytest.mark.parametrize("cls", [KeepsData, InJit])
 @pytest.mark.parametrize("deep", [False, True])

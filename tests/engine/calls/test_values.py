@@ -117,6 +117,7 @@ def test_a_body_that_swallows_the_exception_sees_true_values(read, expected):
     )
 
 
+@pytest.mark.slow
 def test_types_and_shapes_ask_for_no_values():
     def body():
         model = Counts()

@@ -176,6 +176,7 @@ def damage(folder, how):
             )
 
 
+@pytest.mark.slow
 @works
 @pytest.mark.parametrize(
     "how, strict",

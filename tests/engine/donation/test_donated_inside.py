@@ -224,6 +224,7 @@ def notes_on(step, **settings):
     return [note for note in found.notes if "in one array" in note]
 
 
+@pytest.mark.slow
 def test_what_a_call_leaves_in_one_array_has_a_note():
     (note,) = notes_on(synchronizes)
     first, both = "learner.online.bias, learner.target.bias", "a jit that donates both is refused from then on"

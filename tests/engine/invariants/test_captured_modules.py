@@ -91,6 +91,7 @@ def test_what_a_jit_of_its_own_keeps_elsewhere_is_not_blamed_on_a_captured_modul
     assert "the call, " not in text(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [JitsItself, lambda: nnx.BatchNorm(WIDTH, rngs=rngs())], ids=["jits itself", "norm"])
 def test_handed_on_as_an_argument_it_holds(module):
     assert check(lambda module, x: module(x), module(), numbers(BATCH), effort="quick", styles="argument").ok
@@ -114,6 +115,7 @@ def test_a_captured_module_is_whole_after_one_nesting_that_failed(nesting):
     assert module(numbers(BATCH)).shape == BATCH
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     FLAX < (0, 10, 7), reason="flax before 0.10.7 lets a captured metric be written, which leaves tracers"
 )
@@ -245,6 +247,7 @@ def trains(model: Any, optimizer: Any, x: jax.Array) -> jax.Array:
     return loss
 
 
+@pytest.mark.slow
 def test_the_modules_that_are_to_be_handed_in_are_named():
     told = text(call(Trainer().step, numbers(BATCH)))
     assert "captured self.model (Linear), self.optimizer (Optimizer); " in told
@@ -254,6 +257,7 @@ def test_the_modules_that_are_to_be_handed_in_are_named():
     assert cured.outcome.verdict == "held"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, transform", [*MADE, *USED])
 def test_a_global_that_a_transformed_function_reads_is_named(name, transform):
     told = text(call(transform(sums_by_a_global), numbers(BATCH)))

@@ -31,6 +31,7 @@ class Divides(nnx.Module):
         return quotient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ["jit", "remat", "jit > vmap[functional] > remat", "jit > scan", "while_loop"])
 @pytest.mark.parametrize("state, path", [(True, "model.last"), (False, "output")])
 def test_what_becomes_infinite_is_named_with_the_count(state, path, nesting):

@@ -114,6 +114,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], Keeps], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", FUNCTIONS)
 def test_a_function_that_was_kept_is_told_by_what_keeps_it(kept):
     make, path = FUNCTIONS[kept]
@@ -236,6 +237,7 @@ FOLLOWED = {**OF_ALL, **OF_FLAX_012}
 QUICK = {("plain object", "Variable"), ("list", "Variable"), ("nnx.List in the call", "Variable in it")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kept, cure",
     [

@@ -110,6 +110,7 @@ def told_of(make, *args, invariants="recompilation", calls=2, memo=None):
     return [text for text in told if "the body makes its objects anew" in text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_a_part_that_is_another_each_time_is_named(name):
     make, part = MADE[name]

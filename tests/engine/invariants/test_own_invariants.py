@@ -172,6 +172,7 @@ def yields_then_raises(call):
     raise ValueError("then")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function, told",
     [

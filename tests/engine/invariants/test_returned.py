@@ -84,6 +84,7 @@ RETURNED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", RETURNED)
 def test_what_is_returned_keeps_no_tracers(form):
     """The same with NumPy holds: nothing of it is traced."""
@@ -214,6 +215,7 @@ def test_a_returned_module_may_share_the_variables_of_the_one_that_was_given():
     assert call(lambda m, x: wrap(m, x, False), model, X, nesting="jit").outcome.verdict == "held"
 
 
+@pytest.mark.slow
 def test_the_body_gets_a_module_that_no_trace_of_ours_was_in():
     """Un-nested, a trace tells that the call holds where it is clean; here the call is run."""
     built = call(Scaled, KEY)
@@ -221,6 +223,7 @@ def test_the_body_gets_a_module_that_no_trace_of_ours_was_in():
     assert built.output(X).shape == X.shape
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FLAX < (0, 12), reason="before flax 0.12 a module keeps no plain arrays")
 def test_a_module_that_a_vmap_inside_the_call_built():
     """`nnx.vmap` hands out Variables alone: an array that the constructor keeps stays a tracer."""

@@ -130,6 +130,7 @@ def test_a_mistake_is_told_by_line_and_buffer_and_its_cure_is_not(kind):
     assert check(subject(wastes=False), x, **JIT).advice == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(MISTAKES, {"saved", "recast"}))
 def test_advice_fails_where_it_is_asked_to(kind):
     subject, x, *parts = MISTAKES[kind]
@@ -141,6 +142,7 @@ def test_advice_fails_where_it_is_asked_to(kind):
     assert check(subject(wastes=False), x, **JIT, memory_advice="fail").ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2, some([3], ())[0]])
 def test_what_every_layer_saves_on_one_line_is_summed_up(layers):
     """Each scan alone has less than half of the peak, where there are several."""
@@ -160,6 +162,7 @@ def test_an_outer_jit_or_remat_of_the_call_hides_nothing():
     assert "all of model.w once more" in piece
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models())
 def test_a_healthy_model_gets_none(name):
     case = HEALTHY[name]()
@@ -189,6 +192,7 @@ def trains(model, x, y):
     nnx.update(model, jax.tree.map(lambda old, by: old - 0.1 * by, nnx.state(model, nnx.Param), gradients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [1, 4])
 def test_what_the_layers_of_a_model_leave_for_the_backward_pass_is_no_line_of_its_own(wide):
     x = jnp.ones((2048, 64))

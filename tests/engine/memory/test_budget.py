@@ -96,6 +96,7 @@ class Scattered(nnx.Module):
         return x.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesting", ["jit > vmap", "jit > scan", "jit > call_first"])
 @pytest.mark.parametrize("make", [Scattered, *(partial(Codebook, CHANGES[name]) for name in ("branch", "shift"))])
 def test_a_leaf_that_is_rewritten_fits_the_un_nested_peak_and_what_the_axes_add(make, nesting):

@@ -20,6 +20,7 @@ def copies(found):
     return sum(finding.bytes / finding.figures.state for finding in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nesting, once, twice",
     [
@@ -46,6 +47,7 @@ def training_step(model, optimizer, x):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FLAX < (0, 12), reason="XLA of older jax keeps one stack in a training step")
 @pytest.mark.parametrize("nesting", ["jit", "jit > grad"])
 def test_a_training_step_with_adam_copies_a_third_of_its_state(nesting):
@@ -63,6 +65,7 @@ def test_a_training_step_with_adam_copies_a_third_of_its_state(nesting):
     assert step("no_graph_updates").outcome.verdict == "held"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", bugs.cures())
 def test_its_cures_copy_nothing_where_the_loop_is_differentiated(how):
     found = call(
@@ -88,6 +91,7 @@ BESIDE_JIT = ("jit > scan", "jit > grad > remat")
 """Each of the rows under both, but for those that differ in how the old value is read again."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, nesting",
     [
@@ -148,6 +152,7 @@ def compiled_again(monkeypatch, subject, *args, nesting="jit"):
     return len(jitted)
 
 
+@pytest.mark.slow
 def test_a_program_is_compiled_again_only_where_there_is_room_for_copies(monkeypatch):
     large = numbers((512, 256))
     layer = lambda: nnx.Linear(256, 256, rngs=nnx.Rngs(0))  # noqa: E731

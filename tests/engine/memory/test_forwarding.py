@@ -79,6 +79,7 @@ programs = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs)
 def test_the_forwarded_program_computes_the_same(steps):

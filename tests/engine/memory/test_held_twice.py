@@ -187,6 +187,7 @@ OLDER_XLA_COPIES = ("moves", "looks back", "ring")
 """Which way of writing it makes no difference to, since it heeds no barrier."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(CASES, {"fused", "cuts", "moves", "looks back", "ring", "reversed"}))
 def test_what_is_held_twice_is_told_with_its_line_and_the_cure_saves_it(name):
     operation, subject, x, told = CASES[name]
@@ -241,6 +242,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", some(HEALTHY, {"branch", "shift", "cache in bfloat16", "attention in bfloat16", "adam"})
 )

@@ -118,6 +118,7 @@ def heard_functional(model, x):
     return heard(lambda: jax.jit(lambda state, x: bugs.call_twice(nnx.merge(graphdef, state), x))(state, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", bugs.cures())
 def test_its_cures_have_none(how):
     model = bugs.ScanOverRemat(rngs(), how)
@@ -235,6 +236,7 @@ def stacked():
     return nnx.jit(lambda model, x: model(x)), model, *bugs.inputs_scan_over_remat()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [ensemble, updated, carried, cached, stacked])
 def test_a_model_that_is_used_as_models_are_is_not_told(make):
     function, model, *args = make()

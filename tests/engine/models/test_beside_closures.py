@@ -57,6 +57,7 @@ LEAKS = captures_leak()
 SHORT = {"sweep": "short", "max_examples": 0}
 
 
+@pytest.mark.slow
 def test_memory_of_a_plain_jit_is_told_beside_the_closures():
     found = check(Counting(ScanOverRemat(rngs())), *inputs_scan_over_remat(), **SHORT)
     assert [str(outcome.nesting) for outcome in found.broken if not outcome.nesting.captures] == ["jit"]
@@ -68,6 +69,7 @@ def test_memory_of_a_plain_jit_is_told_beside_the_closures():
     assert "also broken" not in str(healthy)
 
 
+@pytest.mark.slow
 def test_memory_of_a_second_call_in_one_program_is_told_beside_the_closures():
     """No layer alone breaks: the closures had ended the sweep before ``jit > call_first`` was run."""
     x = numbers((2, 256))

@@ -184,8 +184,8 @@ def test_model(nnx_wrap, name):
 
 @marked
 def test_step(nnx_wrap):
-    pair = reports.Pair(100)
-    step = nnx_wrap(reports.step_in_place)
+    pair = bugs.Pair(100)
+    step = nnx_wrap(bugs.step_in_place)
     step(pair)
     step(pair)
     assert float(pair.b[...][0]) >= 4
