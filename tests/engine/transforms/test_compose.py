@@ -21,7 +21,8 @@ from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, profile
 from pytest_nnxcheck.subject.uncomputed import Values
-from pytest_nnxcheck.transforms.compose import factor, output_shapes, primal, stack_inputs, un_nest
+from pytest_nnxcheck.transforms.bound import factor
+from pytest_nnxcheck.transforms.compose import output_shapes, primal, stack_inputs, un_nest
 
 REPEATS = {"scan": 2, "while_loop": 2, "fori_loop": 2, "call_first": 2}
 PLAIN = [str(Layer(transform, style)) for style in STYLES[:2] for transform in TRANSFORMS]
