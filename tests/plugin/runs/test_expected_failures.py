@@ -169,7 +169,7 @@ def test_what_did_not_happen():
     lines = unexpected_passes(
         [entry("scan"), entry("jit"), entry("vmap"), entry("tracers")], [held, rejected], INVARIANTS
     )
-    assert lines == (
+    assert tuple(lines) == (
         "expected failure 'scan' (why) did not happen: 1 nesting held, take the entry out of expected_failures",
         "expected failure 'vmap' (why) matches no nesting that ran, take the entry out of expected_failures",
         "expected failure 'tracers' (why) did not happen: 1 nesting held, take the entry out of expected_failures",
