@@ -35,10 +35,10 @@ from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
 from pytest_nnxcheck.invariants.recompilation import moved, types_moved
 from pytest_nnxcheck.subject.inner_jits import jits_traced_again
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile, restored_leaves
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.state_facts import read
 from pytest_nnxcheck.subject.subject import Subject
-from pytest_nnxcheck.transforms import differentiable
+from pytest_nnxcheck.transforms import trials
 from pytest_nnxcheck.transforms.compose import BASELINE, baseline_for
 from pytest_nnxcheck.transforms.fitness import unfit
 from pytest_nnxcheck.transforms.layer import LENGTH
@@ -165,7 +165,7 @@ class Call:
         def evaluated() -> Profile:
             before, state = self.profile(), self.subject.state
             with self.subject.undone(state):
-                paths = restored_leaves(self.subject, before.changed)
+                paths = trials.restored_leaves(self.subject, before.changed)
             size = sum(nbytes(leaf) for path, leaf in graph.raw_leaves(state) if path in paths)
             return replace(before, restored=paths, restored_bytes=size)
 
@@ -182,7 +182,7 @@ class Call:
     def no_gradient(self, profile: Profile, *, by_inputs: bool) -> Misfit | None:
         """Why the call has no gradient by its parameters, or by its inputs; `None` where it has one."""
         table, key = self.memo.gradients, (self.key, by_inputs)
-        return recall(table, key, lambda: differentiable.cannot(self.subject, profile, by_inputs=by_inputs))
+        return recall(table, key, lambda: trials.no_gradient(self.subject, profile, by_inputs=by_inputs))
 
     def un_nested_memory(self) -> Memory | None:
         """Memory of the un-nested jit, of the gradient where the nesting takes one; None where that does not run."""
