@@ -25,16 +25,17 @@ from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.evidence import buffers, growth, left, split, un_nested_evidence
 from pytest_nnxcheck.engine.example import Example, held_outside, renewed
 from pytest_nnxcheck.engine.memo import Memo, evaluated_calls, recall
-from pytest_nnxcheck.engine.observe import leak, measure, observe, traced_again
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.parity import MOST_EQUATIONS, agrees, effect_against, keeps_updates
 from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
+from pytest_nnxcheck.engine.run import measure, observe, traced_again
 from pytest_nnxcheck.invariants import Case
 from pytest_nnxcheck.invariants.advice import Sizes, advice, of_state
 from pytest_nnxcheck.invariants.bound import bound
 from pytest_nnxcheck.invariants.case import Originals, Written
 from pytest_nnxcheck.invariants.recompilation import moved, types_moved
 from pytest_nnxcheck.subject.inner_jits import jits_traced_again
+from pytest_nnxcheck.subject.leaks import leak
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.state_facts import read
 from pytest_nnxcheck.subject.subject import Subject

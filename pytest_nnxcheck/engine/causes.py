@@ -25,8 +25,8 @@ from pytest_nnxcheck.compat.frames import called, made_before, transforms_by_its
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.engine.abstract_run import trace
-from pytest_nnxcheck.engine.observe import leak
+from pytest_nnxcheck.subject.leaks import leak
+from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
 from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, is_library, layout
 from pytest_nnxcheck.walk.walk import walk
@@ -137,7 +137,8 @@ def rehearse(
     # The user's code may raise anything.
     with contextlib.suppress(Exception), watching:
         if subject.abstract:
-            trace(program, state, inputs, lambda _: False)
+            traced, arguments = on_arrays(program, subject, state)
+            jax.eval_shape(traced, *arguments)
         else:
             program(state, *inputs)
     seen = look()

@@ -17,13 +17,13 @@ from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine import causes, traced
+from pytest_nnxcheck.engine import causes, stage
 from pytest_nnxcheck.engine.cases import Call, Unrestored, case_of, case_of_un_nested, not_run, only_tracers
 from pytest_nnxcheck.engine.evidence import evidence, left
 from pytest_nnxcheck.engine.example import Example, look_at_originals
 from pytest_nnxcheck.engine.memo import Memo, signature
-from pytest_nnxcheck.engine.observe import observe
 from pytest_nnxcheck.engine.reference import Reference
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants import Case, Judgement
 from pytest_nnxcheck.invariants.notes import of_failure, of_holding, of_targets
 from pytest_nnxcheck.subject.bind import bind
@@ -132,7 +132,7 @@ def prepare(call: Call) -> Prepared:
 def observed(call: Call, profile: Profile) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
     subject = call.subject
-    if traced.tells(subject, profile, call.nesting, call.settings):
+    if stage.tells(subject, profile, call.nesting, call.settings):
         observation = traced_in(call, profile)
         if observation is not None:
             return observation
@@ -163,7 +163,7 @@ def run_once(call: Call, profile: Profile, *, alone: bool = False, broken: bool 
     donate, memory = call.settings.donate, "memory" in call.settings.invariants
     targets = call.on_targets(profile) if broken or call.is_for_targets else None
     return observe(
-        call.subject, profile, nesting, donate, programs, targets, alone=alone, originals=originals, with_copies=memory
+        call.subject, profile, nesting, donate, programs, targets, alone=alone, originals=originals, copies=memory
     )
 
 
@@ -183,7 +183,7 @@ def traced_in(call: Call, profile: Profile) -> Observation | None:
     example = call.example
     if example.originals is None:
         return None
-    return traced.observe(
+    return stage.observe(
         call.subject, profile, call.nesting, example.values, call.memo.shared_programs, example.originals
     )
 
@@ -336,8 +336,8 @@ def un_nested(call: Call) -> Checked:
     profile = profile_if_traceable(call)
     values = call.example.values
     tells = profile is not UNKNOWN and not values.needed
-    tells = tells and traced.tells(call.subject, profile, call.nesting, call.settings)
-    tells = tells and not traced.is_small(call.subject, profile, values)
+    tells = tells and stage.tells(call.subject, profile, call.nesting, call.settings)
+    tells = tells and not stage.is_small(call.subject, profile, values)
     observation = traced_in(call, profile) if tells else None
     call.announce(profile)
     without_jit = None

@@ -25,11 +25,11 @@ from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall
-from pytest_nnxcheck.engine.observe import leak, places_in
 from pytest_nnxcheck.invariants.case import Originals, Pairs
 from pytest_nnxcheck.invariants.recompilation import other_parts, static_parts
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.subject.bind import bind
+from pytest_nnxcheck.subject.leaks import leak, places_in
 from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.subject.uncomputed import Values

@@ -15,7 +15,7 @@ from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine import traced
+from pytest_nnxcheck.engine import stage
 from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants import Judgement
 from pytest_nnxcheck.invariants.parity import TIMES, Nudged, differences, distance, scalars
@@ -80,7 +80,7 @@ class Comparison:
         """
         if not any(map(may_be_fusion, different)):
             return different
-        unfused = traced.unfused(self.subject, self.facts, nesting)
+        unfused = stage.unfused(self.subject, self.facts, nesting)
         if unfused is None:
             return different
         got = effect_against(self.subject, unfused, self.reference.wanted)

@@ -18,7 +18,7 @@ from flax import nnx
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.engine.observe import run
+from pytest_nnxcheck.engine.run import run
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Structure, changed, is_array, read, structure
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.transforms.layer import LENGTH, Program

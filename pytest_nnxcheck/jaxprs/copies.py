@@ -34,7 +34,7 @@ class TracedProgram:
 
     @classmethod
     def of(cls, staged: Any, leaves: int) -> TracedProgram:
-        """What `compilation.staged` staged."""
+        """What `compilation.staged_jit` staged."""
         donated = tuple(number for number, is_donated in enumerate(staged.donated) if is_donated)
         return cls(staged.traced.jaxpr, jax.tree.leaves(staged.arguments), donated, leaves)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, profile
 from pytest_nnxcheck.subject.uncomputed import Values
