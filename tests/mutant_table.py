@@ -176,7 +176,6 @@ MUTANTS = (
     Mutant("causes.merged_inside.keep", Drops("variables.is_pinned(variable)"), "test_neighbours.py"),
     Mutant("check_call.explained", Replaces("causes.captured_by_call(call.subject)", "()"), "test_captured_modules.py"),
     Mutant("run.ended", Drops("error and nesting.layers"), "test_captured_modules.py"),
-    Mutant("subject.Subject.leaks_undone", Drops("not ended"), "test_captured_modules.py"),
     Mutant("causes.merged_inside", Drops("tuple(pinned)"), "test_neighbours.py"),
     Mutant("hints.other_dtype", Drops("'NoneType'"), "test_recompilation.py"),
     Mutant("shared_programs.beside_text", Replaces("id", "type"), "test_settings_before_jax.py"),

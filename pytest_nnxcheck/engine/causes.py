@@ -132,17 +132,16 @@ def rehearse(
 ) -> T:
     """What a look gives after a call of the function, in place of the subject's, on a copy; what that leaves is undone."""
     state, inputs = subject.fresh(), jax.tree.map(copy_leaf, subject.inputs)
-    places = walk(subject.roots(state)).places
     program = subject.for_run(function).program
-    # The user's code may raise anything.
-    with contextlib.suppress(Exception), watching:
-        if subject.abstract:
-            traced, arguments = on_arrays(program, subject, state)
-            jax.eval_shape(traced, *arguments)
-        else:
-            program(state, *inputs)
-    seen = look()
-    places.restore()
+    with subject.undone(state):
+        # The user's code may raise anything.
+        with contextlib.suppress(Exception), watching:
+            if subject.abstract:
+                traced, arguments = on_arrays(program, subject, state)
+                jax.eval_shape(traced, *arguments)
+            else:
+                program(state, *inputs)
+        seen = look()
     jax.clear_caches()
     return seen
 

@@ -17,10 +17,11 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
-from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.run import run
 from pytest_nnxcheck.subject.state_facts import UNCHANGED, Effect, Facts, Structure, changed, is_array, read, structure
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
+from pytest_nnxcheck.transforms.compose import un_nest
 from pytest_nnxcheck.transforms.layer import LENGTH, Program
 from pytest_nnxcheck.walk.walk import walk
 
@@ -193,12 +194,7 @@ def composed(call: Program, meaning: Meaning) -> Program:
 
 def un_nested(meaning: Meaning, out: Any) -> Any:
     """The first element of every axis, as the un-nested call returns it."""
-    for name in meaning:
-        if name == CALL_FIRST:
-            out = out[1]
-        elif row_of(name).axis:
-            out = jax.tree.map(lambda leaf: leaf[0], out)
-    return out
+    return un_nest(Nesting(tuple(map(Layer, meaning))), out)
 
 
 def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:

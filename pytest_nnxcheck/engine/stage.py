@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -59,12 +59,6 @@ class Staged:
             lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=info.sharding), self.traced.out_info
         )
 
-    @property
-    def hoisted(self) -> bool:
-        """Whether the program has parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs."""
-        parameters = compilation.open_jaxpr(self.traced.jaxpr).invars
-        return len(parameters) > len(jax.tree.leaves(self.arguments))
-
 
 def stage(
     subject: Subject, facts: Profile, nesting: Nesting, guards: Guards, state: Any = None, *, axes: bool = False
@@ -102,14 +96,17 @@ def stage(
     spoiled = bool(subject.tracers(state, guards.earlier))
     if spoiled and guards.earlier is not None:
         guards.earlier.places.restore()
-    graph, beside = ended[-1] if ended else (None, False)
+    graph, beside = ended[0] if ended else (None, False)
     if spoiled or leaks or beside or guards.reports:
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    staged = Staged(arguments, traced, error, graph, tuple(leaks))
+    # A program may have parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs.
+    parameters = [] if traced is None else compilation.open_jaxpr(traced.jaxpr).invars
+    hoisted = len(parameters) > len(jax.tree.leaves(arguments))
     # What the call puts into an object of the user's would hold a value, had it been run.
     touched = spoiled or leaks or beside or guards.reports or guards.mutated
-    return replace(staged, clean=not touched and graph is not None and not staged.hoisted)
+    graph = graph if error is None else None
+    return Staged(arguments, traced, error, graph, tuple(leaks), clean=graph is not None and not (touched or hoisted))
 
 
 # --- in place of a run

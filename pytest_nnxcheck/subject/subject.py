@@ -160,35 +160,21 @@ class Subject:
         return without_garbage(lambda: tracers_since(earlier, roots, matters))
 
     @contextlib.contextmanager
-    def leaks_undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
-        """Where a run or a trace leaves tracers, put back the places that it touched, as they were at a walk ``before``, and empty the caches of jax.
+    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
+        """Put back the places that a run or a trace touches which the test did not ask for, as they were at a walk ``before``, and empty the caches of jax where it leaves tracers.
 
         Those compare static attributes: a dead tracer among them makes every later call raise. Gives the tracers that are left all the same, once it is over.
-        Where it raises, the places are put back too: flax takes a module apart before it refuses to change it.
         """
         before = before or walk(self.roots(state))
         left: list[Found] = []
-        ended = False
         try:
             yield left
-            ended = True
         finally:
             leaked = self.tracers(state, before)
-            if leaked or not ended:
-                before.places.restore()
+            before.places.restore()
             if leaked:
                 jax.clear_caches()
                 left += self.tracers(state, before)
-
-    @contextlib.contextmanager
-    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
-        """The same, for a run or a trace that the test did not ask for: the places are put back whatever it left, so that the test finds in its objects what one run leaves."""
-        before = before or walk(self.roots(state))
-        try:
-            with self.leaks_undone(state, before) as left:
-                yield left
-        finally:
-            before.places.restore()
 
 
 def ref_refused(path: str) -> str:

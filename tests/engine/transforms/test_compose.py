@@ -128,7 +128,7 @@ NESTED += [("grad[functional]", "scan"), ("fori_loop", "remat"), ("cond", "jit")
 @pytest.mark.parametrize("outer, inner", NESTED)
 def test_the_innermost_layer_is_blamed(outer, inner):
     subject = bind(Caches(), (jnp.ones((2, 3)),), {})
-    with subject.leaks_undone(subject.state):
+    with subject.undone(subject.state):
         facts = profile(subject)
     found = observe(subject, facts, Nesting.parse(f"{outer} > {inner}"), "none")
     assert [(leak.path, str(leak.layer)) for leak in found.leaks] == [("CACHE['last']", inner)]
