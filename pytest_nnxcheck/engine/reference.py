@@ -93,16 +93,16 @@ def meaning_of(nesting: Nesting) -> Meaning:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the calls start: from the state and the inputs as they are, or ``nudged``, a few roundings of the lowest precision away.
-
-    ``precision`` is the distance between one and the next number of the lowest precision that the program computes in;
-    ``direction`` tells nudged starts of one distance apart, an odd one is opposite to the one before; ``again`` tells a second run from the first.
-    """
+    """Where the calls start: from the state and the inputs as they are, or a few roundings away."""
 
     again: bool = False
+    """Tells a second run from the first."""
     nudged: bool = False
+    """Whether it is a few roundings of the lowest precision away."""
     precision: float = 0.0
+    """The distance between one and the next number of the lowest precision that the program computes in."""
     direction: int = 0
+    """Tells nudged starts of one distance apart: an odd one is opposite to the one before."""
 
     def of(self, subject: Subject) -> tuple[Any, tuple[Any, ...]]:
         """A copy of the state, and the inputs."""
