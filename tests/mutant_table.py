@@ -461,6 +461,6 @@ MUTANTS = (
     Mutant("run.Run._unasserted", Never("any(program.aliased for program in programs)"), "test_unasserted.py"),
     Mutant("run.Run.explain", Drops("not ours"), "test_misplaced_calls.py test_wrapped_for_flax.py"),
     Mutant("conclude.conclude", Replaces("contextlib.redirect_stdout(io.StringIO())", "contextlib.nullcontext()"), "test_progress.py"),
-    Mutant("run.with_moves", Replaces("jax.tree.leaves([*came_out.values(), seen.returned])", "[*came_out.values(), *jax.tree.leaves(seen.returned)]"), "test_donation.py"),
+    Mutant("run.with_arrays", Replaces("jax.tree.leaves([*came_out.values(), seen.returned])", "[*came_out.values(), *jax.tree.leaves(seen.returned)]"), "test_donation.py"),
     Mutant("advice.of_state", Replaces("int(isinstance(subject.state, Nodes))", "0"), "test_unused_state.py"),
 )  # fmt: skip

@@ -75,13 +75,12 @@ def observe(
         compiled.append(with_addresses(program) if subject.abstract else program)
         return compiled[-1].outputs if subject.abstract else staged.run(program.compiled)
 
-    whole = compose(subject, profile, nesting, guards, root.jit(execute))
+    nested = compose(subject, profile, nesting, guards, root.jit(execute))
     state, inputs = root.handed(state)
     went_in = dict(graph.raw_leaves(state))
-    donated = root.donated(went_in, inputs)
     # Before the program runs: what it donates has no pointer any more.
-    given = [read_leaf(*leaf) for leaf in donated]
-    returned, error = run(whole, state, inputs)
+    given = [read_leaf(*leaf) for leaf in root.donated(went_in, inputs)]
+    returned, error = run(nested, state, inputs)
     program = compiled[-1] if compiled else None
     output = None
     if error is None:
@@ -101,15 +100,7 @@ def observe(
             compiled=program.compiled.program,
             targets=program.targets,
         )
-    if error or tracers:
-        return seen
-    came_out = dict(graph.raw_leaves(state))
-    if not subject.abstract:
-        seen = replace(seen, still=unmoved(profile, went_in, came_out))
-    if not nesting.layers:
-        return replace(seen, inside=donated_inside(subject, went_in, inputs, came_out, returned))
-    given = [program.leaf(*leaf) for leaf in donated] if program and subject.abstract else given
-    return with_moves(seen, root, program, given, came_out) if program else seen
+    return seen if error or tracers else with_arrays(seen, root, program, went_in, inputs, given)
 
 
 def ended(
@@ -150,10 +141,24 @@ def ended(
     )
 
 
-def with_moves(
-    seen: Observation, root: Root, program: Program, given: list[Leaf], came_out: dict[Path, Any]
+def with_arrays(
+    seen: Observation,
+    root: Root,
+    program: Program | None,
+    went_in: dict[Path, Any],
+    inputs: tuple[Any, ...],
+    given: list[Leaf],
 ) -> Observation:
-    """The observation of a compiled program that ran well, with where the donated leaves lay that it was given, and where lies what came back."""
+    """The observation of a nesting that ran well, with what became of the arrays that it was handed; ``given`` are those that it donates."""
+    came_out = dict(graph.raw_leaves(seen.state))
+    if not seen.abstract:
+        seen = replace(seen, still=unmoved(root.profile, went_in, came_out))
+    if not seen.nesting.layers:
+        return replace(seen, inside=donated_inside(root.subject, went_in, inputs, came_out, seen.returned))
+    if program is None:
+        return seen
+    if seen.abstract:
+        given = [program.leaf(*leaf) for leaf in root.donated(went_in, inputs)]
     after = {(name := root.subject.path(path)): program.leaf(name, value) for path, value in came_out.items()}
     after |= {donated: program.leaf(*new) for donated, new in root.new_values(seen.returned).items()}
     # A Variable may hold a tree: what came back in that took a buffer as well.
