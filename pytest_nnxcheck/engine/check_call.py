@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from pytest_nnxcheck import invariants
-from pytest_nnxcheck.compat import compilation, flax_modes, graph
+from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, Unfit
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
@@ -175,7 +175,7 @@ def wants_targets(call: Call, observation: Observation, judgement: Judgement) ->
 
 def meets_own_jit(call: Call, observation: Observation) -> bool:
     """Whether a call of a plain object met a tracer that nothing which is reachable holds: jax keeps it, for a jitted function."""
-    return bool(call.subject.opened) and not observation.leaks and graph.is_tracer_error(observation.error)
+    return bool(call.subject.opened) and not observation.leaks and refusals.is_tracer_error(observation.error)
 
 
 def traced_in(call: Call, profile: Profile) -> Observation | None:
@@ -253,7 +253,7 @@ def raised(call: Call, profile: Profile, observation: Observation, error: Except
     if isinstance(error, Unfit):
         return left_out(call, error.misfit)
     inside = [layer.transform for layer in call.nesting.layers if not layer.row.compiles]
-    if misfit := compilation.fault_of_jax(error, inside):
+    if misfit := refusals.fault_of_jax(error, inside):
         return left_out(call, misfit)
     if refused(observation):
         return Checked(None, Outcome(call.nesting, "rejected", reason=first_line(error)))
@@ -279,14 +279,14 @@ def notes_of(judgement: Judgement) -> tuple[Note, ...]:
 def refused(observation: Observation) -> bool:
     """Whether flax refused a closure layer and left everything clean; without one the exception is the module's own."""
     captures = observation.nesting.captures
-    return captures and graph.is_refusal(observation.error) and not observation.leaks
+    return captures and refusals.is_refusal(observation.error) and not observation.leaks
 
 
 def failed(call: Call, error: Exception, observation: Observation | None) -> Checked:
     """The user's own exception, with what we know of it as notes; or flax's, for what its mode cannot do."""
     nesting = call.nesting
-    if flax_modes.is_mode_refusal(error, nesting.mode):
-        return Checked(None, Outcome(nesting, "rejected", reason=flax_modes.mode_words(error), by_mode=True))
+    if refusals.is_mode_refusal(error, nesting.mode):
+        return Checked(None, Outcome(nesting, "rejected", reason=refusals.mode_words(error), by_mode=True))
     explanations = explained(call, error, observation)
     return Checked(
         None,
@@ -297,10 +297,10 @@ def failed(call: Call, error: Exception, observation: Observation | None) -> Che
 
 def explained(call: Call, error: Exception, observation: Observation | None) -> tuple[Explanation, ...]:
     """What explains the user's exception: the tracers that are left, and the transform that captured a module."""
-    if graph.asks_for_value(error):
+    if refusals.asks_for_value(error):
         return (ValueAsked(),)
-    is_refusal = graph.is_refusal(error)
-    if not (is_refusal or graph.is_tracer_error(error)):
+    is_refusal = refusals.is_refusal(error)
+    if not (is_refusal or refusals.is_tracer_error(error)):
         return ()
     leaks = (observation.leaks or observation.dropped) if observation else ()
     captures = call.captured() or (causes.captured_by_call(call.subject) if is_refusal else ())

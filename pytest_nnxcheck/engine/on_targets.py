@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_nnxcheck import atomic_file, wheels
-from pytest_nnxcheck.compat import compilation, compile_cache, targets
-from pytest_nnxcheck.compat.shared_programs import canonical
+from pytest_nnxcheck.compat import compile_cache, staging, targets
+from pytest_nnxcheck.compat.compile_cache import canonical
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.evidence import OnTarget, Split, least_copy
 from pytest_nnxcheck.engine.root import Program
@@ -67,7 +67,7 @@ class Donation:
 
 def kept_buffers(compiled: Any) -> set[int] | None:
     """The numbers of the parameters whose buffer an output takes; `None` where the compiler does not tell."""
-    module = compilation.serialized_hlo_module(compiled)
+    module = staging.serialized_hlo_module(compiled)
     return None if module is None else {*aliases(module).values()}
 
 

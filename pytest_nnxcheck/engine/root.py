@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation, flax_modes, graph
+from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import copied
 from pytest_nnxcheck.compat.compilation import StagedJit
-from pytest_nnxcheck.compat.shared_programs import Compiled, SharedPrograms
+from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms
 from pytest_nnxcheck.core.evidence import OnTarget, Split
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Copies, Leaf, Memory, Path
@@ -164,7 +164,7 @@ def with_addresses(program: Program) -> Program:
         for info, sharding in zip(infos, shardings, strict=True)
     ]
     outputs = jax.tree.unflatten(treedef, made)
-    module = compilation.serialized_hlo_module(compiled)
+    module = staging.serialized_hlo_module(compiled)
     if module is None:
         return replace(program, outputs=outputs)
     aliased = aliases(module)

@@ -12,9 +12,9 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import as_array
-from pytest_nnxcheck.compat.compilation import StagedJit, quick_compiles, whole_stacks
-from pytest_nnxcheck.compat.compile_cache import cached_compiles
-from pytest_nnxcheck.compat.shared_programs import SharedPrograms
+from pytest_nnxcheck.compat.compilation import StagedJit
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
+from pytest_nnxcheck.compat.staging import quick_compiles, whole_stacks
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import InnerDonation, Leaf, Leak, Memory, Move, Observation, Path

@@ -15,10 +15,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation, flax_modes
-from pytest_nnxcheck.compat.compile_cache import cached_compiles
+from pytest_nnxcheck.compat import flax_modes, staging
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.graph import raw_leaves, taken_for_arrays
-from pytest_nnxcheck.compat.shared_programs import SharedPrograms
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.observation import Observation, Path
@@ -89,7 +88,7 @@ def stage(
     function, arguments = on_arrays(whole, subject, state)
     traced, error = None, None
     try:
-        with compilation.whole_stacks():
+        with staging.whole_stacks():
             traced = jax.jit(function, keep_unused=True).trace(*arguments)
     except Exception as raised:  # noqa: BLE001 - the user's code may raise anything
         error = raised
@@ -101,7 +100,7 @@ def stage(
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
     # A program may have parameters that nobody passes: tracers that leaked out of a trace inside, which jax 0.5 finds out when it runs.
-    parameters = [] if traced is None else compilation.open_jaxpr(traced.jaxpr).invars
+    parameters = [] if traced is None else staging.open_jaxpr(traced.jaxpr).invars
     hoisted = len(parameters) > len(jax.tree.leaves(arguments))
     # What the call puts into an object of the user's would hold a value, had it been run.
     touched = spoiled or leaks or beside or guards.reports or guards.mutated
@@ -128,7 +127,7 @@ def tells(subject: Subject, facts: Profile, nesting: Nesting, settings: Settings
         or facts.inner_donations
         or facts.devices > 1
         or any(layer.row.on_mesh for layer in nesting.layers)
-        or compilation.checks_values()
+        or staging.checks_values()
         or {layer.transform for layer in nesting.layers} == {CALL_FIRST}
     )
 
@@ -182,7 +181,7 @@ def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Pat
 
 def hand_out(staged: Staged, values: Values) -> tuple[Any, Any]:
     """The output and the leaves of the state: what the program hands through as it is, and stand-ins for the rest. Raises `uncomputed.NoStandIn`."""
-    jaxpr, arguments = compilation.open_jaxpr(staged.traced.jaxpr), jax.tree.leaves(staged.arguments)
+    jaxpr, arguments = staging.open_jaxpr(staged.traced.jaxpr), jax.tree.leaves(staged.arguments)
     results = []
     for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):
         if source is None:
@@ -206,7 +205,7 @@ def unfused(subject: Subject, facts: Profile, nesting: Nesting) -> Observation |
 
     The trace is that of the nesting: only the order in which floats are rounded is another.
     """
-    options = compilation.unfused_options()
+    options = staging.unfused_options()
     if options is None or facts.devices > 1 or any(layer.row.on_mesh for layer in nesting.layers):
         return None
     subject = subject.for_run()

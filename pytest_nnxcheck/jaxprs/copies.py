@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pytest_nnxcheck.compat import compilation
+from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.evidence import Split, least_copy
 from pytest_nnxcheck.core.observation import Copies
@@ -41,7 +41,7 @@ class TracedProgram:
     @property
     def hoisted(self) -> bool:
         """Whether it has inputs that nobody passes: leaked tracers on jax 0.5, a captured `jax.Ref`."""
-        return len(compilation.open_jaxpr(self.jaxpr).invars) != len(self.arguments)
+        return len(staging.open_jaxpr(self.jaxpr).invars) != len(self.arguments)
 
 
 def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callable[[Any], Split | None]) -> Copies:
@@ -57,7 +57,5 @@ def copies_in(program: TracedProgram, held: Split, state: int, split_of: Callabl
     returned = sum(nbytes(program.arguments[number]) for number in again)
     if program.hoisted or handed_bytes(program.jaxpr) < least:
         return Copies(returned=returned)
-    plain = split_of(
-        compilation.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=program.keep_unused)
-    )
+    plain = split_of(staging.jitted_jaxpr(forwarded(program.jaxpr), program.donated, keep_unused=program.keep_unused))
     return Copies(max(held.peak - held.constants - plain.peak, 0) if plain else 0, returned)

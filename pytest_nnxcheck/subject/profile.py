@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.compat import compilation, flax_modes, graph
+from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
@@ -196,7 +196,7 @@ def facts_of_program(
     subject: Subject, closed: Any, out: tuple[Any, ...], before: dict[Key, Any], after: dict[Key, Any]
 ) -> Profile:
     """What the jaxpr of the un-nested call tells, whose arguments are the leaves ``before`` and the inputs, whose results ``out`` and the leaves ``after``."""
-    jaxpr = compilation.open_jaxpr(closed)
+    jaxpr = staging.open_jaxpr(closed)
     sources = flow.sources(jaxpr)
     number_of = {key: number for number, key in enumerate(before)}
     output_of = {key: number for number, key in enumerate(after, len(out))}
@@ -259,7 +259,7 @@ def unused(
 ) -> tuple[int, ...]:
     """The numbers of the leaves that come back as they were, and that neither an output of the call nor another leaf needs."""
     same = {*after}.difference(moved)
-    needed = compilation.inputs_needed(jaxpr, [*[True] * outputs, *(key not in same for key in after)])
+    needed = staging.inputs_needed(jaxpr, [*[True] * outputs, *(key not in same for key in after)])
     return tuple(number for number, key in enumerate(before) if key in same and not needed[number])
 
 

@@ -204,6 +204,6 @@ def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
 
 @pytest.mark.slow
 def test_programs_that_are_taken_for_equal_are_seen(monkeypatch):
-    monkeypatch.setattr("pytest_nnxcheck.compat.shared_programs.canonical", lambda text: "")
+    monkeypatch.setattr("pytest_nnxcheck.compat.compile_cache.canonical", lambda text: "")
     make, chosen = CORPUS["healthy batch_norm_train"], {"styles": "argument", "transforms": "jit,while_loop"}
     assert differing(outcomes(make, **chosen), outcomes(make, **chosen, shortcuts="off"))
