@@ -14,11 +14,11 @@ from pytest_nnxcheck.compat.arrays import nbytes
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED, rows_of
 from pytest_nnxcheck.core.chips import parse_target
 from pytest_nnxcheck.core.errors import CheckError
-from pytest_nnxcheck.core.evidence import Advice, Growth, Split
+from pytest_nnxcheck.core.facts import Advice, Leak, NestedCall, Observation, UnNested
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import CapturedBy, Fact, MergedVariables
-from pytest_nnxcheck.core.observation import Leak, Memory, NestedCall, Observation
-from pytest_nnxcheck.core.outcome import CallFacts, JitTracedAgain, Listener, Outcome, TypeMoved, UnNested
+from pytest_nnxcheck.core.outcome import CallFacts, JitTracedAgain, Listener, Outcome, TypeMoved
+from pytest_nnxcheck.core.peak import Growth, Memory, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import some
 from pytest_nnxcheck.engine import causes

@@ -22,8 +22,8 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import graph, variables
 from pytest_nnxcheck.compat.frames import called, made_before, transforms_by_itself
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
-from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.subject.leaks import leak
 from pytest_nnxcheck.subject.staging import on_arrays

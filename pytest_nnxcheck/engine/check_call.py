@@ -11,9 +11,9 @@ from pytest_nnxcheck import invariants
 from pytest_nnxcheck.compat import refusals
 from pytest_nnxcheck.core.catalogue import JIT, TARGETED
 from pytest_nnxcheck.core.errors import CheckError, Unfit
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Layer, Misfit, Nesting
 from pytest_nnxcheck.core.notes import Explanation, Fact, Note, RaisedUnNested, ValueAsked
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line

@@ -20,8 +20,8 @@ from pytest_nnxcheck.compat.variables import (
     variable_value,
 )
 from pytest_nnxcheck.core.errors import CheckError
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.notes import Fact, InMappedFile, Note
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall

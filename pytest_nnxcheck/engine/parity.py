@@ -10,9 +10,9 @@ import jax
 from pytest_nnxcheck.compat import flax_modes, graph
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.catalogue import ROWS
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
-from pytest_nnxcheck.core.observation import Observation
 from pytest_nnxcheck.core.outcome import DropCause, ValueDiffers, Violation
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import stage

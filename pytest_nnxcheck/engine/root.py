@@ -13,9 +13,9 @@ from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import copied
 from pytest_nnxcheck.compat.compilation import StagedJit
 from pytest_nnxcheck.compat.compile_cache import Compiled, SharedPrograms
-from pytest_nnxcheck.core.evidence import OnTarget, Split
+from pytest_nnxcheck.core.facts import Leaf, Path
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Copies, Leaf, Memory, Path
+from pytest_nnxcheck.core.peak import Copies, Memory, OnTarget, Split
 from pytest_nnxcheck.invariants.successors import successors
 from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
 from pytest_nnxcheck.subject.abstract_arrays import abstract_leaf

@@ -16,8 +16,9 @@ from pytest_nnxcheck.compat.compilation import StagedJit
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.staging import quick_compiles, whole_stacks
 from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import InnerDonation, Leaf, Leak, Memory, Move, Observation, Path
+from pytest_nnxcheck.core.peak import Memory
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.root import Program, Root, measured, with_addresses, with_copies
 from pytest_nnxcheck.engine.stage import stage, unmoved

@@ -19,8 +19,8 @@ from pytest_nnxcheck.compat import flax_modes, staging
 from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
 from pytest_nnxcheck.compat.graph import raw_leaves, taken_for_arrays
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, JIT, rows_of
+from pytest_nnxcheck.core.facts import Observation, Path
 from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.core.observation import Observation, Path
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.subject import uncomputed

@@ -10,8 +10,7 @@ import jax
 
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.core.evidence import Split, least_copy
-from pytest_nnxcheck.core.observation import Copies
+from pytest_nnxcheck.core.peak import Copies, Split, least_copy
 from pytest_nnxcheck.jaxprs.forwarding import forwarded, handed_bytes, returned_twice
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these

@@ -10,8 +10,8 @@ import jax
 
 from pytest_nnxcheck.compat import graph, variables
 from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.nesting import Layer
-from pytest_nnxcheck.core.observation import Leak
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.visit import Found
 from pytest_nnxcheck.walk.walk import walk

@@ -18,8 +18,8 @@ from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
-from pytest_nnxcheck.core.evidence import Captured
-from pytest_nnxcheck.core.observation import Path
+from pytest_nnxcheck.core.facts import Path
+from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.captured import captured
 from pytest_nnxcheck.jaxprs.waste import NOTHING, Waste, waste

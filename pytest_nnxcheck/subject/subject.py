@@ -18,8 +18,8 @@ from flax import nnx
 from pytest_nnxcheck.compat import flax_modes, graph, variables
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, copied, is_array, is_ref
 from pytest_nnxcheck.core.errors import CheckError, Unfit
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.subject import plain_objects
 from pytest_nnxcheck.subject.abstract_arrays import abstract_state
 from pytest_nnxcheck.walk.visit import Found

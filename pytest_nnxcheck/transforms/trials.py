@@ -10,8 +10,8 @@ from flax import nnx
 from pytest_nnxcheck.compat import arrays, flax_modes
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.core.observation import Path
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.subject.profile import Profile, numbered
 from pytest_nnxcheck.subject.staging import on_arrays

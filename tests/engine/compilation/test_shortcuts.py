@@ -17,7 +17,7 @@ from wild import HERE
 
 from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import FURTHER
-from pytest_nnxcheck.core.observation import Observation
+from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.engine import stage
 
