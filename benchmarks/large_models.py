@@ -21,7 +21,7 @@ from flax import nnx
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import Memory
-from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import profile
 

@@ -58,8 +58,8 @@ def scan_layout(eqn: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """What jax traced and lowered for one call of a jitted function."""
+class StagedJit:
+    """A jitted function, called with arguments: what jax traced and lowered for them."""
 
     jitted: Any
     arguments: tuple[Any, ...]
@@ -78,41 +78,33 @@ class Staged:
         except ValueError:  # "Too many leaves for PyTreeDef"
             return ()
 
+    def run(self, compiled: Callable[..., Any]) -> Any:
+        """Run the compiled program on the arguments. Raises what jax raises."""
+        try:
+            return compiled(*self.arguments)
+        except TypeError as error:
+            if "Computation compiled for" not in str(error):
+                raise
+        # A leaked tracer was hoisted to a parameter that nobody passes (jax 0.5): the plain call says so in jax's words.
+        return self.jitted(*self.arguments)
 
-def staged(
-    wrapper: Callable[..., Any],
-    f: Callable[..., Any],
-    compiled_of: Callable[[Any], Callable[..., Any]],
-    on_compiled: Callable[[Any, Staged], Any],
-    *,
-    abstract: bool,
-    **options: Any,
+
+def staged_jit(
+    wrapper: Callable[..., Any], f: Callable[..., Any], run: Callable[[StagedJit], Any], **options: Any
 ) -> Any:
-    """Make ``wrapper(f, **options)``, a `jax.jit` or `nnx.jit`, that traces, lowers, compiles and runs in steps of ours.
+    """``wrapper(f, **options)`` (`jax.jit` or `nnx.jit`) that traces and lowers once, and returns what ``run`` makes of that.
 
-    ``compiled_of`` compiles a lowered program. ``on_compiled`` receives the compiled program, and how it was staged. An ``abstract``
-    program is not run: its result is what ``on_compiled`` returns. `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its
-    result hides the abstract outputs: the `jax.jit` inside it is staged instead. All versions.
+    `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its result hides the abstract outputs: the `jax.jit` inside it is staged
+    instead. All versions.
     """
     import jax
 
     def stage(jitted: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+        def call(*args: Any) -> Any:
             traced = jitted.trace(*args)
-            lowered = traced.lower()
-            compiled = compiled_of(lowered)
-            outputs = on_compiled(compiled, Staged(jitted, args, traced, lowered))
-            if abstract:
-                return outputs
-            try:
-                return compiled(*args)
-            except TypeError as error:
-                if "Computation compiled for" not in str(error):
-                    raise
-            # A leaked tracer was hoisted to a parameter that nobody passes (jax 0.5): the plain call says so in jax's words.
-            return jitted(*args)
+            return run(StagedJit(jitted, args, traced, traced.lower()))
 
-        return run
+        return call
 
     if wrapper is jax.jit:
         return stage(jax.jit(f, **options))

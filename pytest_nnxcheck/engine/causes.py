@@ -25,8 +25,8 @@ from pytest_nnxcheck.compat.frames import called, made_before, transforms_by_its
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.engine.abstract_run import trace
-from pytest_nnxcheck.engine.observe import leak
+from pytest_nnxcheck.subject.leaks import leak
+from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
 from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, is_library, layout
 from pytest_nnxcheck.walk.walk import walk
@@ -132,16 +132,16 @@ def rehearse(
 ) -> T:
     """What a look gives after a call of the function, in place of the subject's, on a copy; what that leaves is undone."""
     state, inputs = subject.fresh(), jax.tree.map(copy_leaf, subject.inputs)
-    places = walk(subject.roots(state)).places
     program = subject.for_run(function).program
-    # The user's code may raise anything.
-    with contextlib.suppress(Exception), watching:
-        if subject.abstract:
-            trace(program, state, inputs, lambda _: False)
-        else:
-            program(state, *inputs)
-    seen = look()
-    places.restore()
+    with subject.undone(state):
+        # The user's code may raise anything.
+        with contextlib.suppress(Exception), watching:
+            if subject.abstract:
+                traced, arguments = on_arrays(program, subject, state)
+                jax.eval_shape(traced, *arguments)
+            else:
+                program(state, *inputs)
+        seen = look()
     jax.clear_caches()
     return seen
 

@@ -20,21 +20,22 @@ from pytest_nnxcheck.core.notes import Fact, RaisedUnNested
 from pytest_nnxcheck.core.outcome import Listener, Outcome, nobody
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import first_line, some
-from pytest_nnxcheck.engine import outcomes, traced
+from pytest_nnxcheck.engine import outcomes, stage
 from pytest_nnxcheck.engine.example import Call, Example, look_at_originals
 from pytest_nnxcheck.engine.gather import Ran, judged
 from pytest_nnxcheck.engine.memo import evaluated_calls, recall
-from pytest_nnxcheck.engine.observe import leak, observe
 from pytest_nnxcheck.engine.on_targets import OnTargets
 from pytest_nnxcheck.engine.outcomes import Checked
 from pytest_nnxcheck.engine.parity import MOST_EQUATIONS
 from pytest_nnxcheck.engine.reference import Reference, ReferenceWithoutJit, meaning_of
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.invariants.case import Judgement
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.identity import signature
-from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile, restored_leaves
+from pytest_nnxcheck.subject.leaks import leak
+from pytest_nnxcheck.subject.profile import UNKNOWN, Profile, profile
 from pytest_nnxcheck.subject.write_back import write_back
-from pytest_nnxcheck.transforms import differentiable
+from pytest_nnxcheck.transforms import trials
 from pytest_nnxcheck.transforms.compose import maps_written
 from pytest_nnxcheck.transforms.fitness import unfit
 
@@ -156,7 +157,7 @@ def misfit_of(call: Call, facts: Profile) -> Misfit | None:
     for layer in call.nesting.layers:
         if layer.row.pair == "gradients":
             by_inputs = layer.captures
-            find_out = functools.partial(differentiable.cannot, call.subject, facts, by_inputs=by_inputs)
+            find_out = functools.partial(trials.no_gradient, call.subject, facts, by_inputs=by_inputs)
             if misfit := call.once("no gradient", find_out, by_inputs):
                 return misfit
     return None
@@ -174,7 +175,7 @@ def reference_of(call: Call) -> Reference | None:
 
 def observed(call: Call, facts: Profile) -> Observation:
     """The facts of a nesting: traced where a trace tells that it holds, else run."""
-    if traced.tells(call.subject, facts, call.nesting, call.settings):
+    if stage.tells(call.subject, facts, call.nesting, call.settings):
         observation = traced_in(call, facts)
         if observation is not None:
             return observation
@@ -187,7 +188,7 @@ def traced_in(call: Call, facts: Profile) -> Observation | None:
     example, programs = call.example, call.memo.shared_programs
     if example.originals is None:
         return None
-    return traced.observe(call.subject, facts, call.nesting, example.values, programs, example.originals)
+    return stage.observe(call.subject, facts, call.nesting, example.values, programs, example.originals)
 
 
 def run(call: Call, facts: Profile) -> Observation:
@@ -220,7 +221,7 @@ def run_once(call: Call, facts: Profile, *, alone: bool = False, broken: bool = 
         on_targets if broken or is_for_targets(call) else None,
         alone=alone,
         originals=call.example.originals,
-        with_copies=memory,
+        copies=memory,
     )
 
 
@@ -252,7 +253,7 @@ def remapped(ran: Ran) -> Ran:
 
     def evaluated() -> Profile:
         with subject.undone(subject.state):
-            paths = restored_leaves(subject, ran.profile.changed)
+            paths = trials.restored_leaves(subject, ran.profile.changed)
         size = sum(nbytes(leaf) for path, leaf in graph.raw_leaves(subject.state) if path in paths)
         return replace(ran.profile, restored=paths, restored_bytes=size)
 
@@ -313,8 +314,8 @@ def un_nested(call: Call) -> Checked:
     """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
     facts, values = profile_if_traceable(call), call.example.values
     tells = facts is not UNKNOWN and not values.needed
-    tells = tells and traced.tells(call.subject, facts, call.nesting, call.settings)
-    tells = tells and not traced.is_small(call.subject, facts, values)
+    tells = tells and stage.tells(call.subject, facts, call.nesting, call.settings)
+    tells = tells and not stage.is_small(call.subject, facts, values)
     observation = traced_in(call, facts) if tells else None
     call.announce(facts)
     reference = None

@@ -28,10 +28,10 @@ from pytest_nnxcheck.core.outcome import Listener
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.core.text import near
 from pytest_nnxcheck.engine.memo import Memo, recall
-from pytest_nnxcheck.engine.observe import leak, places_in
 from pytest_nnxcheck.invariants.case import Pairs
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.compared_by_jit import other_parts, static_parts
+from pytest_nnxcheck.subject.leaks import leak, places_in
 from pytest_nnxcheck.subject.profile import Profile, profile
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
 from pytest_nnxcheck.subject.uncomputed import Values

@@ -23,9 +23,9 @@ from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, Growth, Memory,
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine.example import Call
 from pytest_nnxcheck.engine.memo import recall
-from pytest_nnxcheck.engine.observe import measure, observe, traced_again
 from pytest_nnxcheck.engine.parity import compared, effect_against
 from pytest_nnxcheck.engine.reference import Reference
+from pytest_nnxcheck.engine.run import measure, observe, traced_again
 from pytest_nnxcheck.invariants import own
 from pytest_nnxcheck.invariants.advice import Sizes, advice
 from pytest_nnxcheck.invariants.case import Case, Differences, Donation, Judgement, Pairs, Program, Tracers

@@ -18,11 +18,11 @@ from typing import Any
 from pytest_nnxcheck import atomic_file, wheels
 from pytest_nnxcheck.compat import compile_cache, staging, targets
 from pytest_nnxcheck.compat.compile_cache import canonical
-from pytest_nnxcheck.compat.staging import Staged
 from pytest_nnxcheck.core.chips import Target, parse_target
 from pytest_nnxcheck.core.peak import OnTarget, Split, least_copy
+from pytest_nnxcheck.engine.root import Program
 from pytest_nnxcheck.jaxprs import flow
-from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in
+from pytest_nnxcheck.jaxprs.copies import copies_in
 from pytest_nnxcheck.xla import buffers
 from pytest_nnxcheck.xla.hlo import aliases
 
@@ -40,35 +40,29 @@ def sha256(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A program that was compiled for the CPU: as it was staged and traced; of the leaves that it donates the names, by their numbers, and those it loses."""
+class Donation:
+    """The leaves that a program donates."""
 
-    staged: Staged
-    traced: TracedProgram
-    donated: dict[int, str]
+    names: dict[int, str]
+    """Their names, by their numbers among the arguments. An empty leaf has no buffer to donate."""
     lost: frozenset[int]
-    compiled: Any
-    constants: int
-    """Bytes of the constants, as the CPU counts them: the totals of a GPU leave them out."""
+    """Those that lose their buffer on the CPU."""
 
     @classmethod
-    def of(
-        cls, staged: Staged, traced: TracedProgram, names: tuple[str, ...], compiled: Any, constants: int
-    ) -> Program:
-        """With the names of its first arguments. An empty leaf has no buffer to donate."""
-        named = dict(enumerate(names))
-        donated = {number: named.get(number, "") for number in traced.donated if traced.arguments[number].size}
-        lost = frozenset(donated.keys() - (kept_buffers(compiled) or ()))
-        return cls(staged, traced, donated, lost, compiled, constants)
+    def of(cls, program: Program) -> Donation:
+        """That of a program which was compiled for the CPU."""
+        names, arguments = dict(enumerate(program.names)), program.traced.arguments
+        donated = {number: names.get(number, "") for number in program.traced.donated if arguments[number].size}
+        return cls(donated, frozenset(donated.keys() - (kept_buffers(program.compiled.program) or ())))
 
-    def with_donation(self, on: OnTarget, compiled: Any) -> OnTarget:
+    def told(self, on: OnTarget, compiled: Any) -> OnTarget:
         """What is said of the program with the leaves that lose their buffer as it was compiled for a target."""
         kept = kept_buffers(compiled)
         if kept is None:
             return on
-        gone = self.donated.keys() - kept
-        lost = tuple(self.donated[number] for number in sorted(gone - self.lost))
-        return replace(on, donated=len(self.donated), lost=lost, lost_too=len(gone & self.lost))
+        gone = self.names.keys() - kept
+        lost = tuple(self.names[number] for number in sorted(gone - self.lost))
+        return replace(on, donated=len(self.names), lost=lost, lost_too=len(gone & self.lost))
 
 
 def kept_buffers(compiled: Any) -> set[int] | None:
@@ -107,14 +101,16 @@ class OnTargets:
     """Bytes of one copy of the state; 0 where copies are not looked for."""
 
     def all(self, program: Program) -> tuple[OnTarget, ...]:
-        """What each target says of a program. Raises `CheckError` where a named slice has another size."""
+        """What each target says of a program; nothing of one that takes what nobody passes. Raises `CheckError` where a named slice has another size."""
+        if program.traced.hoisted:
+            return ()
         return tuple(self._one(parse_target(word), program) for word in self.words)
 
     def _one(self, named: Target, program: Program) -> OnTarget:
         started = time.perf_counter()
         said = OnTarget(str(named), wheel=wheels.versions(named.chip.compiler), state=self.state)
         try:
-            mesh = targets.mesh_of(program.traced.arguments, program.compiled)
+            mesh = targets.mesh_of(program.traced.arguments, program.compiled.program)
             said = self._compiled(said, targets.target_of(named, mesh), mesh, program)
         except targets.LeftOut as error:
             calls_back = (
@@ -127,6 +123,7 @@ class OnTargets:
         limit, share = targets.limit_of(target.chip)
         first = DEFAULT if target.chip.gpu else QUICK
         said = replace(said, target=str(target), limit=limit, share=share, effort=first)
+        donation, constants = Donation.of(program), program.memory.constants
 
         def lower(jitted: Any = program.staged.jitted, arguments: Any = program.staged.arguments) -> Any:
             return targets.lowered_for(target, mesh, jitted, arguments, program.traced.donated)
@@ -136,7 +133,7 @@ class OnTargets:
                 there = targets.compiled_for(target, lowered, effort=effort)
             except targets.DoesNotFit as error:
                 return replace(said, effort=effort, fits=False, refused=str(error))
-            return with_totals(program.with_donation(replace(said, effort=effort), there), there, program.constants)
+            return with_totals(donation.told(replace(said, effort=effort), there), there, constants)
 
         def with_copies(on: OnTarget) -> OnTarget:
             def split_of(jitted: Any) -> Split | None:
@@ -159,7 +156,7 @@ class OnTargets:
             return replace(again, copies=found if again.copies >= least else 0)
 
         lowered = lower()
-        return self._kept(judged, canonical(lowered.as_text()), repr((said, program.donated, sorted(program.lost))))
+        return self._kept(judged, canonical(lowered.as_text()), repr((said, donation.names, sorted(donation.lost))))
 
     def _kept(self, judge: Callable[[], OnTarget], *text: str) -> OnTarget:
         """What is said of a program, by what decides it: as it was said before, in this process or in the folder of compiled programs."""

@@ -13,7 +13,7 @@ from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.notes import Fact, FactKind
 from pytest_nnxcheck.core.outcome import ValueDiffers
 from pytest_nnxcheck.core.text import first_line
-from pytest_nnxcheck.engine import traced
+from pytest_nnxcheck.engine import stage
 from pytest_nnxcheck.engine.reference import Reference, Start, meaning_of, names_of
 from pytest_nnxcheck.invariants.case import Differences
 from pytest_nnxcheck.subject.profile import Profile
@@ -77,7 +77,7 @@ class Comparison:
         """
         if not (self.nesting.layers and any(map(may_be_fusion, different))):
             return different
-        unfused = traced.unfused(self.subject, self.facts, self.nesting)
+        unfused = stage.unfused(self.subject, self.facts, self.nesting)
         if unfused is None:
             return different
         got = effect_against(self.subject, unfused, self.reference.wanted)

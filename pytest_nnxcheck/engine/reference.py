@@ -17,9 +17,10 @@ from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, ROWS, row_of
-from pytest_nnxcheck.core.nesting import Nesting
-from pytest_nnxcheck.engine.observe import run
+from pytest_nnxcheck.core.nesting import Layer, Nesting
+from pytest_nnxcheck.engine.run import run
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf
+from pytest_nnxcheck.transforms.compose import un_nest
 from pytest_nnxcheck.transforms.layer import LENGTH, Program
 from pytest_nnxcheck.values.effects import UNCHANGED, Effect, Facts, Structure, changed, read, structure
 from pytest_nnxcheck.walk.fingerprint import is_array
@@ -93,16 +94,16 @@ def meaning_of(nesting: Nesting) -> Meaning:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the calls start: from the state and the inputs as they are, or ``nudged``, a few roundings of the lowest precision away.
-
-    ``precision`` is the distance between one and the next number of the lowest precision that the program computes in;
-    ``direction`` tells nudged starts of one distance apart, an odd one is opposite to the one before; ``again`` tells a second run from the first.
-    """
+    """Where the calls start: from the state and the inputs as they are, or a few roundings away."""
 
     again: bool = False
+    """Tells a second run from the first."""
     nudged: bool = False
+    """Whether it is a few roundings of the lowest precision away."""
     precision: float = 0.0
+    """The distance between one and the next number of the lowest precision that the program computes in."""
     direction: int = 0
+    """Tells nudged starts of one distance apart: an odd one is opposite to the one before."""
 
     def of(self, subject: Subject) -> tuple[Any, tuple[Any, ...]]:
         """A copy of the state, and the inputs."""
@@ -194,12 +195,7 @@ def composed(call: Program, meaning: Meaning) -> Program:
 
 def un_nested(meaning: Meaning, out: Any) -> Any:
     """The first element of every axis, as the un-nested call returns it."""
-    for name in meaning:
-        if name == CALL_FIRST:
-            out = out[1]
-        elif row_of(name).axis:
-            out = jax.tree.map(lambda leaf: leaf[0], out)
-    return out
+    return un_nest(Nesting(tuple(map(Layer, meaning))), out)
 
 
 def names_of(meaning: Meaning, names: tuple[str, ...]) -> Any:

@@ -33,7 +33,7 @@ class TracedProgram:
 
     @classmethod
     def of(cls, staged: Any, leaves: int) -> TracedProgram:
-        """From the result of `staging.staged`."""
+        """From the result of `staging.staged_jit`."""
         donated = tuple(number for number, is_donated in enumerate(staged.donated) if is_donated)
         return cls(staged.traced.jaxpr, jax.tree.leaves(staged.arguments), donated, leaves)
 

@@ -9,12 +9,12 @@ from types import FrameType
 from typing import Any
 
 import jax
-from flax import nnx
 
 from pytest_nnxcheck.compat import flax_modes, frames, variables
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import JitTracedAgain
 from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import equal
 
@@ -53,20 +53,19 @@ Traces = list[tuple[JitTrace, str]]
 def traces_of_two_calls(subject: Subject) -> tuple[Traces, Traces]:
     """What the jits inside a call trace in the first of two, and in the second."""
     subject = subject.for_run()
-    graphdef, leaves = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
     traces: tuple[Traces, Traces] = [], []
     types: list[Any] = []
 
-    def twice(leaves: Any, *inputs: Any) -> None:
-        module = nnx.merge(graphdef, leaves)
+    def twice(module: Any, *inputs: Any) -> None:
         types.append(types_of(module))
         for noted in traces:
             with frames.jits_traced(functools.partial(note, noted)):
                 subject.program(module, *inputs)
             types.append(types_of(module))
 
+    function, arguments = on_arrays(twice, subject)
     try:
-        jax.eval_shape(twice, leaves, *subject.inputs)
+        jax.eval_shape(function, *arguments)
     except Exception:  # noqa: BLE001 - the user's code may raise anything; a call that cannot be made twice is not judged
         return [], []
     before, *after = types

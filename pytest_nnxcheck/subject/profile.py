@@ -1,20 +1,20 @@
 """What one abstract evaluation of the un-nested call tells: output shapes, and what the call does to the state.
 
-Nothing is run: `jax.make_jaxpr` of the call over `nnx.split` and `nnx.merge`, once for each kind of call.
+Nothing is run: `jax.make_jaxpr` of the call, once for each kind of call.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.compat import arrays, flax_modes, graph, staging
+from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import NUMBERS, as_array, describe, nbytes
 from pytest_nnxcheck.compat.sharding import in_type
 from pytest_nnxcheck.compat.variables import equation_line, variable_metadata, variable_value
@@ -23,7 +23,7 @@ from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
 from pytest_nnxcheck.jaxprs.captured import captured
 from pytest_nnxcheck.jaxprs.waste import waste
-from pytest_nnxcheck.subject.signatures import in_users_words
+from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.subject.write_back import statics
 from pytest_nnxcheck.walk.fingerprint import equal, show
@@ -38,63 +38,95 @@ Key = tuple[Path, int]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Facts of the un-nested call; sizes in bytes, of one call, on one device.
+    """Facts of the un-nested call. All sizes are bytes of one call on one device."""
 
-    With several ``devices`` the shards of the outputs are not known before a program is compiled: ``output_bytes`` counts them whole.
-    ``writes_back`` says that a scan hands out its stacked inputs as they were; ``retyped`` are the leaves that
-    come back with another type: (path, type before, type after), ``relabelled`` those of `relabelled`; ``dropped`` those of an optimizer whose update is thrown away, ``untrained`` those of `untrained`.
-    ``replaced`` are the Variables in whose place the call puts another. A call that is ``restructured`` sets attributes that are no arrays. ``parameters`` are the leaves that ``grad`` differentiates
-    by, ``gradients`` its abstract results, in order. ``origins`` are the numbers of the inputs that go into each output. A call that
-    ``calls_back`` runs Python code, or raises, while the program runs; one that ``branches`` has a conditional. ``restored`` are those of `restored_leaves`,
-    asked for where a ``vmap`` failed.
-    ``waste`` is what its own structure spends memory on. ``precision`` is the distance between one and the next number of the lowest
-    floating type that it computes in, ``equations`` how many it makes, each step of a scan counted, ``operations`` how many different ones. ``in_one_array`` are those of `in_one_array`. Its output is ``plain`` where jax alone gives it its structure,
-    ``opened`` are the classes of objects in it that jax knows nothing of.
-    """
-
-    out: tuple[jax.ShapeDtypeStruct, ...]
-    changed: frozenset[Path]
-    added: tuple[Path, ...]
-    writes_back: bool
-    remat_in_scan: bool
-    captured: tuple[Captured, ...]
-    constant_bytes: int
-    inner_donations: int
-    state_paths: tuple[Path, ...]
-    state_bytes: int
-    changed_bytes: int
-    input_bytes: int
-    output_bytes: int
-    devices: int
-    retyped: tuple[tuple[Path, str, str], ...] = ()
-    relabelled: tuple[tuple[Path, str, str, str], ...] = ()
-    removed: tuple[Path, ...] = ()
-    replaced: tuple[Path, ...] = ()
-    restructured: bool = False
-    dropped: tuple[Path, ...] = ()
-    untrained: tuple[Path, ...] = ()
+    # --- what it returns
+    out: tuple[jax.ShapeDtypeStruct, ...] = ()
+    """The types of its outputs."""
     out_names: tuple[str, ...] = ()
-    parameters: frozenset[Path] = frozenset()
-    gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
-    promoted: tuple[tuple[Path, str], ...] = ()
-    origins: tuple[frozenset[int], ...] = ()
-    calls_back: bool = False
-    branches: bool = False
-    restored: frozenset[Path] = frozenset()
-    restored_bytes: int = 0
-    waste: Waste = NO_WASTE
-    precision: float = 0.0
-    equations: int = 0
-    operations: int = 0
-    in_one_array: tuple[tuple[Path, Path], ...] = ()
+    """Their places in what the user's function returns."""
     plain: bool = False
+    """Whether jax alone gives the output its structure: arrays and numbers, in containers that jax knows."""
     opened: tuple[tuple[str, Any], ...] = ()
-    unused: tuple[int, ...] = ()
-    """The numbers of the leaves that the call neither reads nor writes: it hands them on as they are, and nothing else needs them."""
-    donated: tuple[bool | None, ...] = ()
-    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
+    """The classes of the objects in the output that jax knows nothing of, with their fields."""
+    origins: tuple[frozenset[int], ...] = ()
+    """For each output the numbers of the inputs that go into it."""
     handed_out: tuple[int | None, ...] = ()
     """For each output the number of the input that it is as it came in."""
+
+    # --- what it does to the state
+    state_paths: tuple[Path, ...] = ()
+    """Every leaf of the state, in the order in which jax flattens it."""
+    changed: frozenset[Path] = frozenset()
+    """The leaves that come out with another value."""
+    added: tuple[Path, ...] = ()
+    """The leaves that were not there before."""
+    removed: tuple[Path, ...] = ()
+    """The leaves that are gone."""
+    retyped: tuple[tuple[Path, str, str], ...] = ()
+    """The leaves that come out with another type: path, type before, type after."""
+    promoted: tuple[tuple[Path, str], ...] = ()
+    """The leaves that come out with another dtype, and the line at which each gets it."""
+    relabelled: tuple[tuple[Path, str, str, str], ...] = ()
+    """The metadata of Variables that it changes: path, name, value before, value after."""
+    replaced: tuple[Path, ...] = ()
+    """The Variables in whose place it puts another Variable."""
+    restructured: bool = False
+    """Whether it sets attributes that are no arrays."""
+    unused: tuple[int, ...] = ()
+    """The numbers of the leaves that it neither reads nor writes: it hands them on as they are, and nothing else needs them."""
+    in_one_array: tuple[tuple[Path, Path], ...] = ()
+    """Pairs of leaves that it hands back as one value: without a jit both hold one and the same array then."""
+    restored: frozenset[Path] = frozenset()
+    """The leaves that it writes and gives their value back, see `transforms.trials.restored_leaves`. Found out only where a ``vmap`` failed."""
+
+    # --- training
+    parameters: frozenset[Path] = frozenset()
+    """The leaves that ``grad`` differentiates by."""
+    gradients: tuple[jax.ShapeDtypeStruct, ...] = ()
+    """The types of the gradients by them, in order."""
+    dropped: tuple[Path, ...] = ()
+    """The leaves of an optimizer whose update it throws away."""
+    untrained: tuple[Path, ...] = ()
+    """What its optimizers are to train, where it steps one and changes none of that."""
+
+    # --- sizes
+    state_bytes: int = 0
+    changed_bytes: int = 0
+    restored_bytes: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    """Of several devices whole: how the outputs are sharded is known only of a compiled program."""
+    devices: int = 1
+    """The most devices that one of its arrays lies on."""
+
+    # --- its program
+    captured: tuple[Captured, ...] = ()
+    """The arrays that it captures, which a compiled program holds as constants."""
+    donated: tuple[bool | None, ...] = ()
+    """For each leaf, and each input behind them, whether a jit at the top of the call donates it; None where none takes it."""
+    inner_donations: int = 0
+    """How many arrays the jits inside donate."""
+    writes_back: bool = False
+    """Whether a scan hands out its stacked inputs as they were."""
+    remat_in_scan: bool = False
+    branches: bool = False
+    """Whether it has a conditional."""
+    calls_back: bool = False
+    """Whether it runs Python code, or may raise, while the program runs."""
+    waste: Waste = NO_WASTE
+    """What its own structure spends memory on."""
+    precision: float = 0.0
+    """The distance between one and the next number of the lowest floating type that it computes in."""
+    equations: int = 0
+    """How many equations it makes, each step of a scan counted."""
+    operations: int = 0
+    """How many different ones."""
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the arrays that it captures."""
+        return sum(constant.bytes for constant in self.captured)
 
     @property
     def copied_bytes(self) -> int:
@@ -102,7 +134,7 @@ class Profile:
         return self.state_bytes or self.input_bytes
 
 
-UNKNOWN = Profile((), frozenset(), (), False, False, (), 0, 0, (), 0, 0, 0, 0, 1)
+UNKNOWN = Profile()
 """The profile of a call that cannot be evaluated: enough for a plain jit."""
 
 
@@ -111,109 +143,124 @@ def type_in_a_trace(leaf: Any) -> str:
     return describe(as_array(leaf) if isinstance(leaf, NUMBERS) else leaf)
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a module holds beside the values of its leaves, at one moment of the call."""
+
+    statics: tuple[Any, ...]
+    variables: dict[Path, Any]
+    metadata: dict[Path, dict[str, Any]]
+
+    @classmethod
+    def of(cls, module: Any) -> Structure:
+        """The structure of a module as it is now."""
+        found = dict(graph.variables(module))
+        metadata = {path: dict(variable_metadata(variable)) for path, variable in found.items()}
+        return cls(statics(module), found, metadata)
+
+
 def profile(subject: Subject) -> Profile:
     """Evaluate the un-nested call abstractly. Raises what the user's code raises under a trace."""
     subject = subject.for_run()
-    # Arrays are not copied: a trace reads no values, and those of an earlier trace have none.
-    graphdef, before = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
-
-    structures: list[Any] = []
-    variables: list[dict[Path, Any]] = []
-    labels: list[dict[Path, dict[str, Any]]] = []
+    structures: list[Structure] = []
     poisoned: list[bool] = []
 
-    def pure(leaves: Any, *inputs: Any) -> Any:
-        module = nnx.merge(graphdef, leaves)
-        structures.append(statics(module))
-        variables.append(dict(graph.variables(module)))
-        labels.append(metadata(module))
+    def call(module: Any, *inputs: Any) -> Any:
+        structures.append(Structure.of(module))
         out = subject.program(module, *inputs)
-        structures.append(statics(module))
-        variables.append(dict(graph.variables(module)))
-        labels.append(metadata(module))
+        structures.append(Structure.of(module))
         state = flax_modes.state(module)
         poisoned.append(holds_beside(module, jax.tree.leaves(state)))
         return out, state
 
-    closed, (out, after) = jax.make_jaxpr(in_users_words(pure, subject), return_shape=True)(before, *subject.inputs)
+    function, (leaves, *inputs) = on_arrays(call, subject)
+    closed, (out, after) = jax.make_jaxpr(function, return_shape=True)(leaves, *inputs)
     if any(poisoned):
         # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
         jax.clear_caches()
-    plain, opened = subject.output_tree.plain, subject.output_tree.opened
-    jaxpr = staging.open_jaxpr(closed)
-    origins_of_outputs = flow.sources(jaxpr)
-    sources = origins_of_outputs[len(out) :]
-    number_of = {key: number for number, (key, _) in enumerate(numbered(before))}
-    shardings = {key: getattr(leaf, "sharding", None) for key, leaf in numbered(before)}
-    moved = [
-        (key[0], leaf, shardings.get(key))
-        for (key, leaf), source in zip(numbered(after), sources, strict=True)
-        if key not in number_of or number_of[key] != source
-    ]
-    same = {key: number_of.get(key) == source for (key, _), source in zip(numbered(after), sources, strict=True)}
-    paths = {path for path, _ in number_of}
-    types = {key: type_in_a_trace(leaf) for key, leaf in numbered(before)}
-    changed = frozenset(path for path, *_ in moved if path in paths)
-    outputs = enumerate(numbered(after), len(out))
-    output_of = {key: output for output, (key, _) in outputs if key[0] in changed and key in number_of}
-    captures = captured(closed, walk(subject.roots(subject.state)).arrays)
-    parameters = differentiable(subject, before)
-    return Profile(
-        out=out,
-        changed=changed,
-        added=tuple(sorted({path for path, *_ in moved if path not in paths}, key=str)),
-        writes_back=flow.writes_back(closed),
-        remat_in_scan=flow.remat_in_scan(closed),
-        captured=captures,
-        constant_bytes=sum(constant.bytes for constant in captures),
-        inner_donations=flow.inner_donations(closed),
-        state_paths=tuple(path for path, _ in graph.flat_state(before)),
-        state_bytes=sum(nbytes(leaf) for _, leaf in graph.flat_state(before)),
-        changed_bytes=sum(nbytes(leaf, sharding) for path, leaf, sharding in moved if path in paths),
-        input_bytes=sum(map(nbytes, subject.inputs)),
-        output_bytes=sum(map(nbytes, out)),
-        devices=max(map(devices, [*jax.tree.leaves(before), *subject.inputs])),
-        retyped=tuple(
-            (key[0], types[key], new) for key, leaf in numbered(after) if (new := describe(leaf)) != types.get(key, new)
-        ),
-        # A tracer among them is a leak, which a loop leaves as any other transform does.
-        relabelled=() if any(poisoned) else tuple(relabelled(*labels)),
-        removed=tuple(sorted(paths - {key[0] for key, _ in numbered(after)}, key=str)),
-        replaced=replaced(*variables),
-        restructured=structures[0] != structures[1],
-        plain=plain,
-        opened=opened,
-        dropped=dropped_updates(subject, jaxpr, [key[0] for key in number_of], changed),
-        untrained=untrained(subject, changed, out),
+    known = facts_of_program(subject, closed, out, dict(numbered(leaves)), dict(numbered(after)))
+    before, behind = structures
+    return replace(
+        known,
         out_names=subject.output_tree.names,
-        parameters=parameters,
-        gradients=tuple(
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf))
-            for path, leaf in graph.flat_state(before)
-            if path in parameters
-        ),
-        promoted=promoted(jaxpr, len(out), before, after),
-        waste=waste(jaxpr, {number_of[key]: output for key, output in output_of.items()}),
-        precision=flow.lowest_precision(closed),
-        equations=flow.equations(closed),
-        operations=flow.operations(closed),
-        calls_back=flow.calls_back(closed),
-        branches=flow.branches(closed),
-        in_one_array=in_one_array([path for (path, _), _ in numbered(after)], jaxpr.outvars[len(out) :]),
-        origins=input_origins(jaxpr, len(out), len(subject.inputs)),
-        unused=unused(jaxpr, len(out), same, number_of),
-        donated=flow.donated_to_jits(jaxpr),
-        handed_out=tuple(
-            source - len(number_of) if source is not None and source >= len(number_of) else None
-            for source in origins_of_outputs[: len(out)]
-        ),
+        plain=subject.output_tree.plain,
+        opened=subject.output_tree.opened,
+        # A tracer among them is a leak, which a loop leaves as any other transform does.
+        relabelled=() if any(poisoned) else tuple(relabelled(before.metadata, behind.metadata)),
+        replaced=replaced(before.variables, behind.variables),
+        restructured=before.statics != behind.statics,
     )
 
 
-def unused(jaxpr: Any, outputs: int, same: Mapping[Key, bool], number_of: Mapping[Key, int]) -> tuple[int, ...]:
-    """The numbers of the leaves that come back as the ``same``, and that neither an output of the call nor another leaf needs."""
-    needed = staging.inputs_needed(jaxpr, [*[True] * outputs, *(not kept for kept in same.values())])
-    return tuple(number for key, number in number_of.items() if same.get(key) and not needed[number])
+def facts_of_program(
+    subject: Subject, closed: Any, out: tuple[Any, ...], before: dict[Key, Any], after: dict[Key, Any]
+) -> Profile:
+    """What the jaxpr of the un-nested call tells, whose arguments are the leaves ``before`` and the inputs, whose results ``out`` and the leaves ``after``."""
+    jaxpr = staging.open_jaxpr(closed)
+    sources = flow.sources(jaxpr)
+    number_of = {key: number for number, key in enumerate(before)}
+    output_of = {key: number for number, key in enumerate(after, len(out))}
+    moved = [key for key in after if key not in before or sources[output_of[key]] != number_of[key]]
+    paths = {path for path, _ in before}
+    changed = frozenset(path for path, _ in moved if path in paths)
+    written = [key for key in moved if key[0] in paths]
+    parameters = differentiable(subject, before)
+    types = {key: type_in_a_trace(leaf) for key, leaf in before.items()}
+    return Profile(
+        out=out,
+        origins=input_origins(jaxpr, len(out), len(subject.inputs)),
+        handed_out=tuple(
+            source - len(before) if source is not None and source >= len(before) else None
+            for source in sources[: len(out)]
+        ),
+        # --- what it does to the state
+        state_paths=tuple(path for path, _ in before),
+        changed=changed,
+        added=tuple(sorted({path for path, _ in moved if path not in paths}, key=str)),
+        removed=tuple(sorted(paths - {path for path, _ in after}, key=str)),
+        retyped=tuple(
+            (key[0], types[key], new) for key, leaf in after.items() if (new := describe(leaf)) != types.get(key, new)
+        ),
+        promoted=promoted(jaxpr, len(out), before, after),
+        unused=unused(jaxpr, len(out), before, after, moved),
+        in_one_array=in_one_array([path for path, _ in after], jaxpr.outvars[len(out) :]),
+        # --- training
+        parameters=parameters,
+        gradients=tuple(
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=in_type(leaf))
+            for (path, _), leaf in before.items()
+            if path in parameters
+        ),
+        dropped=dropped_updates(subject, jaxpr, [path for path, _ in before], changed),
+        untrained=untrained(subject, changed, out),
+        # --- sizes
+        state_bytes=sum(map(nbytes, before.values())),
+        changed_bytes=sum(nbytes(after[key], getattr(before.get(key), "sharding", None)) for key in written),
+        input_bytes=sum(map(nbytes, subject.inputs)),
+        output_bytes=sum(map(nbytes, out)),
+        devices=max(map(devices, [*before.values(), *subject.inputs])),
+        # --- its program
+        captured=captured(closed, walk(subject.roots(subject.state)).arrays),
+        donated=flow.donated_to_jits(jaxpr),
+        inner_donations=flow.inner_donations(closed),
+        writes_back=flow.writes_back(closed),
+        remat_in_scan=flow.remat_in_scan(closed),
+        branches=flow.branches(closed),
+        calls_back=flow.calls_back(closed),
+        waste=waste(jaxpr, {number_of[key]: output_of[key] for key in after if key[0] in changed and key in before}),
+        precision=flow.lowest_precision(closed),
+        equations=flow.equations(closed),
+        operations=flow.operations(closed),
+    )
+
+
+def unused(
+    jaxpr: Any, outputs: int, before: Iterable[Key], after: Iterable[Key], moved: Iterable[Key]
+) -> tuple[int, ...]:
+    """The numbers of the leaves that come back as they were, and that neither an output of the call nor another leaf needs."""
+    same = {*after}.difference(moved)
+    needed = staging.inputs_needed(jaxpr, [*[True] * outputs, *(key not in same for key in after)])
+    return tuple(number for number, key in enumerate(before) if key in same and not needed[number])
 
 
 def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple[Path, Path], ...]:
@@ -223,61 +270,9 @@ def in_one_array(paths: Sequence[Path], variables: Sequence[Any]) -> tuple[tuple
     return tuple((one, other) for one, other in pairs if one != other)
 
 
-def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Path]:
-    """The leaves that the call writes and gives their value back, where they come out of a `jax.vmap` with an axis that they did not go in with.
-
-    A spectral norm that writes the normalized kernel and puts the old one back: the update of a mapped value is mapped. The call is
-    made a few times, halving the leaves; none where the call cannot be mapped at all.
-    """
-    graphdef, before = flax_modes.split(subject.fresh() if subject.abstract else subject.state)
-    keys = [key for key, _ in numbered(before)]
-    leaves, treedef = jax.tree.flatten(before)
-
-    def maps(mapped: frozenset[Path], handed_on: list[Path]) -> bool:
-        """Whether the call can be mapped over these leaves and its inputs, and hands the others on without an axis."""
-
-        def call(leaves: list[Any], *inputs: Any) -> list[Any]:
-            module = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
-            subject.program(module, *inputs)
-            after = dict(numbered(flax_modes.state(module)))
-            return [after.get(key) for key in keys if key[0] in handed_on]
-
-        axes = [0 if path in mapped else None for path, _ in keys]
-        handed = [with_axis(leaf) if axis == 0 else leaf for leaf, axis in zip(leaves, axes, strict=True)]
-        mapped_call = jax.vmap(call, in_axes=(axes, *(0 for _ in subject.inputs)), out_axes=None)
-        arguments = (handed, *map(with_axis, subject.inputs))
-        try:
-            # Inside a trace jax may give an update of a mapped value no axis, as it does outside of one.
-            jax.eval_shape(mapped_call, *arguments) if subject.abstract else mapped_call(*arguments)
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, and raises it again where it is nested
-            return False
-        return True
-
-    def batched(paths: list[Path]) -> list[Path]:
-        if maps(changed, paths):
-            return []
-        half = len(paths) // 2
-        return batched(paths[:half]) + batched(paths[half:]) if half else paths
-
-    rest = [path for path in dict.fromkeys(path for path, _ in keys) if path not in changed]
-    return frozenset(batched(rest)) if maps(changed, []) else frozenset()
-
-
-def with_axis(leaf: Any) -> Any:
-    """Two of an array, abstract where it is."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=in_type(leaf, 1))
-    return arrays.stacked(leaf, 2)
-
-
 def replaced(before: dict[Path, Any], after: dict[Path, Any]) -> tuple[Path, ...]:
     """The paths at which another Variable is than before: a new one, or one of another path."""
     return tuple(path for path, variable in before.items() if after.get(path, variable) is not variable)
-
-
-def metadata(module: Any) -> dict[Path, dict[str, Any]]:
-    """The metadata of each Variable, as it is now."""
-    return {path: dict(variable_metadata(variable)) for path, variable in graph.variables(module)}
 
 
 def relabelled(
@@ -303,11 +298,13 @@ def input_origins(jaxpr: Any, outputs: int, inputs: int) -> tuple[frozenset[int]
     )
 
 
-def promoted(jaxpr: Any, outputs: int, before: Any, after: Any) -> tuple[tuple[Path, str], ...]:
+def promoted(
+    jaxpr: Any, outputs: int, before: Mapping[Key, Any], after: Mapping[Key, Any]
+) -> tuple[tuple[Path, str], ...]:
     """Path of each leaf that comes back with another dtype, and the line at which it gets it; its results follow the outputs."""
-    dtypes = {key: leaf.dtype for key, leaf in numbered(before) if hasattr(leaf, "dtype")}
+    dtypes = {key: leaf.dtype for key, leaf in before.items() if hasattr(leaf, "dtype")}
     lines = []
-    for number, (key, leaf) in enumerate(numbered(after), outputs):
+    for number, (key, leaf) in enumerate(after.items(), outputs):
         if key in dtypes and getattr(leaf, "dtype", dtypes[key]) != dtypes[key]:
             eqn = flow.retyped_at(jaxpr, number, dtypes[key])
             lines.append((key[0], equation_line(eqn) if eqn is not None else ""))
@@ -351,15 +348,18 @@ def untrained(subject: Subject, changed: frozenset[Path], out: tuple[Any, ...]) 
     return tuple(sorted(paths, key=str))
 
 
-def differentiable(subject: Subject, state: Any) -> frozenset[Path]:
+def differentiable(subject: Subject, leaves: Mapping[Key, Any]) -> frozenset[Path]:
     """The floating point `nnx.Param` of the state: what one trains."""
     trained = {path for path, variable in graph.variables(subject.state) if isinstance(variable, nnx.Param)}
-    leaves = graph.flat_state(state)
-    fixed = {path for path, leaf in leaves if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))}
+    fixed = {
+        path
+        for (path, _), leaf in leaves.items()
+        if not (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact))
+    }
     return frozenset(path for path, _ in leaves if path in trained - fixed)
 
 
-def numbered(state: Any) -> Iterable[tuple[tuple[Path, int], Any]]:
+def numbered(state: Any) -> Iterator[tuple[Key, Any]]:
     """The leaves of a state, told apart where one Variable holds several arrays."""
     seen: Counter[Path] = Counter()
     for path, leaf in graph.flat_state(state):

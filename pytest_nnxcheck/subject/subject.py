@@ -46,18 +46,18 @@ class Place:
 
 @dataclass(slots=True)
 class OutputTree:
-    """The structure of what one program of the subject returned, with a name for each of its arrays, which travel through the program.
-
-    Filled in while the program is traced or run. An output is ``plain`` where jax alone gives it its structure: arrays and numbers, in
-    containers that jax knows. ``opened`` are the classes of the objects in it that were opened, with their fields. ``arrays`` are its types until
-    the program has ended.
-    """
+    """The structure of what one program of the subject returned, whose arrays travel through the program. Filled in while that is traced or run."""
 
     names: tuple[str, ...] = ()
+    """A name for each array: its place in the output."""
     arrays: tuple[Any, ...] = ()
+    """The arrays; until the program has ended their types."""
     plain: bool = False
+    """Whether jax alone gives the output its structure: arrays and numbers, in containers that jax knows."""
     opened: tuple[tuple[str, Any], ...] = ()
+    """The classes of the objects in it that were opened, with their fields."""
     rebuild: Callable[[tuple[Any, ...]], Any] = field(default=lambda arrays: arrays)
+    """Gives arrays the structure of the output."""
 
     def roots(self) -> list[tuple[str, Any]]:
         """Where the walk begins over what the caller gets: a module, a static field of a tree, keep more than arrays."""
@@ -69,31 +69,38 @@ class OutputTree:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One call of the user's object, taken apart.
-
-    ``program(state, *inputs)`` returns a flat tuple of arrays; ``output_tree`` gives them back the structure the user returned. Every run
-    and every trace takes a program of its own, see `for_run`; ``program_of`` makes one of another function. ``labels`` are the user's words for ``names``, ``opened`` the plain
-    objects that hold graph nodes or arrays, ``static`` the other values among the arguments, and ``code`` tells this call's code and static values from another's.
-    A call is ``plain`` where jax alone takes its arguments apart; ``partial`` says that what was wrapped holds some of them: a method its
-    object, a `functools.partial`, an `nnx.cached_partial`.
-    """
+    """One call of the user's object, taken apart."""
 
     name: str
     function: Callable[..., Any]
+    """What the user calls."""
     program: Callable[..., tuple[Any, ...]]
+    """``program(state, *inputs)`` calls it and returns a flat tuple of arrays. Every run and every trace takes a program of its own, see `for_run`."""
     program_of: Callable[[Callable[..., Any], OutputTree], Callable[..., tuple[Any, ...]]]
+    """Makes such a program of another function."""
     state: Any
+    """The user's graph nodes, as one node."""
     names: tuple[str, ...]
+    """The attribute of that for each of them."""
     inputs: tuple[Any, ...]
+    """The arrays among the arguments that no graph node holds."""
     input_names: tuple[str, ...]
     static: tuple[tuple[str, Any], ...]
+    """The other values among the arguments."""
     output_tree: OutputTree
+    """Gives the arrays of ``program`` the structure that the user returned."""
     abstract: bool
+    """Whether its arrays have no values: nothing is run."""
     labels: Mapping[str, str]
+    """The user's words for ``names``."""
     opened: tuple[tuple[str, Any], ...]
+    """The plain objects that hold graph nodes or arrays."""
     code: Any
+    """Tells the code and the static values of this call from another's."""
     plain: bool = False
+    """Whether jax alone takes the arguments apart."""
     partial: bool = False
+    """Whether some of the arguments are in a `functools.partial` or an `nnx.cached_partial`."""
 
     def split(self) -> tuple[Any, Any]:
         """The definition of the graph, and its leaves. Raises `CheckError` for what flax has no place for, an array outside a Variable before 0.12: it works eagerly only; and for a `jax.Ref`."""
@@ -160,35 +167,21 @@ class Subject:
         return without_garbage(lambda: tracers_since(earlier, roots, matters))
 
     @contextlib.contextmanager
-    def leaks_undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
-        """Where a run or a trace leaves tracers, put back the places that it touched, as they were at a walk ``before``, and empty the caches of jax.
+    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
+        """Put back the places that a run or a trace touches which the test did not ask for, as they were at a walk ``before``, and empty the caches of jax where it leaves tracers.
 
         Those compare static attributes: a dead tracer among them makes every later call raise. Gives the tracers that are left all the same, once it is over.
-        Where it raises, the places are put back too: flax takes a module apart before it refuses to change it.
         """
         before = before or walk(self.roots(state))
         left: list[Found] = []
-        ended = False
         try:
             yield left
-            ended = True
         finally:
             leaked = self.tracers(state, before)
-            if leaked or not ended:
-                before.places.restore()
+            before.places.restore()
             if leaked:
                 jax.clear_caches()
                 left += self.tracers(state, before)
-
-    @contextlib.contextmanager
-    def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
-        """The same, for a run or a trace that the test did not ask for: the places are put back whatever it left, so that the test finds in its objects what one run leaves."""
-        before = before or walk(self.roots(state))
-        try:
-            with self.leaks_undone(state, before) as left:
-                yield left
-        finally:
-            before.places.restore()
 
 
 def ref_refused(path: str) -> str:

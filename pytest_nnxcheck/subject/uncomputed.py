@@ -79,13 +79,12 @@ def _keys(wanted: Any, alike: Iterable[Any]) -> Any:
 
 @dataclass(slots=True)
 class Values:
-    """Whether a test needs the values of nestings that are only traced.
-
-    ``stand_ins`` are the arrays without values that the present example was handed, by their identity.
-    """
+    """Which values of nestings that are only traced a test has, and needs."""
 
     needed: bool = False
+    """Whether the test reads values, so that they have to be computed."""
     stand_ins: dict[int, Any] = field(default_factory=dict)
+    """The arrays without values that the present example was handed, by their identity."""
 
     def computed(self, array: Any) -> bool:
         """Whether an array is none of the stand-ins."""

@@ -44,13 +44,17 @@ class Blame:
 
 @dataclass(slots=True)
 class Guards:
-    """The guards of one run of a program; reports come from the innermost layer outwards. ``earlier`` is a walk from before the run."""
+    """The guards of one run of a program."""
 
     subject: Subject
     earlier: Walk | None = None
+    """A walk from before the run, which found no tracers."""
     live: list[dict[tuple[int, int], Any]] = field(default_factory=lambda: [{}])
+    """The traces that are alive in each layer that is running, the innermost last."""
     reports: list[Blame] = field(default_factory=list)
+    """What was found, from the innermost layer outwards."""
     mutated: list[tuple[Layer, str]] = field(default_factory=list)
+    """The leaves that an ``eval_shape`` put into the state, each with its layer."""
 
     def around(self, layer: Layer, program: Program) -> Program:
         """Run the program of a layer, then look for what it left."""

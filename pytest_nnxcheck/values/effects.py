@@ -42,26 +42,28 @@ NOTHING = Facts({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The names of an output's arrays, in order, and its other leaves (strings, say) by name."""
+    """What is in an output."""
 
     names: tuple[str, ...]
+    """The names of its arrays, in order."""
     others: Mapping[str, Any]
+    """Its other leaves (strings, say) by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one run returned, and what it made of the state.
-
-    ``returned`` has the axes that the layers added; ``output`` is the un-nested output, ``names`` has the structure of
-    ``returned``; all are trees of flat arrays. ``after`` marks the leaves that are the very arrays of ``before``.
-    """
+    """What one run returned, and what it made of the state."""
 
     returned: Any = None
+    """A tree of flat arrays, with the axes that the layers added."""
     names: Any = ()
+    """The names of these, in the same tree."""
     output: tuple[Any, ...] = ()
+    """The arrays of the un-nested output."""
     structure: Structure = Structure((), {})
     before: Facts = NOTHING
     after: Facts = NOTHING
+    """The leaves that are the very arrays of ``before`` are marked."""
     error: Exception | None = None
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from healthy import FLAX, numbers, rngs
 
 from pytest_nnxcheck import check
-from pytest_nnxcheck.engine import traced
+from pytest_nnxcheck.engine import stage
 from pytest_nnxcheck.subject import profile, uncomputed
 from pytest_nnxcheck.subject.bind import bind
 
@@ -125,7 +125,7 @@ def test_the_same_call_is_run_or_traced_whatever_was_compiled_before():
         subjects = [bind(model, (numbers((2, 3, 4)),), {}) for model in (linear, attention)]
         facts = [profile.profile(subject) for subject in subjects]
         values = uncomputed.Values()
-        assert [traced.is_small(*pair, values) for pair in zip(subjects, facts, strict=True)] == [True, False]
+        assert [stage.is_small(*pair, values) for pair in zip(subjects, facts, strict=True)] == [True, False]
 
 
 def test_a_call_that_is_handed_a_stand_in_is_not_run_for_nothing():
@@ -137,8 +137,8 @@ def test_a_call_that_is_handed_a_stand_in_is_not_run_for_nothing():
     values.stand_ins[id(x)] = x
     subject = bind(nnx.Linear(4, 4, rngs=rngs()), (x,), {})
     facts = profile.profile(bind(nnx.Linear(4, 4, rngs=rngs()), (numbers((3, 4)),), {}))
-    assert traced.is_small(subject, facts, uncomputed.Values())
-    assert not traced.is_small(subject, facts, values)
+    assert stage.is_small(subject, facts, uncomputed.Values())
+    assert not stage.is_small(subject, facts, values)
 
 
 def test_a_layer_is_one_operation_however_often_it_is_called():

@@ -18,7 +18,7 @@ from pytest_nnxcheck import register_transform
 from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.catalogue import REGISTERED
 from pytest_nnxcheck.core.settings import merge, parse_given
-from pytest_nnxcheck.engine import traced
+from pytest_nnxcheck.engine import stage
 from pytest_nnxcheck.runner import conclude, hypothesis_test
 from pytest_nnxcheck.runner.run import Run
 from pytest_nnxcheck.subject import uncomputed
@@ -245,7 +245,7 @@ class Keeps:
 
 
 @pytest.mark.parametrize("shortcuts", ["on", "off"])
-@pytest.mark.parametrize("operations", [1, traced.FEW + 1])
+@pytest.mark.parametrize("operations", [1, stage.FEW + 1])
 def test_the_un_nested_call_is_traced_too_where_no_value_is_read(shortcuts, operations):
     """But for one of a few operations."""
     eager = itertools.count()
@@ -318,7 +318,7 @@ def _tells(layers, **settings):
     from pytest_nnxcheck.subject.profile import profile
 
     subject = bind(Counts(), (numbers((2, 4)),), {})
-    return traced.tells(subject, profile(subject), Nesting.parse(layers), merge(parse_given(settings, str)))
+    return stage.tells(subject, profile(subject), Nesting.parse(layers), merge(parse_given(settings, str)))
 
 
 @pytest.mark.parametrize(

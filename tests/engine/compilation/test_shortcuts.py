@@ -19,7 +19,7 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.core.catalogue import FURTHER
 from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.outcome import Outcome
-from pytest_nnxcheck.engine import traced
+from pytest_nnxcheck.engine import stage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -183,7 +183,7 @@ def test_a_trace_that_takes_every_nesting_for_clean_is_seen(monkeypatch):
         state = subject.fresh()
         return Observation(nesting, state, output=subject.program(state, *subject.inputs))
 
-    monkeypatch.setattr(traced, "observe", blind)
+    monkeypatch.setattr(stage, "observe", blind)
     fast, slow = outcomes(CORPUS[LEAK], **SINGLES), outcomes(CORPUS[LEAK], **SINGLES, shortcuts="off")
     assert {"scan", "vmap"} <= differing(fast, slow).keys()
 

@@ -15,7 +15,7 @@ from pytest_nnxcheck.compat import graph
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.text import near
-from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.reporting import hints
 from pytest_nnxcheck.reporting.notes import texts
 from pytest_nnxcheck.subject.bind import bind

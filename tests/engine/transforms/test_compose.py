@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pytest_nnxcheck.core.catalogue import STYLES, TRANSFORMS, layer_names
 from pytest_nnxcheck.core.nesting import Layer, Nesting
 from pytest_nnxcheck.engine.example import Example
-from pytest_nnxcheck.engine.observe import observe
+from pytest_nnxcheck.engine.run import observe
 from pytest_nnxcheck.subject.bind import bind
 from pytest_nnxcheck.subject.profile import UNKNOWN, profile
 from pytest_nnxcheck.subject.uncomputed import Values
@@ -129,7 +129,7 @@ NESTED += [("grad[functional]", "scan"), ("fori_loop", "remat"), ("cond", "jit")
 @pytest.mark.parametrize("outer, inner", NESTED)
 def test_the_innermost_layer_is_blamed(outer, inner):
     subject = bind(Caches(), (jnp.ones((2, 3)),), {})
-    with subject.leaks_undone(subject.state):
+    with subject.undone(subject.state):
         facts = profile(subject)
     found = observe(subject, facts, Nesting.parse(f"{outer} > {inner}"), "none")
     assert [(leak.path, str(leak.layer)) for leak in found.leaks] == [("CACHE['last']", inner)]

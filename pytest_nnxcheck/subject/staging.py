@@ -1,4 +1,4 @@
-"""What jax says of a traced function in its messages: the user's function and argument names in place of ours."""
+"""A call as jax traces it: a function of arrays alone, which the messages of jax call by the user's names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,29 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from flax import nnx
+
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.subject.subject import Subject
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+
+def on_arrays(
+    body: Callable[..., Any], subject: Subject, state: Any = None
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """``body(module, *inputs)`` as a function of the leaves of the module and the inputs, and these arguments.
+
+    The module is that of the call, or another ``state`` of it. Its arrays are not copied: a trace reads no values, and those that an earlier
+    trace handed out have none.
+    """
+    own = subject.fresh() if subject.abstract else subject.state
+    graphdef, leaves = flax_modes.split(own if state is None else state)
+
+    def of_leaves(leaves: Any, *inputs: Any) -> Any:
+        return body(nnx.merge(graphdef, leaves), *inputs)
+
+    return in_users_words(of_leaves, subject), (leaves, *subject.inputs)
 
 
 def in_users_words(traced: Callable[..., Any], subject: Subject) -> Callable[..., Any]:

@@ -1,0 +1,236 @@
+"""A call under a nesting, run: its program once on a copy of the state, or compiled where that is abstract, and the facts that this leaves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+from flax import nnx
+
+from pytest_nnxcheck.compat import flax_modes, graph
+from pytest_nnxcheck.compat.arrays import as_array
+from pytest_nnxcheck.compat.compile_cache import SharedPrograms, cached_compiles
+from pytest_nnxcheck.compat.staging import StagedJit, quick_compiles, whole_stacks
+from pytest_nnxcheck.core.errors import Unfit
+from pytest_nnxcheck.core.facts import InnerDonation, Leaf, Leak, Move, Observation, Path
+from pytest_nnxcheck.core.nesting import Nesting
+from pytest_nnxcheck.core.peak import Memory
+from pytest_nnxcheck.engine.on_targets import OnTargets
+from pytest_nnxcheck.engine.root import Program, Root, measured, with_addresses, with_copies
+from pytest_nnxcheck.engine.stage import stage, unmoved
+from pytest_nnxcheck.subject.leaks import leak, places_in, plain_leaves
+from pytest_nnxcheck.subject.profile import Profile
+from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.transforms.compose import Guards, compose, un_nest
+from pytest_nnxcheck.transforms.fitness import unfit
+from pytest_nnxcheck.transforms.layer import LENGTH
+from pytest_nnxcheck.walk.visit import Found
+from pytest_nnxcheck.walk.walk import Walk, walk
+from pytest_nnxcheck.xla.pointers import inner_donation, read_leaf
+
+__tracebackhide__ = True  # pytest shows the frames of the user, not these
+
+UNUSABLE = "Some donated buffers were not usable"
+
+
+def observe(
+    subject: Subject,
+    profile: Profile,
+    nesting: Nesting,
+    donate: str,
+    programs: SharedPrograms | None = None,
+    targets: OnTargets | None = None,
+    *,
+    alone: bool = False,
+    originals: Walk | None = None,
+    copies: bool = False,
+) -> Observation:
+    """Run the program of a nesting on a fresh copy of the state; one of ``programs`` that has the same text, unless it is to be ``alone``.
+
+    ``originals`` is a walk of what the call was handed that found no tracers. The copies of the state in the program are measured if ``copies``
+    are asked for, and it is compiled for ``targets`` as well.
+    """
+    subject = subject.for_run()
+    state = subject.fresh()
+    if misfit := unfit(subject, profile, nesting):
+        return Observation(nesting, state, error=Unfit(misfit))
+    roots = subject.roots(state)
+    guards = Guards(subject, (originals and originals.extended(roots)) or walk(roots))
+    root = Root(subject, profile, nesting, donate)
+    if subject.abstract and not root.takes_state:
+        staged = stage(subject, profile, nesting, guards, state)
+        output, after = (None, None) if staged.traced is None else staged.types
+        state = state if staged.graph is None else nnx.merge(staged.graph, after)
+        return ended(subject, nesting, guards, state, output, staged.error, staged.leaks)
+    shared = programs or SharedPrograms(on=False)
+    compiled: list[Program] = []
+
+    def execute(staged: StagedJit) -> Any:
+        program = measured(root, staged, shared, alone=alone)
+        program = with_copies(program, root, shared) if copies else program
+        program = program if targets is None else replace(program, targets=targets.all(program))
+        compiled.append(with_addresses(program) if subject.abstract else program)
+        return compiled[-1].outputs if subject.abstract else staged.run(program.compiled)
+
+    nested = compose(subject, profile, nesting, guards, root.jit(execute))
+    state, inputs = root.handed(state)
+    went_in = dict(graph.raw_leaves(state))
+    # Before the program runs: what it donates has no pointer any more.
+    given = [read_leaf(*leaf) for leaf in root.donated(went_in, inputs)]
+    returned, error = run(nested, state, inputs)
+    program = compiled[-1] if compiled else None
+    output = None
+    if error is None:
+        output = un_nest(nesting, returned)
+        subject.output_tree.arrays = output
+    tracers = subject.tracers(state, guards.earlier)
+    if not tracers and program is not None and subject.abstract and program.traced.hoisted:
+        tracers = guards.left()  # which jax 0.5 and flax 0.10 let through
+    seen = ended(subject, nesting, guards, state, output, error, tracers)
+    seen = replace(seen, returned=returned)
+    if program is not None:
+        seen = replace(
+            seen,
+            memory=program.memory,
+            copies=program.copies,
+            shared=program.compiled.shared,
+            compiled=program.compiled.program,
+            targets=program.targets,
+        )
+    return seen if error or tracers else with_arrays(seen, root, program, went_in, inputs, given)
+
+
+def ended(
+    subject: Subject,
+    nesting: Nesting,
+    guards: Guards,
+    state: Any,
+    output: Any,
+    error: Exception | None,
+    tracers: tuple[Found, ...],
+) -> Observation:
+    """The observation of a nesting that was run, or staged, and has ended; what it left behind is put back."""
+    # Lines are read before the places are put back: with them goes the last reference to what the tracer belongs to.
+    leaks: tuple[Leak, ...] = ()
+    dropped: tuple[Leak, ...] = ()
+    if tracers:
+        place_of, outermost = places_in(subject, state), next(iter(nesting.layers), None)
+        leaks = tuple(leak(left, guards.culprit(left) or outermost, place_of(left)) for left in tracers)
+    else:
+        dropped = tuple(leak(tracer, report.layer) for report in guards.reports for tracer in report.leaks)
+    if guards.earlier is not None and (tracers or (error and nesting.layers)):
+        # Where a nesting raised, flax may have taken a captured module apart; what the un-nested call did is the user's.
+        guards.earlier.places.restore()
+    if tracers or guards.reports:
+        # The caches of jax compare static attributes: a dead tracer among them makes every later call raise.
+        jax.clear_caches()
+    return Observation(
+        nesting=nesting,
+        state=state,
+        output=output,
+        error=error,
+        leaks=leaks,
+        dropped=dropped,
+        mutated=tuple(guards.mutated),
+        abstract=subject.abstract,
+        output_names=subject.output_tree.names,
+        rebuild=subject.output_tree.rebuild,
+    )
+
+
+def with_arrays(
+    seen: Observation,
+    root: Root,
+    program: Program | None,
+    went_in: dict[Path, Any],
+    inputs: tuple[Any, ...],
+    given: list[Leaf],
+) -> Observation:
+    """The observation of a nesting that ran well, with what became of the arrays that it was handed; ``given`` are those that it donates."""
+    came_out = dict(graph.raw_leaves(seen.state))
+    if not seen.abstract:
+        seen = replace(seen, still=unmoved(root.profile, went_in, came_out))
+    if not seen.nesting.layers:
+        return replace(seen, inside=donated_inside(root.subject, went_in, inputs, came_out, seen.returned))
+    if program is None:
+        return seen
+    if seen.abstract:
+        given = [program.leaf(*leaf) for leaf in root.donated(went_in, inputs)]
+    after = {(name := root.subject.path(path)): program.leaf(name, value) for path, value in came_out.items()}
+    after |= {donated: program.leaf(*new) for donated, new in root.new_values(seen.returned).items()}
+    # A Variable may hold a tree: what came back in that took a buffer as well.
+    arrays = [*jax.tree.leaves([*came_out.values(), seen.returned]), *plain_leaves(seen.state)]
+    returned = [program.leaf("", array) for array in arrays if isinstance(array, jax.Array | jax.ShapeDtypeStruct)]
+    reused = frozenset(pointer for leaf in returned for pointer in leaf.pointers)
+    return replace(seen, reused=reused, moves=tuple(Move(leaf, after.get(leaf.path)) for leaf in given))
+
+
+def donated_inside(
+    subject: Subject, went_in: dict[Path, Any], inputs: tuple[Any, ...], came_out: dict[Path, Any], output: Any
+) -> InnerDonation:
+    """What a jit inside the un-nested call donated of what that was handed."""
+    handed = {subject.path(path): array for path, array in went_in.items()}
+    handed |= zip(subject.input_names, inputs, strict=False)
+    left = {subject.path(path): array for path, array in came_out.items()}
+    return inner_donation(handed, left, jax.tree.leaves(output))
+
+
+def run(program: Callable[..., Any], state: Any, inputs: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """Run to the end. Donation that XLA cannot use is reported by us, with paths; jax's warning of it is left out."""
+    try:
+        with warnings.catch_warnings(), quick_compiles(), whole_stacks(), cached_compiles():
+            warnings.filterwarnings("ignore", message=UNUSABLE)
+            return jax.tree.map(as_array, jax.block_until_ready(program(state, *inputs))), None
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        return None, error
+
+
+# --- programs that are not run: the call ends where the jit outside has traced them
+
+
+class Stopped(Exception):
+    """The jit outside has its program, and that is all that was asked for."""
+
+
+def stopping(root: Root, look: Callable[[StagedJit], object], length: int = LENGTH) -> Callable[[Any], None]:
+    """A function of the state that calls the nesting up to its jit, and looks at the program of that."""
+
+    def stop(staged: StagedJit) -> Any:
+        look(staged)
+        raise Stopped
+
+    program = compose(root.subject, root.profile, root.nesting, Guards(root.subject), root.jit(stop), length)
+
+    def call(state: Any) -> None:
+        run(program, *root.handed(state, length))
+
+    return call
+
+
+def measure(subject: Subject, profile: Profile, nesting: Nesting, donate: str, length: int) -> Memory | None:
+    """The memory of the program of a nesting whose loops and axes have another length. `None` where it does not compile."""
+    subject = subject.for_run()
+    root, state = Root(subject, profile, nesting, donate), subject.fresh()
+    found: list[Memory] = []
+    with subject.undone(state):
+        stopping(root, lambda staged: found.append(measured(root, staged, SharedPrograms()).memory), length)(state)
+    return found[0] if found else None
+
+
+def traced_again(subject: Subject, profile: Profile, nesting: Nesting, donate: str, after: Any) -> bool:
+    """Whether a nesting is traced again for the state ``after`` its first call. Whatever the traces touch is put back."""
+    traces: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        traces.append(len(traces))
+        return subject.function(*args, **kwargs)
+
+    call = stopping(Root(subject.for_run(counted), profile, nesting, donate), lambda _: None)
+    with subject.undone(subject.state):
+        call(subject.fresh())
+        first = len(traces)
+        call(nnx.merge(*flax_modes.split(after)))
+    return len(traces) > first
