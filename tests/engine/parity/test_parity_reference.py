@@ -19,10 +19,10 @@ from pytest_nnxcheck.engine import reference
 from pytest_nnxcheck.engine.memo import evaluated_calls
 from pytest_nnxcheck.engine.reference import AS_IT_IS, Evaluated, Start, Step, assembled, composed, un_nested
 from pytest_nnxcheck.subject.bind import bind
-from pytest_nnxcheck.subject.identity import identity
 from pytest_nnxcheck.transforms import wrappers
 from pytest_nnxcheck.values.differences import compare
 from pytest_nnxcheck.values.effects import UNCHANGED, Facts, Leaf, changed, read
+from pytest_nnxcheck.values.identity import identity
 
 # --- comparing
 
