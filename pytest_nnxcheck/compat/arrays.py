@@ -1,4 +1,4 @@
-"""Arrays: which values are some, their types and bytes; and copies, stacks and elements without a compile for each shape."""
+"""Tell which values are arrays, their types and sizes. Copy, stack and index arrays without a compile for each shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are compiled once: between runs by jax's persistent cache, and within a test where two lower to the same text.
+"""Compile equal programs once: within a test by their lowered text, between runs by jax's persistent cache.
 
 The persistent cache is for the plugin's own compiles alone. Its options are public, but not the folder that it has open: jax opens the folder of the first compile once for the process, and
 writes to it whatever the options say later. A user's compiles after ours would go into our folder.

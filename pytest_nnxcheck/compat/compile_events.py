@@ -1,4 +1,4 @@
-"""Events of compiles in somebody else's code: the program, the call that it is for, and its jaxpr."""
+"""Listen to the compiles of other people's code: each event holds the program, its call and its jaxpr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exceptions by which jax and flax refuse a call or a nesting, told apart by type, place and, where there is no other way, by words.
+"""Recognise the exceptions by which jax or flax refuses a call: by type and place, by their text only where nothing else helps.
 
 Most of them decide a verdict: a change of their words in a new version must fail a test.
 """

@@ -1,4 +1,4 @@
-"""The facts of one call, as plain data: what a run of a nesting leaves behind, what the un-nested call spends memory on, and what reports keep of both.
+"""Plain data about one call: what a run left, what the un-nested call uses memory for, what reports keep.
 
 Nothing here imports jax, flax, hypothesis or pytest.
 """

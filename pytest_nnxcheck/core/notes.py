@@ -1,4 +1,4 @@
-"""What a report says of a nesting beside its violations, as data: what explains a failure, and facts that nothing judges.
+"""The notes of a report as plain data: each explains a failure, or states a fact that no invariant judges.
 
 The sentences are those of `reporting.notes`. Pure data: nothing here imports jax, flax, hypothesis or pytest.
 """

@@ -1,4 +1,4 @@
-"""What a check says: findings, violations, the outcome of one nesting, what is known of the calls whatever their nesting, and the events on the way.
+"""The results of a check as plain data: findings, violations, outcomes of nestings; and the events of a run.
 
 Pure data: nothing here imports jax, flax, hypothesis or pytest.
 """

@@ -1,4 +1,4 @@
-"""The memory of one compiled program, as plain data: its totals, the buffers at its peak and the lines that made them, what it may cost, and what to change.
+"""The memory of one program as plain data: totals, buffers and lines of the peak, its bound; and from how many bytes on anything counts.
 
 Bytes are those of one device. Nothing here imports jax, flax, hypothesis or pytest.
 """

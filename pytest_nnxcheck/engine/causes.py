@@ -1,4 +1,4 @@
-"""What a failure has to do with the transforms inside the user's own call: which loop, what it captured, and what to write instead.
+"""Look for the cause of a failure among the transforms in the user's own call: which it was, and what it captured.
 
 The call is made once more on a fresh copy, watched: an exception that leaves a trace holds no user frame on some versions, and a
 silent leak raises none.

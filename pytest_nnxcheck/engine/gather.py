@@ -1,4 +1,4 @@
-"""What the invariants need of a call that ran: each need is gathered where an invariant that can judge the run asks for it, and then that judges.
+"""Collect what the invariants need of a run, each need only if an invariant asks for it; then let them judge.
 
 This is the last place that sees the subject: what an invariant is handed is plain data, with names as text.
 """

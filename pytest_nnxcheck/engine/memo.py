@@ -1,4 +1,4 @@
-"""What is known of the calls of one test, by their signature: what decides it is the same for every nesting, and found out once."""
+"""Remember facts of the calls of one test by their signature: they are the same under every nesting, so that each is found once."""
 
 from __future__ import annotations
 

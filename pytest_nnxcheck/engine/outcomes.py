@@ -1,4 +1,4 @@
-"""The outcome of a call under its nesting, for each way in which it may end: the verdict, the figures, and what explains them."""
+"""Build the outcome of a call: one function for each way in which it ends."""
 
 from __future__ import annotations
 

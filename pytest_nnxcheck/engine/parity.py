@@ -1,4 +1,4 @@
-"""How a run differs from the same calls without the nesting, or an un-nested call from itself without its jits."""
+"""Compare a run with the same calls without the nesting, and an un-nested call with itself without its jits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a nesting means: the same calls, made eagerly one after the other on a copy of the state, without any transform.
+"""The expected result of a nesting: the same calls, made eagerly on a copy of the state, without any transform.
 
 Most transforms mean the call once. Those that mean more have a row in `MEANINGS`. Whatever is nested, and in whatever order, the calls are the
 first, second, ... of one trajectory: elements of a ``vmap`` start from equal states and have equal inputs. A test makes these calls once, for all its nestings.

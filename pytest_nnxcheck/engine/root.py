@@ -1,4 +1,4 @@
-"""The jit of the outermost layer, and its program: what it is handed and donates, and what its compiled program holds."""
+"""The outermost jit: which arguments it gets and donates, and what its compiled program holds."""
 
 from __future__ import annotations
 

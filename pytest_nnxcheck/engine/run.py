@@ -1,4 +1,4 @@
-"""A call under a nesting, run: its program once on a copy of the state, or compiled where that is abstract, and the facts that this leaves."""
+"""Run the program of a nesting once on a copy of the state, or only compile it for an abstract one, and record the facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call under a nesting, staged: traced as a whole, and nothing of it compiled. It tells of a nesting without a jit outside that it holds.
+"""Trace a call under a nesting, and compile nothing: without a jit outside, a clean trace proves that the nesting holds.
 
 What leaves tracers or raises shows in a trace as well. Only a clean trace counts, as ``held``; whatever else one shows, the nesting is run, and the
 run is judged. Outputs and the state that the call changes are then stand-ins, or, where the test reads values, what the traced program computes.

@@ -1,4 +1,4 @@
-"""Copies of the state in a compiled program: its peak less that of the program in which nothing is handed back unchanged."""
+"""Measure the copies of the state in a compiled program: its peak less the peak of the program that hands back nothing unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from a jaxpr: which outputs are inputs, what goes into an output, who takes a variable, what the program does at all.
+"""Read facts from a jaxpr: which outputs are inputs, what an output depends on, who uses a variable, which operations occur.
 
 A leaf that is rewritten with its own value (an inner `nnx.scan` or `nnx.remat` does that) is not changed: counting it would
 excuse the very copies of google/flax#4871.

@@ -1,4 +1,4 @@
-"""The part of a suite that a run was asked for: only of files and folders that it collects as a whole can it say that a test is gone."""
+"""The part of the suite that a run collects: a test counts as gone only if its whole file or folder was collected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nestings around one that did not hold: the nearest that hold, and the first that fails on the way from the un-nested call.
+"""Run the nestings near one that broke: the nearest that hold, and the first that fails on the way from the un-nested call.
 
 Neighbours are run after hypothesis is done, with the same test body, and count as tried nowhere else.
 """

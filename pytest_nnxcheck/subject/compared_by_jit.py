@@ -1,4 +1,4 @@
-"""What a jit compares of what it is handed: which of that a call leaves as another, and which of that the same code makes anew."""
+"""What a jit compares between calls: which of it a call replaces, and which the same code creates anew each time."""
 
 from __future__ import annotations
 

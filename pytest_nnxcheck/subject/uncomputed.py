@@ -1,4 +1,4 @@
-"""Stand-ins for values that nobody computed: arrays of the right type whose every read raises, and a watch over such reads.
+"""Stand-ins for values that no run computed: they have the right types, every read of one raises, and a watch sees such reads.
 
 A nesting that was only traced has no values to hand out. A deleted array has shape, dtype and sharding, passes through tree functions, and
 raises whenever its value is asked for; `Watch` sees that also where a test body swallows the exception.

@@ -1,4 +1,4 @@
-"""What a call does with what it is handed: which output is the new value of which input, what it does not use, what it changes and does not donate.
+"""How a call uses its state: which output is the new value of which input, what it does not use, what it changes and does not donate.
 
 An output is matched by what goes into it, by name, and by type. That names the leaf and the reason where a buffer was lost; whether one was lost, the
 pointers alone say.

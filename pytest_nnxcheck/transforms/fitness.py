@@ -1,4 +1,4 @@
-"""What a layer cannot take, whatever the subject's own code does: a rejection with its reason, before anything runs."""
+"""Reject the layers that cannot take a call before anything runs, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that differentiate: ``grad`` of the sum of the outputs, with the gradients beside them, as XLA would delete what is dropped; ``custom_vjp``."""
+"""The layers ``grad`` and ``custom_vjp``. ``grad`` differentiates the sum of the outputs, and returns the gradients too: XLA deletes unused results."""
 
 from __future__ import annotations
 

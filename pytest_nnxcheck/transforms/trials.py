@@ -1,4 +1,4 @@
-"""What only a trial of one transform tells of a call, without the layers of any nesting: whether it has a gradient, and what a ``vmap`` must map."""
+"""Try one transform on a call by itself: whether it has a gradient, and which leaves a ``vmap`` must map."""
 
 from __future__ import annotations
 

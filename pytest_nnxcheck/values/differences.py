@@ -1,4 +1,4 @@
-"""What a run returns and leaves behind beside what the same calls return and leave without it: where the two differ, and what is not finite.
+"""Compare two results of the same calls: which values differ, or are not finite, and how far they may lie apart.
 
 A difference counts if it is more than ten times what moving the start of those calls by a few roundings does. What rounding decides (a sign of Adam
 where the gradient is noise, an index of two scores that are alike) moves as far from a start that is a few roundings away; what a transform

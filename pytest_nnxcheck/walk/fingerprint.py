@@ -1,4 +1,4 @@
-"""Equal without identity: values as what compares and does not change.
+"""Hashable stand-ins for values: values with equal stand-ins count as equal, although they are different objects.
 
 A test body makes its functions and configurations anew for every nesting, so identity says too little; a name says too little
 as well, for two lambdas of one test have the same. `fingerprint` answers whether a trace takes two values for alike, `exact`

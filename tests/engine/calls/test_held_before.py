@@ -128,6 +128,4 @@ def test_its_program_fails_without_the_plugin(pytester, inner_args, tmp_path):
     program = row.split(" program ")[1].strip()
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     assert ran.returncode == 1
-    assert (
-        "AssertionError: nnx invariant broken: tracers\n  before the call model.kept.value   float32[2,4]" in ran.stderr
-    )
+    assert "nnx invariant broken: tracers\n  tracers remain in model.kept.value, before the call" in ran.stderr
