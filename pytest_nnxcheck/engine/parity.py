@@ -104,13 +104,15 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
     fused = comparison.beyond_fusion(judged)
     behind = tuple(difference for difference in fused if not is_left_behind(difference, got.before, nesting))
     different = behind if nesting.layers else tuple(each for each in behind if not is_returned(each, wanted, got))
-    notes = (
+    explained = (
         *([draws] if draws else []),
         *note_on("decided by rounding", every, moved),
         *note_on("decided by fusion", judged, fused),
         *note_on("added, functional", fused, behind),
-        *scalars(got.after, got.before),
     )
+    numbers = scalars(got.after, got.before)
+    # Of an un-nested call the numbers come first: they are the call's own, whatever it is compared with.
+    notes = (*explained, *numbers) if nesting.layers else (*numbers, *explained)
     of_call = (Fact("attributes, functional", set_in_call),) if set_in_call else ()
     named = tuple(replace(each, variable=graph.variable_name(each.of)) for each in different)
     return Differences(named, notes, of_call)

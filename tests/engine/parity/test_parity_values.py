@@ -149,6 +149,26 @@ def test_a_step_of_adam_in_mixed_precision_holds_and_says_what_rounding_decides(
     assert note.endswith(": inputs a few roundings away move the un-nested result as far")
 
 
+class KeepsSigns(nnx.Module):
+    """Keeps the signs of what is nothing but rounding, which a jit inside rounds its own way, and a Python number."""
+
+    def __init__(self):
+        self.scale = nnx.Param(numbers((64,)))
+        self.signs = nnx.BatchStat(jnp.zeros(64))
+        self.number = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x):
+        assign(self.signs, jax.jit(lambda v: jnp.sign(jnp.exp(v) * jnp.exp(v) - jnp.exp(v + v)))(self.scale[...]))
+        assign(self.number, 3.0)
+        return x * 2
+
+
+def test_of_an_un_nested_call_the_note_on_a_number_comes_before_that_on_rounding():
+    found = call(KeepsSigns(), X, nesting="un-nested", invariants="parity")
+    assert found.outcome.verdict == "held", text(found)
+    assert [note.partition(" ")[0] for note in found.outcome.notes] == ["model.number", "rounding"]
+
+
 @pytest.mark.slow
 def test_one_rounding_of_half_precision_in_a_moment_of_adam_is_no_alarm():
     """On these inputs XLA of jax 0.4 rounds one gradient the other way, which no nudge of the inputs does."""
