@@ -291,10 +291,13 @@ def what_is_not_finite(ran: Ran) -> tuple[NotFinite, ...] | str:
     return not_finite(wanted, effect_against(ran.call.subject, ran.observation, wanted))
 
 
-def nested_call(ran: Ran) -> NestedCall:
-    """The call as an invariant of the user's own sees it."""
+def nested_call(ran: Ran) -> NestedCall | Exception:
+    """The call as an invariant of the user's own sees it; or the exception of the user's objects, which raise where they are read."""
     subject, observation = ran.call.subject, ran.observation
-    before, after = read(subject, subject.state), read(subject, observation.state)
+    try:
+        before, after = read(subject, subject.state), read(subject, observation.state)
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        return error
     outputs: dict[str, Any] = {}
     for name, array in zip(observation.output_names, observation.output, strict=False):
         label = f"output{name}"  # all arrays of a module that is returned have one name

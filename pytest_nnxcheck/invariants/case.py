@@ -114,8 +114,8 @@ class Case:
     differences: Differences = Differences()
     not_finite: tuple[NotFinite, ...] | str = ()
     """What is not finite, and finite without the nesting; or what the same calls raise without it."""
-    nested_call: NestedCall | None = None
-    """For the invariants of the user's own."""
+    nested_call: NestedCall | Exception | None = None
+    """For the invariants of the user's own; or what the user's objects raised when they were read for it."""
 
 
 @dataclass(frozen=True, slots=True)

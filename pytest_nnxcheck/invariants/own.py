@@ -20,16 +20,23 @@ def judge(case: Case, row: InvariantRow) -> Judgement:
     if row.function is None:
         return Judgement()
     who = f"the invariant {row.name!r} ({near(row.place)})"
+    if isinstance(case.nested_call, Exception):
+        return raised(who, case.nested_call, case)
     try:
         given = row.function(case.nested_call)
         breaches: list[Any] = [*given]
     except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-        told = CheckError(f"{who} raised {first_line(error)} under {case.nesting}")
-        told.__cause__ = error
-        return Judgement(error=told)
+        return raised(who, error, case)
     if not all(map(is_breach, breaches)) or isinstance(given, str):
         return Judgement(error=CheckError(f"{who} gave {given!r:.120}, where breaches are expected: {EXAMPLE}"))
     return Judgement.of(row.name, breaches)
+
+
+def raised(who: str, error: Exception, case: Case) -> Judgement:
+    """What an invariant says that ended with an exception of the user's code."""
+    told = CheckError(f"{who} raised {first_line(error)} under {case.nesting}")
+    told.__cause__ = error
+    return Judgement(error=told)
 
 
 def is_breach(value: Any) -> bool:

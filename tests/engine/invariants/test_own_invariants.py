@@ -200,6 +200,27 @@ def test_the_error_names_the_invariant_and_its_place_and_nothing_is_lost(functio
         check(linear(), INPUT, nesting="jit > scan", invariants="tracers,mine")
 
 
+def test_an_object_that_raises_where_it_is_read_is_an_error_of_the_invariant_that_asked():
+    class Unreadable(int):
+        """A plain value that has no text."""
+
+        def __repr__(self):
+            raise ValueError("no text")
+
+    class Keeps(nnx.Module):
+        def __init__(self):
+            self.number = Unreadable(3)
+
+        def __call__(self, x):
+            return x * 2
+
+    register_invariant(Invariant("mine", lambda call: []))
+    for nesting in ("un-nested", "remat"):
+        told = rf"the invariant 'mine' \(.*test_own_invariants.py:\d+\) raised ValueError: no text under {nesting}"
+        with pytest.raises(CheckError, match=told):
+            check(Keeps(), INPUT, nesting=nesting, invariants="mine")
+
+
 def test_what_another_invariant_found_is_told_before_the_error():
     register_invariant(Invariant("mine", raises))
     found = call(linear(), INPUT, nesting="jit", invariants="memory,mine", memory_budget="1B")
