@@ -1,14 +1,18 @@
 """The sweep of a whole check: in which order it runs, where it stops, what breaks then, and that it says what was not run."""
 
+import jax.numpy as jnp
 import pytest
 from checking import flat
 from fake_engine import Model, has
+from flax import nnx
 from healthy import FLAX
 
 from pytest_nnxcheck import check
+from pytest_nnxcheck.api import wrap
 from pytest_nnxcheck.core.settings import DEFAULTS, EFFORTS, merge
 from pytest_nnxcheck.reporting import records, report
-from pytest_nnxcheck.runner import strategies
+from pytest_nnxcheck.runner import hypothesis_test, strategies
+from pytest_nnxcheck.runner.run import Run
 
 several_modes = pytest.mark.skipif(FLAX < (0, 12, 7), reason="flax before 0.12.7 has one mode")
 
@@ -308,3 +312,26 @@ def test_an_effort_stands_over_what_weaker_sources_say(run_inner, pytester, ini,
     result = run_inner(SHOW.format(marker=marker), "-s", *args)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines([f"*SETTINGS {shown}"])
+
+
+@several_modes
+def test_a_call_that_adds_state_is_noted_before_the_mode_that_its_body_closes():
+    class Sows(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            self.hidden = nnx.Intermediate(x)
+            return self.linear(x)
+
+    def body():
+        per_kind = nnx.StateAxes({...: None})  # no input axes in tree mode
+        y = wrap(Sows())(jnp.ones((2, 3)))
+        nnx.vmap(lambda model, x: x, in_axes=(per_kind, 0))(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), y)
+
+    settings = merge({"modes": ("tree",), "transforms": ("jit", "scan")})
+    test, run = hypothesis_test.build(body, lambda remember: Run(settings, remember=remember), ())
+    test()
+    added, closed = run.report().notes
+    assert added == "the call adds model.hidden, which no loop can carry: argument scan left out"
+    assert closed.startswith("flax takes the call in no nesting of its tree mode")
