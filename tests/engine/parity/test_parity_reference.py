@@ -62,6 +62,10 @@ def test_ten_times_what_a_nudge_does_is_allowed(dtype):
     assert differs(jax.random.key(0), jax.random.key(1), spread=0.0)
 
 
+def test_integers_that_float64_cannot_tell_apart_differ():
+    assert differs(np.array([2**60]), np.array([2**60 + 1]))
+
+
 class Noise(nnx.Module):
     """Makes a whole step of what is nothing but rounding, as Adam does of a gradient that is zero in theory."""
 
