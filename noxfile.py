@@ -168,13 +168,12 @@ def verdicts(session: nox.Session, versions: tuple[str, ...]) -> None:
 
 @nox.session(python=NEWEST)
 def steady(session: nox.Session) -> None:
-    """A mixed suite time and again, in another order, with other workers, seeds and caches: each test has one verdict and one message. ``-- 500`` runs every night.
+    """A mixed suite many times over, in another order, with other workers, seeds and caches: each test has one verdict and one message. ``-- 500`` runs every night.
 
     What else comes after ``--`` goes to pytest: with fewer styles and transforms a run is quicker.
     """
     session.install(".[test]")
-    # Among the first twelve runs are some with two workers, with each cache, and with a jax that has none of its own.
-    few = ["12", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
+    few = ["50", "--nnx-styles=argument,closure", "--nnx-transforms=jit,scan,vmap"]
     session.run("python", "tests/steady.py", *(session.posargs or few))
 
 

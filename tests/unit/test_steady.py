@@ -64,8 +64,4 @@ def test_ways_repeat_and_differ():
     assert steady.Way(7).command(tests, []) == ways[7].command(tests, [])
     assert len({shlex.join(way.command(tests, [])) for way in ways}) == 50
     assert {(way.workers, way.cache) for way in ways} == {(n, cache) for n in (0, 2) for cache in steady.CACHES}
-    # Those of `nox -s steady`, beside the first run.
-    few = ways[1:12]
-    assert {way.workers for way in few} == {0, 2}
-    assert {way.cache for way in few} == {*steady.CACHES}
-    assert {way.jax_compiles_anew for way in few} == {True, False}
+    assert {way.jax_compiles_anew for way in ways} == {True, False}
