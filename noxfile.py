@@ -54,12 +54,12 @@ The walk over Python objects, the arithmetic of parity and the cache of compiled
 BY_PYTHON = ("tests/engine/walk", "tests/engine/calls", "tests/plugin/watch")
 """What may differ from one Python to the next, code objects, frames and monitoring: `tests` runs these on the newest jax with the oldest Python."""
 PASTED = "tests/system/paste/test_paste_programs.py"
-"""Run by `pasted` in one process: what its tests share takes half a minute to make."""
+"""`pasted` runs this file in one process, because what its tests share takes half a minute to make."""
 PLAIN_PROGRAMS = "tests/system/test_published_programs.py"
 """Those of docs/published.md: `system` runs them as far as jax and flax alone go, `published` with the packages."""
 TARGETS = "tests/targets"
 PASTED_ON_TARGETS = "tests/system/paste/test_paste_targets.py"
-"""`targets` runs it besides its own folder: without the wheels it is skipped."""
+"""`targets` runs this file besides its own folder. Without the wheels the file is skipped."""
 TIERS = tuple(PROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
 LIGHT = """
 import sys, pytest_nnxcheck.plugin.hooks
@@ -146,7 +146,10 @@ def pasted(session: nox.Session, versions: tuple[str, ...]) -> None:
 @nox.session
 @nox.parametrize(("python", "versions"), ROWS)
 def calibrate(session: nox.Session, versions: tuple[str, ...]) -> None:
-    """Every test, also those for which one of each kind stands otherwise: the whole corpus, with the shortcuts and without, under every effort; hours. Examples too."""
+    """Run every test and every example, for hours: the whole corpus, with the shortcuts and without, under every effort.
+
+    Other sessions run one test of each kind.
+    """
     session.install(".[test]", *versions)
     session.run("pytest", *WORKERS, "-m", "", "tests", *session.posargs)
     # On flax 0.10 a closure around state that changes leaks in truth (google/flax#4520).

@@ -23,7 +23,7 @@ _TRACES_JITTED = "cache_miss"
 """The function that jax calls where a jitted function meets new arguments; no frame of Python is called before it."""
 
 _IN = ".<locals>."
-"""Stands between the names of two functions, of which the first made the second: ``vmap.<locals>.vmap_f``."""
+"""The text between the names of two functions where the first made the second: ``vmap.<locals>.vmap_f``."""
 
 CUSTOM_RULES = ("custom_jvp", "custom_vjp")
 """The classes of jax whose objects are functions with their own rule for the derivative."""
@@ -151,7 +151,7 @@ def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
 def raised_by_library(error: BaseException) -> bool:
     """Whether code of jax or flax raised an exception. Tried on all versions.
 
-    jax takes their frames out of a traceback. The innermost that is left is the user's then, and its instruction is a call, not a raise.
+    jax takes the frames of both out of a traceback. The innermost frame is then the user's, and its instruction is a call, not a raise.
     """
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:

@@ -136,8 +136,8 @@ def take_marks(node: Any, other: Any) -> None:
 def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     """The function and the arguments that an `nnx.cached_partial` or `nnx.jit_partial` holds; `None` for any other function.
 
-    `nnx.jit_partial` with ``graph=False`` holds Variables, of which the modules are made again, and a jit whose options cannot be read: the
-    function here is the one inside that jit. No public way. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
+    `nnx.jit_partial` with ``graph=False`` holds Variables, and makes the modules of them again. It also holds a jit whose options nobody can
+    read: the function here is the one inside that jit. No public way. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
     """
     import jax
 

@@ -143,13 +143,13 @@ def add_up(*sources: Iterable[ExpectedFailure]) -> tuple[ExpectedFailure, ...]:
 
 
 def excuse(outcome: Outcome, entries: Iterable[ExpectedFailure]) -> Outcome:
-    """The outcome of a nesting that failed, less what was expected of it; the same where nothing was."""
+    """Take the expected failures out of the outcome of a nesting that failed; the same outcome where there are none."""
     entries = [entry for entry in entries if entry.in_mode(outcome.nesting)]
     broken = {violation.invariant for violation in outcome.violations}
     used = [entry for entry in entries if entry.invariant in broken]
     others = tuple(v for v in outcome.violations if v.invariant not in {entry.invariant for entry in used})
     is_excused = bool(outcome.violations) and not others
-    # An entry for a nesting counts only where no entry for an invariant excuses it already: else it is one too many.
+    # An entry for a nesting counts only where no entry for an invariant excuses the nesting already: else the user has one entry too many.
     if not is_excused:
         by_nesting = [entry for entry in entries if not entry.invariant and entry.covers(outcome.nesting)]
         used, is_excused = [*used, *by_nesting], bool(by_nesting)

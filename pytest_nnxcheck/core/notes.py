@@ -70,7 +70,7 @@ class ValueAsked:
 
 
 Explanation = Leak | CapturedBy | MergedVariables | Mapped | RaisedUnNested | ValueAsked | str
-"""What has to do with a failure; text is printed as it is: the exception that a call raised as well."""
+"""What may explain a failure. Reports print a text, such as the exception that the call raised, as it is."""
 
 
 # --- facts that nothing judges

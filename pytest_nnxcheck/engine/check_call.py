@@ -151,7 +151,10 @@ def require_slices(call: Call) -> None:
 
 
 def misfit_of(call: Call, facts: Profile) -> Misfit | None:
-    """Why a layer of the nesting cannot take the call: of one that differentiates, that it has no gradient by its parameters, or by its inputs."""
+    """Say why a layer of the nesting cannot take the call; `None` if all can.
+
+    A layer that differentiates cannot take a call that has no gradient by its parameters, or by its inputs.
+    """
     if misfit := unfit(call.subject, facts, call.nesting):
         return misfit
     for layer in call.nesting.layers:
@@ -290,7 +293,10 @@ def not_restored(call: Call) -> Checked:
 
 
 def not_run(call: Call, leaks: tuple[Leak, ...]) -> Checked:
-    """A call that every run would make with these tracers: none is made. Raises `CheckError` where nobody asserts that there are none."""
+    """Judge a call by tracers that every run of it would meet, without a run.
+
+    Raises `CheckError` where the settings do not assert the invariant tracers.
+    """
     call.announce(UNKNOWN)
     ran = Ran(call, UNKNOWN, Observation(call.nesting, call.subject.state, leaks=leaks))
     judgement = judged(ran, only_tracers(call.settings))

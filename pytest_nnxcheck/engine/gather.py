@@ -50,7 +50,7 @@ class Ran:
     profile: Profile
     observation: Observation
     reference: Reference | None = None
-    """What the same calls do without the nesting, where values are compared; of an un-nested call, what it does with its jits off."""
+    """What the same calls do without the nesting, or an un-nested call without its jits. `None` where no invariant compares values."""
 
     @property
     def measured(self) -> bool:
@@ -59,7 +59,7 @@ class Ran:
 
 
 def judged(ran: Ran, invariants: tuple[str, ...]) -> Judgement:
-    """What the invariants say of a run; of what broke the most serious first."""
+    """What the invariants say of a run; the violations begin with the most serious one."""
     judgement = Judgement()
     for row in rows_of(invariants):
         if can_judge(row, ran.observation, judgement):
@@ -127,7 +127,10 @@ def bound_of(ran: Ran) -> Bound | None:
 
 
 def un_nested_memory(ran: Ran) -> Memory | None:
-    """Memory of the un-nested jit, of the gradient where the nesting takes one, beside a program that was measured; nothing where that does not run."""
+    """Measure the un-nested call under a jit, or its gradient where the nesting takes one.
+
+    Gives nothing where the program of the nesting was not measured, or where the un-nested one does not run.
+    """
     call, baseline = ran.call, baseline_for(ran.observation.nesting)
 
     def measured() -> Memory | None:
@@ -140,7 +143,7 @@ def un_nested_memory(ran: Ran) -> Memory | None:
 def judged_advice(ran: Ran) -> tuple[Advice, ...]:
     """The advice on the un-nested call, where the settings make it a violation of the nestings that are measured by it.
 
-    It is looked for whatever breaks: reports have the figures of the un-nested call that it is made of.
+    The un-nested call is measured whatever breaks, because reports show its figures.
     """
     memory = un_nested_memory(ran)
     if memory is None or baseline_for(ran.observation.nesting) != BASELINE:
@@ -222,9 +225,9 @@ def renewed(ran: Ran) -> frozenset[str]:
 
 
 def held_outside(call: Call) -> Pairs:
-    """The leaves whose array a Variable outside of the state has as well, one that the code captured say: each with that.
+    """Pair each leaf with a Variable outside of the state that holds the same array.
 
-    A jit inside the call that donates such a leaf deletes the array for whatever else holds it, a target network say.
+    The code may have captured such a Variable, of a target network say. A jit inside the call that donates the leaf deletes the array for the Variable too.
     """
     subject, originals = call.subject, call.example.originals
     own_variables = {id(variable) for _, variable in graph.variables(subject.state)}
@@ -241,9 +244,10 @@ def held_outside(call: Call) -> Pairs:
 
 
 def second_call(ran: Ran) -> tuple[TypeMoved, ...]:
-    """What the call left in another type, where a second one is traced again; nothing where it is not, or where no jit outside is handed the state.
+    """Find what has another type after the call, so that a jit outside traces a second call again.
 
-    A functional jit, which is handed leaves alone, is built anew in each call here: one that is kept is traced again where their types are others.
+    Gives nothing where the jit does not trace it again, or where no jit outside takes the state. A functional jit takes leaves alone, and
+    each call here builds it anew: a functional jit that the user keeps traces again where the types of the leaves differ.
     """
     call, observation = ran.call, ran.observation
     subject, nesting = call.subject, observation.nesting
@@ -275,14 +279,14 @@ def inner_jits(ran: Ran) -> tuple[JitTracedAgain, ...]:
 
 
 def differences(ran: Ran) -> Differences:
-    """What differs from the same calls without the nesting, or from the un-nested call without its jits, which may be made once more for it."""
+    """Compare the run with the same calls without the nesting, or the un-nested call with itself without its jits."""
     if ran.reference is None:
         return Differences()
     return compared(ran.call.subject, ran.profile, ran.observation, ran.reference)
 
 
 def what_is_not_finite(ran: Ran) -> tuple[NotFinite, ...] | str:
-    """What is not finite where it is without the nesting; or what the same calls raise without it."""
+    """What is not finite, but is finite without the nesting; or the exception that the same calls raise without it."""
     if ran.reference is None or not ran.observation.nesting.layers:
         return ()
     wanted = ran.reference.wanted

@@ -101,7 +101,10 @@ class OnTargets:
     """Bytes of one copy of the state; 0 where copies are not looked for."""
 
     def all(self, program: Program) -> tuple[OnTarget, ...]:
-        """What each target says of a program; nothing of one that takes what nobody passes. Raises `CheckError` where a named slice has another size."""
+        """Collect what each target says of a program; nothing if the program has a parameter that nobody passes.
+
+        Raises `CheckError` where a named slice has another size.
+        """
         if program.traced.hoisted:
             return ()
         return tuple(self._one(parse_target(word), program) for word in self.words)

@@ -86,9 +86,10 @@ class Comparison:
 
 
 def compared(subject: Subject, facts: Profile, observation: Observation, reference: Reference) -> Differences:
-    """How a run that ended and left no tracer differs from its reference: the same calls without the nesting, or an un-nested call without its jits.
+    """Compare a run that ended, and leaked no tracer, with its reference.
 
-    In the state that an un-nested call leaves, an update is missing which a transform of its own made to a copy.
+    The reference makes the same calls without the nesting, or an un-nested call without its jits. The state after an un-nested call
+    lacks an update where a transform inside the call made that update to a copy.
     """
     nesting, wanted = observation.nesting, reference.wanted
     if wanted.error is not None:
@@ -111,7 +112,7 @@ def compared(subject: Subject, facts: Profile, observation: Observation, referen
         *note_on("added, functional", fused, behind),
     )
     numbers = scalars(got.after, got.before)
-    # Of an un-nested call the numbers come first: they are the call's own, whatever it is compared with.
+    # The notes of an un-nested call begin with the numbers: the call itself sets them, whatever the reference does.
     notes = (*explained, *numbers) if nesting.layers else (*numbers, *explained)
     of_call = (Fact("attributes, functional", set_in_call),) if set_in_call else ()
     named = tuple(replace(each, variable=graph.variable_name(each.of)) for each in different)

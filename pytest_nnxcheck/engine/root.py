@@ -126,9 +126,12 @@ class Program:
     copies: Copies = field(default_factory=Copies)
     targets: tuple[OnTarget, ...] = ()
     outputs: Any = None
-    """Of an abstract program the types of what it gives, each an object of its own."""
+    """The types of the outputs of an abstract program, each an object of its own."""
     addresses: Mapping[int, int] = field(default_factory=dict)
-    """Of an abstract program numbers in the place of pointers, by the identity of its arguments and outputs: an output that XLA aliases with an argument has the same."""
+    """What takes the place of pointers for an abstract program: a number for each argument and output, by their identity.
+
+    An output that XLA aliases with an argument has the number of that argument.
+    """
 
     def leaf(self, path: str, array: Any) -> Leaf:
         """A leaf with its pointers, or its address; empty arrays own no buffer."""

@@ -1,8 +1,8 @@
 """Trace a call under a nesting, and compile nothing: without a jit outside, a clean trace proves that the nesting holds.
 
-What leaves tracers or raises shows in a trace as well. Only a clean trace counts, as ``held``; whatever else one shows, the nesting is run, and the
-run is judged. Outputs and the state that the call changes are then stand-ins, or, where the test reads values, what the traced program computes.
-A nesting whose program cannot be run, of a subject without values, is judged by its trace.
+A trace shows leaked tracers and exceptions as a run does. Only a clean trace counts, as ``held``. After any other trace the plugin runs the nesting, and
+judges the run. After a clean one, outputs and changed state are stand-ins; where the test reads values, the traced program computes them.
+The program of a subject without values cannot run: its trace is judged.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Staged:
     arguments: tuple[Any, ...]
     """The leaves of the state, and the inputs."""
     traced: Any = None
-    """What jax traced: from these to the output, and the leaves of the state as the call left it. None where that raised."""
+    """What jax traced: a function of ``arguments`` that gives the output and the new leaves of the state. None where the trace raised."""
     error: Exception | None = None
     graph: Any = None
-    """The graph of the state as the call left it; None where flax has no place for that, or tracers are left in it."""
+    """The graph of the state after the call; None where flax cannot take that apart, or where it holds tracers."""
     leaks: tuple[Found, ...] = ()
     """The tracers of traces that had ended when this one did."""
     clean: bool = False
-    """Whether it left nothing but arrays: no tracer anywhere, nor a module that a layer should not have touched."""
+    """Whether the trace leaked no tracer, and changed no module that a layer must not touch."""
 
     @property
     def types(self) -> tuple[Any, Any]:
@@ -62,7 +62,10 @@ class Staged:
 def stage(
     subject: Subject, facts: Profile, nesting: Nesting, guards: Guards, state: Any = None, *, axes: bool = False
 ) -> Staged:
-    """Trace a call under a nesting, from its own state or another, and put back what leaked. With ``axes`` its output keeps those of the nesting."""
+    """Trace a call under a nesting, and put back what leaked.
+
+    The trace starts from the call's own state, or from another ``state``. With ``axes`` the output keeps the axes of the nesting.
+    """
     program = compose(subject, facts, nesting, guards, plain_jit)
     state = subject.state if state is None else state
     ours: dict[tuple[int, int], Any] = {}
@@ -180,7 +183,10 @@ def unmoved(profile: Profile, went_in: Mapping[Path, Any], came_out: Mapping[Pat
 
 
 def hand_out(staged: Staged, values: Values) -> tuple[Any, Any]:
-    """The output and the leaves of the state: what the program hands through as it is, and stand-ins for the rest. Raises `uncomputed.NoStandIn`."""
+    """Give the output and the leaves of the state: the values that the program hands through, and stand-ins for the rest.
+
+    Raises `uncomputed.NoStandIn`.
+    """
     jaxpr, arguments = staging.open_jaxpr(staged.traced.jaxpr), jax.tree.leaves(staged.arguments)
     results = []
     for source, var in zip(flow.sources(jaxpr), jaxpr.outvars, strict=True):

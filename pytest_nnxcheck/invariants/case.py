@@ -89,9 +89,9 @@ class Differences:
     """What differs from the same calls without the nesting, or from the un-nested call without its jits."""
 
     left: tuple[ValueDiffers, ...] = ()
-    """Those that neither rounding nor the definition of a layer explains."""
+    """Values whose difference neither rounding nor the definition of a layer explains."""
     notes: tuple[Fact, ...] = ()
-    """On what is explained, and on calls that raise."""
+    """Facts about differences that are explained, and about calls that raise."""
     of_call: tuple[Fact, ...] = ()
 
 
@@ -103,19 +103,19 @@ class Case:
     tracers: Tracers = Tracers()
     donation: Donation = field(default_factory=Donation)
     program: Program | None = None
-    """There where one was measured, which ran to its end."""
+    """The measured program, if it ran to its end."""
     advice: tuple[Advice, ...] = ()
     """On the un-nested call, where the settings make it a violation."""
     targets: tuple[OnTarget, ...] = ()
     second_call: tuple[TypeMoved, ...] = ()
-    """What the call left in another type, where a second one is traced again for that."""
+    """What has another type after the call, so that jax traces a second call again."""
     inner_jits: tuple[JitTracedAgain, ...] = ()
-    """The jits inside the call that are traced in each."""
+    """The jits inside the call that jax traces in every call."""
     differences: Differences = Differences()
     not_finite: tuple[NotFinite, ...] | str = ()
-    """What is not finite, and finite without the nesting; or what the same calls raise without it."""
+    """What is not finite, but is finite without the nesting; or the exception that the same calls raise without it."""
     nested_call: NestedCall | Exception | None = None
-    """For the invariants of the user's own; or what the user's objects raised when they were read for it."""
+    """The call for the user's own invariants; or the exception that the user's objects raised when the engine read them."""
 
 
 @dataclass(frozen=True, slots=True)

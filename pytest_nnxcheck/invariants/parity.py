@@ -22,7 +22,10 @@ def judge(case: Case) -> Judgement:
 
 
 def cause(first: ValueDiffers, nesting: Nesting) -> DropCause | Literal[""]:
-    """Why a value differs: transforms carry no attribute out, a layer that broadcasts the state drops its updates, and one inside the call made them to a copy."""
+    """Name what dropped the update of the first value that differs; empty where that is unknown.
+
+    Transforms carry no attribute out. A layer that broadcasts the state drops its updates. A transform inside the call changed a copy.
+    """
     if not nesting.layers:
         return "copy"
     if first.of == "attribute" and first.label in ("dropped", "attribute"):

@@ -8,7 +8,10 @@ from pytest_nnxcheck.invariants.case import Case, Judgement, Tracers
 
 
 def judge(case: Case) -> Judgement:
-    """Tracers that the nesting left, else leaves of a state that ``eval_shape`` touched, else Variables of the user's own that an ended trace made."""
+    """Judge the tracers that leaked.
+
+    Where none leaked, judge the leaves that an ``eval_shape`` touched. Where it touched none, judge the user's own Variables that an ended trace made.
+    """
     run = case.tracers
     left = tuple(TracerLeft(leak.path, leak=leak, has_data=run.has_data) for leak in remaining(run))
     touched = tuple(StateTouched(path, layer=layer) for layer, path in run.touched)

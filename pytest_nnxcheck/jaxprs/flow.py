@@ -135,7 +135,7 @@ def joined(operands: list[int], numbers: int) -> int:
 
 
 def counted_in_vain(jaxpr: Any, number: int) -> bool:
-    """Whether an input is added to, and goes into no output, but where it comes out as it is."""
+    """Whether a jaxpr adds to an input in vain: the input goes into no output, except one that is the input, unchanged."""
     reached = zip(origins(jaxpr), sources(jaxpr), strict=True)
     return adds_to(jaxpr, number) and not any(bits >> number & 1 and source != number for bits, source in reached)
 

@@ -15,7 +15,10 @@ from pytest_nnxcheck.compat.primitives import BARRIER, COND, CONSTRAINT, COPIES,
 from pytest_nnxcheck.jaxprs.flow import all_equations, handed_through, sources, uses
 
 FORWARDED = COPIES - {BARRIER, CONSTRAINT}
-"""Equations that return their operand and may be left out. A barrier may not: its order is its meaning. Nor a constraint: the devices are."""
+"""Equations that return their operand, so that a program can do without them.
+
+It needs a barrier, whose meaning is the order, and a constraint, whose meaning is the devices.
+"""
 
 
 def forwarded(jaxpr: Any) -> Any:

@@ -94,7 +94,7 @@ def saved(level: Level) -> Iterator[Saved]:
 
 
 def stacks(level: Level) -> Iterator[Stack]:
-    """Stacked outputs of a scan of which nobody reads more than one step."""
+    """Find the stacked outputs of a scan whose readers, if there are any, each take one step."""
     returned = {id(var) for var in level.jaxpr.outvars}
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name != SCAN or eqn.params["length"] == 1:
@@ -106,7 +106,7 @@ def stacks(level: Level) -> Iterator[Stack]:
 
 
 def joined(level: Level) -> Iterator[HeldTwice]:
-    """Inputs that are concatenated as a whole, or one that was cut and is joined again."""
+    """Find inputs that the call concatenates as a whole, or that it cuts and joins again."""
     for eqn in level.jaxpr.eqns:
         ways = [way_from_input(level, var) for var in eqn.invars] if eqn.primitive.name in JOINS else []
         sizes = {level.inputs[id(start)]: start.aval.size for start, _ in ways if start is not None}
@@ -126,7 +126,10 @@ def reordered(level: Level) -> Iterator[HeldTwice]:
 
 
 def way_from_input(level: Level, var: Any) -> tuple[Any, list[Any]]:
-    """The input that the elements of a variable are from, and the equations that take or move them, the last first; None if there is no such input."""
+    """Follow the elements of a variable back to one input.
+
+    Gives the input, or None if there is none, and the equations that take or move the elements, the last first.
+    """
     way: list[Any] = []
     while id(var) not in level.inputs:
         eqn, _ = flow.uses(level.jaxpr).maker.get(id(var), (None, 0))
@@ -138,7 +141,7 @@ def way_from_input(level: Level, var: Any) -> tuple[Any, list[Any]]:
 
 
 def needed_beside(jaxpr: Any, leaf: int, before: int, after: int) -> Iterator[HeldTwice]:
-    """A leaf whose old value (input ``before``) is needed while the new one (output ``after``) is there, or may be; or that a scan stacks anew.
+    """Find a leaf whose old value (input ``before``) the call needs while the new one (output ``after``) exists or may exist; or that a scan stacks anew.
 
     If a part of the leaf is written in place, everybody who reads the old value must come before the write. Only data can order the two: if
     the write does not depend on the read, XLA may copy. If the leaf is made anew as a whole, only an equation that needs both values counts.
@@ -191,9 +194,10 @@ def depends(jaxpr: Any, eqn: Any, other: Any) -> bool:
 
 
 def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | None]:
-    """(input that an output is, but for parts that were written; the equation that wrote first, with the number of its output).
+    """Follow an output back through the equations that write a part of it.
 
-    If the output is another value as a whole: (None, the equation that made it).
+    Gives (the input that they write into, the first of these equations with the number of its output). If the output is another value as a
+    whole, gives (None, the equation that made it). If nothing writes into the input, gives (the input, None).
     """
     uses = flow.uses(jaxpr)
     var, write = jaxpr.outvars[output], None

@@ -62,7 +62,10 @@ class Call:
 
     @functools.cached_property
     def whole(self) -> str:
-        """How a call of one module with arrays alone is written, whose output is one array: it needs no taking apart. Empty for any other."""
+        """The text of a call that a program need not take apart; empty for any other.
+
+        Such a call has one module, arrays alone, and one array as its output.
+        """
         subject, profile = self.subject, self.profile
         arrays_alone = subject.plain and not (subject.partial or subject.static or isinstance(subject.state, Nodes))
         one_array = profile.plain and profile.out_names == ("",)
@@ -77,6 +80,6 @@ class Call:
 
     @property
     def given(self) -> str:
-        """The arguments of a whole call by their names, which may be given by keyword; of any other all that there are."""
+        """The arguments of a `whole` call by their names; ``*args, **kwargs`` for any other."""
         models = [*self.subject.labels.values()] if self.whole == "subject" else []
         return ", ".join([*models, *self.subject.input_names] if self.whole else ["*args", "**kwargs"])

@@ -1,6 +1,7 @@
-"""The looks of a program: each says whether what was found is there, and `broken` says it in the plugin's words. Copied as `runtime` is.
+"""The looks of a program: each says whether what was found is there, and `broken` says it in the plugin's words.
 
-Tracers are searched among all objects of Python, memory is what `memory_analysis()` says, a donated buffer is found again by its pointer, and a value is compared with the eager one.
+`slicer` copies the looks that a program needs. They search all objects of Python for tracers, take memory from `memory_analysis()`, find a donated
+buffer by its pointer, and compare a value with the eager one.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def is_shared(array: Any, *trees: Any) -> bool:
 
 
 def any_deleted() -> bool:
-    """Whether a Variable is left with an array that was donated for another one."""
+    """Whether a Variable holds a deleted array, which was donated for another Variable."""
     gc.collect()
     held = [variables.variable_value(each) for each in gc.get_objects() if issubclass(type(each), nnx.Variable)]
     arrays = [each for each in held if isinstance(each, jax.Array) and not isinstance(each, jax.core.Tracer)]

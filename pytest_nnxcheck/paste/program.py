@@ -1,6 +1,6 @@
 """The text of a program: the user's test, the layers that ran, what looks for the finding, and the line that calls.
 
-All but a few lines is source that exists: `slicer` copies it. It is written before the nesting runs, so that a process that is killed leaves it behind.
+`slicer` copies all but a few lines from source that exists. The plugin writes the program before the nesting runs, so that a killed process leaves it behind.
 """
 
 from __future__ import annotations

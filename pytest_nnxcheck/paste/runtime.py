@@ -70,7 +70,10 @@ def arrays_of(output: Any, _state: Any, _home: Any) -> Any:
 
 
 def parts_of(output: Any, state: Any, home: Any) -> Any:
-    """The same of an output in which there is more than arrays; a node of the state comes back as the user's own."""
+    """Split an output that holds more than arrays into its arrays and the function that makes an output of them.
+
+    That function gives back the user's own node for a node of the state.
+    """
     values, tree = jax.tree.flatten(output, is_leaf=is_node)
     parts = [part_of(value, state, home) for value in values]
     arrays, inner = jax.tree.flatten([array for array, _ in parts])

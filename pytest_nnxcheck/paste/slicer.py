@@ -1,7 +1,7 @@
-"""The source of definitions with all that they name, the user's own and ours, by one rule.
+"""Copy the source of definitions with all that they name, the user's own and ours, by one rule.
 
-A statement is copied where a name that the program needs is bound, and what it names is followed, through imports as well. An import stays an import
-where a program can do it. A module that is ours, or that imports pytest, it cannot import: there the statements are copied.
+`Slice` copies each statement that binds a name which the program needs. It follows the names in that statement, through imports as well. It keeps an
+import where a program can do it. A program cannot import a module that is ours, or that imports pytest: `Slice` copies statements from there.
 """
 
 from __future__ import annotations

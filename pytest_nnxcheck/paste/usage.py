@@ -19,14 +19,14 @@ FILL_IN = "FILL_IN"
 BUILT_IN = {"nnx_wrap": "nnx_wrap", "tmp_path": "__import__('pathlib').Path(__import__('tempfile').mkdtemp())"}
 """Fixtures that a line is written for."""
 STAND_IN = ("check", "assert_invariants")
-"""What a program has a few lines for in the place of this package's."""
+"""Functions of this package that a program replaces with a few lines of its own."""
 MOST_ELEMENTS = 64
-"""Of a larger array the program has one of the same shape."""
+"""The most elements of an array that a program writes out. In place of a larger array it makes one of the same shape."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What pytest knows of a test: its fixtures' functions, its parameters, and what each ``parametrize`` was given: names and values."""
+    """What pytest knows of a test: the functions of its fixtures, its parameters, and the names and values of each ``parametrize``."""
 
     fixtures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +50,10 @@ class Usage:
     call: str = ""
 
     def value(self, name: str, value: Any, test: Any = None) -> str:
-        """The text of an argument: a literal, a definition by its name, its fixture called, its place in a list of parameters, an array like it, or a place to fill in."""
+        """Write an argument as text, in the first way that works.
+
+        The ways are a literal, the name of a definition, a call of its fixture, its place in a list of parameters, an array like it, and a place to fill in.
+        """
         if name in BUILT_IN:
             return BUILT_IN[name]
         fixture, parameter = functools.partial(self._fixture, name), functools.partial(self._parameter, name, test)

@@ -125,7 +125,7 @@ class Suite:
 
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Warn of what matched nothing, in the process that knows what all of them saw."""
+        """Warn of entries that matched nothing, in the process that gathers what all processes saw."""
         if worker_data.is_worker(session.config) or not self.data.saw_all(session.exitstatus):
             return
         for table, text in self.complaints(Selection.of(session.config), self.data.collection.tests):

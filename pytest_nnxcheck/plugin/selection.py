@@ -46,7 +46,7 @@ def as_argument(item: pytest.Item) -> str:
 
 
 def is_narrowed(config: pytest.Config) -> bool:
-    """Whether the command line takes out tests by name or mark, or nestings; what the ini file always takes out is no narrowing."""
+    """Whether the command line leaves out tests, by name or mark, or nestings. What the ini file always leaves out does not count."""
     usual = config.getini("addopts")
     parts = [
         *(config.getoption(name, "") for name in ("keyword", "markexpr")),

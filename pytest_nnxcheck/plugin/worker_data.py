@@ -1,4 +1,4 @@
-"""All that is known of xdist: above all what a worker hands to the controller at its end. A run without xdist is its own controller.
+"""Hand what each worker of xdist saw to the controller, when the worker ends. A run without xdist is its own controller.
 
 Like `hooks`, this imports pytest alone.
 """
@@ -44,7 +44,7 @@ class Collection:
     broken: bool = False
     """Whether tests may be missing, since a file could not be collected."""
     tests: frozenset[str] = frozenset()
-    """Every one, deselected or not."""
+    """Every collected test, deselected or not."""
     skipped: frozenset[str] = frozenset()
     """Files and classes that were skipped as a whole: nobody knows which tests are in them."""
 
@@ -66,9 +66,9 @@ class Part(NamedTuple):
     """How one of our plugins hands over what it saw in a worker."""
 
     give: Callable[[], Any]
-    """Called in a worker, makes plain types of it."""
+    """Returns what the plugin saw, in plain types; a worker calls it."""
     take: Callable[[Any], None]
-    """Called in the controller, with those of each worker."""
+    """Takes the plain types of one worker; the controller calls it for each."""
 
 
 def of(config: pytest.Config) -> WorkerData:

@@ -252,13 +252,16 @@ class Refused(Exception):
 def renewed(
     baseline: Baseline | None, results: Collection[Result], gone: Collection[str] = (), *, new_only: bool = False
 ) -> Baseline:
-    """The baseline after a run: of the tests that passed what the run measured, of the others, but those that are ``gone``, what it was. Raises `Refused`."""
+    """Make the baseline that follows a run. Raises `Refused`.
+
+    A test that passed gets what the run measured. Any other test keeps its entries, unless it is ``gone``.
+    """
     passed = [result for result in results if result.stamp]
     stamp, known = _stamp(baseline, passed), baseline.tests if baseline else {}
     if baseline is not None and (differences := baseline.stamp.differences(stamp)):
         if new_only:
             raise Refused(f"its entries are of another stamp, {differences}: write all anew with {UPDATE}")
-        # All entries of a file are of one stamp: those of a test that did not run, or was replayed, cannot stay.
+        # All entries of a file have one stamp: a test that did not run, or was replayed, cannot keep its entries.
         if rest := known.keys() - {*gone} - {result.test for result in results if not result.replayed}:
             raise Refused(
                 f"its stamp would change, {differences}, and {counted(len(rest), 'test')} in it did not run"
@@ -275,7 +278,7 @@ def renewed(
         chips = {on.chip for entry in measured.values() for on in entry.targets}
         for nesting, entry in measured.items():
             before = earlier.get(nesting, entry)
-            # A replay does not know which nestings hypothesis would draw, nor a run without a chip the peaks there.
+            # A replay does not know which nestings hypothesis would draw. A run without a chip does not know the peaks there.
             drawn = before.drawn or nesting not in earlier if result.replayed else entry.drawn
             others = (on for on in before.targets if on.chip not in chips)
             measured[nesting] = _with_targets(replace(entry, drawn=drawn), others)

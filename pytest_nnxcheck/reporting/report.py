@@ -111,7 +111,10 @@ def _by_plainness(outcomes: Iterable[Outcome], verdict: str) -> tuple[Outcome, .
 
 
 def rejected_modes(report: Report) -> str:
-    """The text for modes that flax does not take the call in; empty if there are none. A test that names a mode asks whether the call survives it."""
+    """The text on modes in which flax rejects the call; empty if there are none.
+
+    A test that names a mode asks whether the call works in it.
+    """
     rejected = [mode for mode, verdict in report.modes.items() if verdict == "rejected"]
     if not rejected:
         return ""

@@ -83,7 +83,7 @@ def place(violation: Violation, evidence: Evidence | None) -> str:
 
 
 def tracers(findings: Findings) -> Text:
-    """The text on tracers that are left, on Variables that cannot be written, or on leaves that were touched."""
+    """The text on leaked tracers, on Variables that flax refuses to write, or on leaves that a layer touched."""
     first, shown = findings[0], findings[:SHOWN]
     if isinstance(first, data.TracerLeft):
         rows = [row for finding in shown for row in leaked(finding.leak)]

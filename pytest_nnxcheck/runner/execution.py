@@ -291,7 +291,7 @@ class Executor:
             execution.end()
 
     def _require_values(self, values: uncomputed.Values, error: BaseException | None) -> None:
-        """Raises `ValuesNeeded` where the body read a stand-in for a value, or was handed one and raised an exception of its own."""
+        """Raise `ValuesNeeded` if the body read a stand-in for a value, or got a stand-in and raised an exception of its own."""
         if values.needed or not values.stand_ins or isinstance(error, InvariantViolation):
             return
         if self.watch.saw or (error is not None and isinstance(error, Exception)):

@@ -154,7 +154,10 @@ def mends(broken: Outcome, near: Outcome | None) -> bool:
 
 
 def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[tuple[str, int]]:
-    """Run a nesting whose peak broke the bound with more of its arguments donated: the setting with which it holds, and its peak."""
+    """Run a nesting whose peak broke the bound again, with more of its arguments donated.
+
+    Gives each setting with which the nesting holds, and its peak then.
+    """
     if not any(violation.invariant == "memory" for violation in outcome.violations):
         return
     names = outcome.evidence.reusable if outcome.evidence else ()
@@ -167,9 +170,9 @@ def _donated(outcome: Outcome, settings: Settings, try_out: TryOut) -> Iterator[
 
 
 def measures_the_same(broken: Outcome, near: Outcome) -> bool:
-    """Whether a neighbour that held is a way out: the figures that broke were measured in it too. One that did not hold is none anyway.
+    """Whether a neighbour that held is a way out: its run measured the figures that broke.
 
-    A closure captures the state by construction, so that no constants are judged in it.
+    A neighbour that did not hold needs no such test. A closure captures the state by construction, so that no constants are judged in it.
     """
     if near.verdict != "held":
         return True

@@ -118,7 +118,10 @@ class Run:
         return (Fact("nothing on target", words, why),)
 
     def forget(self) -> None:
-        """Drop the memo, whose exceptions hold frames and these hold tracers; and the programs that jax keeps, if they are many."""
+        """Drop the memo, and the programs that jax keeps, if they are many.
+
+        The exceptions in the memo hold frames, and the frames hold tracers.
+        """
         self._memo.clear()
         self._raised.clear()
         self.bodies.clear()
@@ -126,7 +129,7 @@ class Run:
         OF_PROCESS.end()
 
     def publish(self, event: object) -> None:
-        """Hand an event to the listeners; an answer out of the memo is none."""
+        """Hand an event to the listeners. An answer from the memo makes no event."""
         for listener in self.listeners:
             listener(event)
 

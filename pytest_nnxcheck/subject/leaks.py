@@ -1,4 +1,4 @@
-"""Tracers that were found, as leaks: in what they are, and how they are told of."""
+"""Turn the tracers that a walk found into leaks: where each is, and in what kind of object."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Profile:
     dropped: tuple[Path, ...] = ()
     """The leaves of an optimizer whose update it throws away."""
     untrained: tuple[Path, ...] = ()
-    """What its optimizers are to train, where it steps one and changes none of that."""
+    """The leaves that its optimizers train, if it steps an optimizer and changes none of these leaves."""
 
     # --- sizes
     state_bytes: int = 0
@@ -96,7 +96,7 @@ class Profile:
     restored_bytes: int = 0
     input_bytes: int = 0
     output_bytes: int = 0
-    """Of several devices whole: how the outputs are sharded is known only of a compiled program."""
+    """The bytes of whole outputs, on several devices too: only a compiled program shows how outputs are sharded."""
     devices: int = 1
     """The most devices that one of its arrays lies on."""
 

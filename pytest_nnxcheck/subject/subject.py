@@ -81,7 +81,7 @@ class Subject:
     state: Any
     """The user's graph nodes, as one node."""
     names: tuple[str, ...]
-    """The attribute of that for each of them."""
+    """The attribute of ``state`` for each of the user's graph nodes."""
     inputs: tuple[Any, ...]
     """The arrays among the arguments that no graph node holds."""
     input_names: tuple[str, ...]
@@ -168,9 +168,10 @@ class Subject:
 
     @contextlib.contextmanager
     def undone(self, state: Any, before: Walk | None = None) -> Iterator[list[Found]]:
-        """Put back the places that a run or a trace touches which the test did not ask for, as they were at a walk ``before``, and empty the caches of jax where it leaves tracers.
+        """Put back the places that a run or a trace changes, where the test did not ask for it, and empty the caches of jax if it leaks tracers.
 
-        Those compare static attributes: a dead tracer among them makes every later call raise. Gives the tracers that are left all the same, once it is over.
+        The places get what they held at a walk ``before``. The caches compare static attributes: a dead tracer among these makes every later
+        call raise. The list that this gives holds, at the end, the tracers that nobody could put back.
         """
         before = before or walk(self.roots(state))
         left: list[Found] = []

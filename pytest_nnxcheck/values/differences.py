@@ -44,7 +44,10 @@ def differences(
     drawn: bool = False,
     state_only: bool = False,
 ) -> tuple[ValueDiffers, ...]:
-    """All differences, the state first, from which both started as it is in ``got``; ``drawn`` excepts what random numbers decide."""
+    """Find all differences, those of the state first.
+
+    Both results started from the state that ``got`` names. With ``drawn``, what random numbers decide does not count.
+    """
     before = got.before
     return (
         *of_state(wanted, got, before, nudged, drawn=drawn),

@@ -120,7 +120,10 @@ def open_library_object(value: Any, name: Name, visit: Visit) -> None:
 
 
 def holds_state(value: Any, layout_of: Callable[[type], Layout] = layout, *, in_variables: bool = True) -> bool:
-    """Whether a library's object has an array or a Variable among its own attributes, or an object of its own library that has an array, as Keras' Variables."""
+    """Whether an attribute of a library's object is an array or a Variable.
+
+    An object of the same library that has an array, as Keras' Variables, counts as well.
+    """
     package, stored = top_package(type(value)), layout_of(type(value))
     held = (*(stored.read(value) or {}).values(), *(item for _, item in stored.read_slots(value)))
     return any(

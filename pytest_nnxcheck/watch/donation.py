@@ -76,7 +76,10 @@ def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> I
 
 
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
-    """The types of donated inputs for which a program has only an output of as many elements in a wider dtype, each with that dtype."""
+    """Count the donated inputs for which a program has an output of as many elements only in a wider dtype.
+
+    A key is (type of the input, wider dtype).
+    """
     from pytest_nnxcheck.compat import staging
     from pytest_nnxcheck.compat.arrays import describe
 

@@ -36,13 +36,13 @@ class Finding:
     """What one test left behind."""
 
     before: tuple[Leftover, ...] = ()
-    """What was there when its call began."""
+    """Leftovers that were there before its call."""
     after: tuple[Leftover, ...] = ()
-    """What came with the call."""
+    """Leftovers that its call added."""
     unused: tuple[Unused, ...] = ()
     """The buffers that were donated for nothing."""
     programs: tuple[Program, ...] = ()
-    """Those that hold too much memory."""
+    """Programs that hold too much memory."""
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after or self.unused or self.programs)

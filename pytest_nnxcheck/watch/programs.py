@@ -122,7 +122,10 @@ def taken_by_program(arguments: Sequence[Any], count: int) -> list[Any]:
 
 
 def state_among(arguments: Sequence[Any], roots: Iterable[Root]) -> dict[int, str]:
-    """The arguments, by number, that are the very arrays of Variables which the roots lead to, and their paths. An equal type alone makes no state of a batch."""
+    """Find the arguments that are the very arrays of Variables which the roots lead to: the path of each, by its number.
+
+    A batch of the same type as a Variable is no state.
+    """
     from pytest_nnxcheck.compat.arrays import nbytes
     from pytest_nnxcheck.compat.variables import kind_of, variable_value
     from pytest_nnxcheck.walk.walk import walk
@@ -137,7 +140,10 @@ def state_among(arguments: Sequence[Any], roots: Iterable[Root]) -> dict[int, st
 def copies(
     traced: tuple[Any, tuple[bool, ...]], arguments: Sequence[Any], memory: Split, state: Mapping[int, str]
 ) -> tuple[int, int, tuple[str, ...]]:
-    """Bytes of the state that a program holds once more by the rule of every check, those of all of it, and the leaves that it hands back."""
+    """Measure the state that a program holds once more, by the rule of every check.
+
+    Gives those bytes, the bytes of all state, and the leaves that the program hands back.
+    """
     from pytest_nnxcheck.compat import staging
     from pytest_nnxcheck.compat.arrays import nbytes
     from pytest_nnxcheck.jaxprs.copies import TracedProgram, copies_in

@@ -237,13 +237,13 @@ class _Reader:
         """The parameters that a value is a copy of, in their dtype; none if that is ambiguous."""
         here, shape = origin_of[value], self.module.shape(value)
         parameters = tuple(sorted(here.parameters))
-        # A value that does not have all elements of several parameters is one of them, or parts: which is not known.
+        # A value with fewer elements than its parameters together is one of them, or parts of several: nothing says which.
         if not here.copied or (len(parameters) > 1 and shape.elements != self._elements(parameters)):
             return ()
         # Slices of one parameter, joined: a reorder.
         if len(parameters) == 1 and "concatenate" in here.operations:
             return ()
-        # A later value in the slot is an update of this one, and computes: the slot is no copy.
+        # A later value in the slot updates this one by a computation: the slot is no copy.
         if any(value in other.through and not other.copied for other in origin_of.values()):
             return ()
         return parameters if all(self._shape(parameter).dtype == shape.dtype for parameter in parameters) else ()

@@ -204,6 +204,9 @@ class Module:
 
 
 def aliases(module: bytes) -> dict[int, int]:
-    """Which donated parameter's buffer an output takes, by flat numbers, from a ``HloModuleProto``. Raises `MalformedProto`."""
+    """Map each output of a ``HloModuleProto`` to the donated parameter whose buffer it takes, both by their flat numbers.
+
+    Raises `MalformedProto`.
+    """
     config = fields(raw(fields(module), 8))
     return {next(iter(numbers(entry, 1)), 0): number(entry, 2) for entry in messages(config, 1)}
