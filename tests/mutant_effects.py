@@ -46,6 +46,8 @@ class Swaps:
 
     def change(self, scope: ast.AST) -> None:
         one, other = node_of(self.one), node_of(self.other)
+        if not all(any(is_same(node, each) for node in ast.walk(scope)) for each in (one, other)):
+            return  # half of it would be another mutant
         _Replacement((one, other), (other, one)).generic_visit(scope)
 
 

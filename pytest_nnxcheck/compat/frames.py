@@ -62,7 +62,7 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        if _package(caller) not in _LIBRARIES:
+        if package(caller) not in _LIBRARIES:
             lines[f"jax.{name}() at {near(caller.f_code.co_filename)}:{caller.f_lineno}"] = None
         return function(*args, **kwargs)
 
@@ -71,7 +71,7 @@ def _noted(name: str, lines: dict[str, None]) -> Any:
 
 def transforms_by_itself(frame: FrameType) -> bool:
     """Whether a function of jax calls a transform that the user did not write."""
-    return frame.f_code.co_name in ("make_jaxpr_f", "custom_root") and _package(frame) == "jax"
+    return frame.f_code.co_name in ("make_jaxpr_f", "custom_root") and package(frame) == "jax"
 
 
 def called(frame: FrameType) -> str:
@@ -84,7 +84,7 @@ def called(frame: FrameType) -> str:
         return "map" if ".control_flow" in str(frame.f_globals.get("__name__", "")) else ""
     name = _CALLED.get(code.co_name.removesuffix("_wrapper")) or _CALLED.get(code.co_qualname, "")
     name = name or _CALLED.get(code.co_qualname.partition(_IN)[0], "")
-    return name if name and _package(frame) in ("jax", "flax") else ""
+    return name if name and package(frame) in ("jax", "flax") else ""
 
 
 def made_before(frame: FrameType) -> bool:
@@ -100,16 +100,23 @@ def jits_traced(note: Callable[[FrameType, FrameType, bool], None]) -> Iterator[
     where a function of jax or flax calls the jit: its own, as in `jax.numpy`, or the user's in ``jax.vmap(jax.jit(f))``.
     A jit that finds its trace in the caches of jax traces nothing. Tried on all versions.
     """
-    before = sys.getprofile()
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        traces = event == "call" and frame.f_code.co_name.startswith(_TRACES) and _package(frame) == "jax"
+        traces = event == "call" and frame.f_code.co_name.startswith(_TRACES) and package(frame) == "jax"
         jit = _jit_of(frame) if traces else None
         if jit:
             caller, by_library = _caller_of(jit)
             if caller:
                 note(jit, caller, by_library)
 
+    with profiled(watch):
+        yield
+
+
+@contextlib.contextmanager
+def profiled(watch: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Set Python's profiling hook for a while."""
+    before = sys.getprofile()
     sys.setprofile(watch)
     try:
         yield
@@ -130,7 +137,7 @@ _HANDS_ON = ("reraise_with_filtered_traceback", "update_context_manager_wrapper"
 def _jit_of(frame: FrameType) -> FrameType | None:
     """The frame of the jit that traces here; `None` for a loop or a derivative inside the function, or a trace without a jit."""
     above, infers = frame.f_back, False
-    while above is not None and _package(above) in _LIBRARIES:
+    while above is not None and package(above) in _LIBRARIES:
         infers = infers or above.f_code.co_name.startswith(_INFERS)
         if above.f_code.co_name == _TRACES_JITTED:
             return above if infers else None
@@ -141,7 +148,7 @@ def _jit_of(frame: FrameType) -> FrameType | None:
 def _caller_of(jit: FrameType) -> tuple[FrameType | None, bool]:
     """The user's frame that calls a jit, and whether it calls a function of jax or flax that does."""
     above, by_library = jit.f_back, False
-    while above is not None and _package(above) in _LIBRARIES:
+    while above is not None and package(above) in _LIBRARIES:
         module = str(above.f_globals.get("__name__", ""))
         by_library |= above.f_code.co_name not in _HANDS_ON and not module.startswith("flax.nnx.transforms")
         above = above.f_back
@@ -159,8 +166,9 @@ def raised_by_library(error: BaseException) -> bool:
     if entry is None:
         return False
     raises = entry.tb_frame.f_code.co_code[entry.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return _package(entry.tb_frame) in _LIBRARIES or not raises
+    return package(entry.tb_frame) in _LIBRARIES or not raises
 
 
-def _package(frame: FrameType) -> str:
+def package(frame: FrameType) -> str:
+    """The package that the code of a frame is in, at the top; empty where that is not said."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 Row = tuple[str, str]
@@ -116,6 +117,11 @@ def tell_from(folder: Path) -> Callable[[], None]:
 def near(place: str) -> str:
     """The path that a message shows for a file, or for a place in one: from the project's root, or absolute where that is shorter."""
     return near_to(tuple(_ROOTS or [str(Path.cwd())]), place)
+
+
+def beginning(code: CodeType) -> str:
+    """Where the code of a function begins, as a message shows it: ``path:line``."""
+    return near(f"{code.co_filename}:{code.co_firstlineno}")
 
 
 @functools.lru_cache(maxsize=4096)

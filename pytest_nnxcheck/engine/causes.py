@@ -10,7 +10,6 @@ import contextlib
 import dis
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType, FunctionType, MethodType, ModuleType
@@ -21,10 +20,10 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import graph, variables
-from pytest_nnxcheck.compat.frames import called, made_before, transforms_by_itself
+from pytest_nnxcheck.compat.frames import called, made_before, package, profiled, transforms_by_itself
 from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.notes import CapturedBy, CapturedNode, MergedVariables
-from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.core.text import beginning, near
 from pytest_nnxcheck.subject.leaks import leak
 from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject, copy_leaf, spell
@@ -75,7 +74,7 @@ def captured(subject: Subject) -> tuple[CapturedBy, ...]:
 
 def line_of(frame: FrameType, caller: FrameType) -> str:
     """Where a transform was called; of one that made the function of the call itself, where that function begins."""
-    if str(caller.f_globals.get("__name__", "")).partition(".")[0] != __package__.partition(".")[0]:
+    if package(caller) != __package__.partition(".")[0]:
         return near(f"{caller.f_code.co_filename}:{caller.f_lineno}")
     values = (frame.f_locals.get(name) for name in frame.f_code.co_freevars)
     functions = [
@@ -84,7 +83,7 @@ def line_of(frame: FrameType, caller: FrameType) -> str:
         if callable(value)
     ]
     code = next((function.__code__ for function in functions if is_users(function)), caller.f_code)
-    return near(f"{code.co_filename}:{code.co_firstlineno}")
+    return beginning(code)
 
 
 def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
@@ -94,7 +93,7 @@ def captured_by_call(subject: Subject) -> tuple[CapturedBy, ...]:
     if code is None:
         return ()
     nodes = tuple(nodes_of(function))
-    return (CapturedBy("", near(f"{code.co_filename}:{code.co_firstlineno}"), nodes),) if nodes else ()
+    return (CapturedBy("", beginning(code), nodes),) if nodes else ()
 
 
 def merged_inside(subject: Subject) -> tuple[Leak | MergedVariables, ...]:
@@ -146,19 +145,8 @@ def rehearse(
     return seen
 
 
-@contextlib.contextmanager
-def profiled(watch: Callable[[FrameType, str, Any], None]) -> Any:
-    """Python's profiling hook, for the time of one call."""
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-
-
 def library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("jax", "flax")
+    return package(frame) in ("jax", "flax")
 
 
 def user_caller(frame: FrameType) -> FrameType | None:

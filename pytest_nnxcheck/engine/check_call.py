@@ -130,14 +130,14 @@ def profile_of(call: Call) -> Profile:
             subject.undone(subject.state, call.example.originals) as left,
             frames.devices_asked(on=bool(call.settings.target)) as lines,
         ):
-            evaluated = profile(subject)
+            known = profile(subject)
         memo.notes[call.key] = tuple(Fact("asks for devices", call.settings.target, line) for line in lines)
         if left:
             raise Unrestored(tuple(leak(tracer, Layer(JIT)) for tracer in left))
-        return evaluated
+        return known
 
-    known: Profile | None = memo.known.get(("remapped", call.key))
-    return known or recall(memo.profiles, call.key, evaluated)
+    remapped: Profile | None = memo.known.get(("remapped", call.key))
+    return remapped or recall(memo.profiles, call.key, evaluated)
 
 
 def require_slices(call: Call) -> None:
@@ -319,9 +319,12 @@ def only_tracers(settings: Settings) -> tuple[str, ...]:
 def un_nested(call: Call) -> Checked:
     """The call as the user made it, on a copy of the state: traced where a trace tells that it holds, else run."""
     facts, values = profile_if_traceable(call), call.example.values
-    tells = facts is not UNKNOWN and not values.needed
-    tells = tells and stage.tells(call.subject, facts, call.nesting, call.settings)
-    tells = tells and not stage.is_small(call.subject, facts, values)
+    tells = (
+        facts is not UNKNOWN
+        and not values.needed
+        and stage.tells(call.subject, facts, call.nesting, call.settings)
+        and not stage.is_small(call.subject, facts, values)
+    )
     observation = traced_in(call, facts) if tells else None
     call.announce(facts)
     reference = None

@@ -56,7 +56,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class Example:
-    """One execution of a test's body: inside it the user's objects change as he expects; when it ends they are put back.
+    """One execution of a test's body: inside it the user's objects change as the body expects; when it ends they are put back.
 
     So every nesting meets a module of a wider fixture scope, and a cache in its code, in the same state.
     """
@@ -151,7 +151,7 @@ class Call:
 
 
 Handed = Literal["own", "inputs", "copy", "traced"]
-"""What a call that is not checked is handed: the user's own objects and inputs; his inputs as arrays of jax; copies of both; or his own once the call was traced."""
+"""What a call that is not checked is handed: the user's own objects and inputs; the inputs as arrays of jax; copies of both; or the user's own once the call was traced."""
 
 
 def call_unchecked(
@@ -247,8 +247,8 @@ def look_at_originals(subject: Subject, settings: Settings, example: Example) ->
 
 def refuse_a_second(subject: Subject, example: Example) -> None:
     """Jax keeps what it met, and compares a second instance with that, as is tried here. Raises `CheckError` where that raises."""
+    number_of_call = len(example.places)
     for path, value in compared_by_value(subject.state):
-        number_of_call = len(example.places)
         first = example.memo.compared_by_value.setdefault((path, number_of_call), value)
         try:
             bool(first is value or first == value)

@@ -35,10 +35,6 @@ _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """What else decides how a program is compiled."""
 
 
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class Donation:
     """The leaves that a program donates."""
@@ -165,7 +161,7 @@ class OnTargets:
         """What is said of a program, by what decides it: as it was said before, in this process or in the folder of compiled programs."""
         versions = map(wheels.version, ("pytest-nnxcheck", "jax", "jaxlib"))
         environment = (os.environ.get(name, "") for name in _ENVIRONMENT)
-        key = sha256("\n".join([*text, *versions, *environment]))
+        key = hashlib.sha256("\n".join([*text, *versions, *environment]).encode()).hexdigest()
         folder = compile_cache.folder_of_compiles()
         path = None if folder is None else folder / f"{key}-target.json"
         # A file that cannot be read or written costs a compile, never a test.

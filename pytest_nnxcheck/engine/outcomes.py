@@ -14,7 +14,7 @@ from pytest_nnxcheck.core.facts import Evidence, Lost, Observation
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.notes import Explanation, Fact, Mapped, Note, ValueAsked
 from pytest_nnxcheck.core.outcome import NO_FACTS, CallFacts, Outcome
-from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, by_line, marked_as_added
+from pytest_nnxcheck.core.peak import SHOWN, SHOWN_LINES, Bound, by_line, marked_as_added
 from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.engine import causes
 from pytest_nnxcheck.engine.example import Call
@@ -79,7 +79,7 @@ def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
     known = call.memo.notes.get(call.key, ())
     notes = (*known, *of_targets(observation), *unasserted(ran), *judgement.of_call)
     call.memo.notes[call.key] = tuple(dict.fromkeys(notes))
-    measured = evidence(ran)
+    measured = evidence(ran, bound)
     if any(violation.invariant == "memory" for violation in judgement.violations):
         measured = replace(measured, growth=growth(ran))
     return Outcome(
@@ -93,9 +93,9 @@ def outcome_of(ran: Ran, judgement: Judgement) -> Outcome:
     )
 
 
-def evidence(ran: Ran) -> Evidence:
+def evidence(ran: Ran, bound: Bound | None) -> Evidence:
     """What reports keep of a nesting."""
-    observation, un_nested, bound = ran.observation, un_nested_memory(ran), bound_of(ran)
+    observation, un_nested = ran.observation, un_nested_memory(ran)
     before = un_nested.made if un_nested else ()
     after = marked_as_added(observation.memory.made if observation.memory else (), before)
     lost = {leaf.path for leaf in lost_leaves(observation.moves, observation.reused)}

@@ -50,7 +50,19 @@ class Root:
     @property
     def takes_state(self) -> bool:
         """Whether it is handed the state, and captures none. An abstract one must be: a constant of a program has a value."""
-        return self.style in ("argument", "functional")
+        return self.state_arguments > 0
+
+    @property
+    def state_arguments(self) -> int:
+        """How many of its arguments, from the first, are the state."""
+        return {"argument": 1, "functional": 2}.get(self.style or "", 0)
+
+    @property
+    def donated_arguments(self) -> tuple[int, ...]:
+        """The numbers of the arguments that it donates. A functional one donates the leaves that the call changes, which are its first argument."""
+        first = self.state_arguments
+        state = (0,) if first and self.donate != "none" else ()
+        return (*state, *(first + number for number in donated_inputs(self.subject, self.nesting, self.donate)))
 
     def jit(self, run: Callable[[StagedJit], Any]) -> Callable[..., Any]:
         """``jit(wrapper, f)`` that donates, and gives its program, traced and lowered, to ``run``.
@@ -58,10 +70,7 @@ class Root:
         ``keep_unused`` makes a leaf that is written but never read a parameter, so that it is donated and keeps its pointer, and the numbers of
         parameters line up with those of leaves.
         """
-        state_arguments = {"argument": 1, "functional": 2}.get(self.style or "", 0)
-        donated: tuple[int, ...] = (0,) if state_arguments and self.donate != "none" else ()
-        donated += tuple(state_arguments + number for number in donated_inputs(self.subject, self.nesting, self.donate))
-        options = {"donate_argnums": donated} if donated else {}
+        options = {"donate_argnums": self.donated_arguments} if self.donated_arguments else {}
 
         def jit(wrapper: Callable[..., Any], f: Callable[..., Any]) -> Any:
             return staging.staged_jit(wrapper, marked(f), run, keep_unused=True, **options)

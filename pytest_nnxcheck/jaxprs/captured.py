@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytest_nnxcheck.compat import staging, variables
+from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.primitives import COND, GATHER, SCAN, SLICES, WHILE
 from pytest_nnxcheck.core.peak import Captured
 from pytest_nnxcheck.jaxprs import flow
@@ -24,7 +25,7 @@ def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, 
     constants = [
         Captured(
             used_bytes(closed, const),
-            f"{const.dtype}[{','.join(map(str, const.shape))}]",
+            describe(const),
             line_of(closed, const),
             name_of(const, kept),
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
+from pytest_nnxcheck.engine.root import Root
 from pytest_nnxcheck.subject.plain_objects import fields_by_class
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
@@ -40,10 +41,9 @@ class Call:
         return fields_by_class([value for _, value in self.subject.opened]) | dict(self.profile.opened)
 
     @property
-    def states(self) -> int | None:
-        """How many arguments of the outermost jit are state; None where the outermost layer is no jit."""
-        layers = self.nesting.layers
-        return {"argument": 1, "functional": 2}.get(layers[0].style, 0) if layers and layers[0].row.compiles else None
+    def root(self) -> Root:
+        """The outermost jit."""
+        return Root(self.subject, self.profile, self.nesting, self.settings.donate)
 
     def keys(self, path: str) -> str:
         """The keys that lead to a leaf, as arguments; empty where it is not in the state."""

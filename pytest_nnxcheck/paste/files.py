@@ -137,7 +137,7 @@ class Programs:
         return self.folder and self.folder() / file_name(self.title) / f"{file_name(name)}.py"
 
     def _shown(self, path: Path | None) -> str:
-        """The path as the user types it, in the folder that he works in."""
+        """The path as the user types it, from the folder that paths are shown relative to."""
         if path is None or self.near is None:
             return str(path or "")
         return near_to((str(self.near),), str(path))

@@ -28,7 +28,7 @@ def call_text(call: Call, ours: Slice, outcome: Outcome | None = None, number: s
     for index in reversed(range(len(call.nesting.layers))):
         layers = layer_text(call, index, layers, looks, ours)
     run, output = f"nesting{number}(program)(state, *inputs)", un_nested(call)
-    if call.subject.abstract and call.states is None:
+    if call.subject.abstract and call.root.style is None:
         run = f"traced(nesting{number}(program), state, inputs)"
     if looks.search:
         run = f"run_for_tracers(lambda: {run}, {set(looks.search)!r}, {looks.broken['tracers']!a})"
@@ -64,7 +64,7 @@ def apart(call: Call) -> Iterator[str]:
 def ready(call: Call, looks: Looks) -> Iterator[str]:
     """The lines that give the run arrays of its own, with the axes of the layers, on the mesh of a layer."""
     layers, abstract = call.nesting.layers, call.subject.abstract
-    if not abstract and looks.donates and looks.own_arrays and call.states is not None:
+    if not abstract and looks.donates and looks.own_arrays and call.root.style is not None:
         yield "nnx.update(state, jax.tree.map(jnp.copy, nnx.state(state)))"
     if not abstract and (not call.whole or call.donated):
         yield "inputs = [*map(jnp.array, inputs)]"
@@ -72,7 +72,7 @@ def ready(call: Call, looks: Looks) -> Iterator[str]:
         yield "nnx.update(state, abstract_state(nnx.state(state)))"
     stacked = "with_axis(leaf)" if abstract else "jnp.stack([leaf, leaf])"
     yield from [f"inputs = [{stacked} for leaf in inputs]" for layer in layers if layer.row.axis]
-    if call.states and any(layer.row.on_mesh for layer in layers):
+    if call.root.takes_state and any(layer.row.on_mesh for layer in layers):
         yield from ("nnx.update(state, on_mesh(nnx.state(state)))", "inputs = on_mesh(inputs)")
 
 
@@ -130,9 +130,8 @@ def plan_of(call: Call, index: int, looks: Looks) -> SimpleNamespace:
 
 def jit_text(call: Call, looks: Looks) -> str:
     """The jit of the outermost layer: it donates, and is compiled before it runs where a look asks for the program."""
-    states, abstract = call.states or 0, call.subject.abstract
-    donated = [*([0] if states and call.settings.donate != "none" else []), *(states + each for each in call.donated)]
-    options = ", keep_unused=True" + (f", donate_argnums={(*donated,)}" if donated and looks.donates else "")
+    abstract, donated = call.subject.abstract, call.root.donated_arguments
+    options = ", keep_unused=True" + (f", donate_argnums={donated}" if donated and looks.donates else "")
     if abstract or looks.compiles:
         return f"compiled(wrapper, f{', leave' if abstract else ''}{options})"
     return f"wrapper(f{options})"

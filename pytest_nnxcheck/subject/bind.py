@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from pytest_nnxcheck.compat import graph
+from pytest_nnxcheck.compat.arrays import is_array, is_ref
 from pytest_nnxcheck.compat.variables import is_hijax, variable_value
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.facts import Path
@@ -35,9 +36,6 @@ from pytest_nnxcheck.walk.fingerprint import fingerprint
 from pytest_nnxcheck.xla.origins import labelled
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
-
-
-from pytest_nnxcheck.compat.arrays import is_array, is_ref
 
 
 def bind(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owner: str = "") -> Subject:

@@ -13,7 +13,7 @@ import jax
 from pytest_nnxcheck.compat import flax_modes, frames, variables
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.core.outcome import JitTracedAgain
-from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.core.text import beginning, near
 from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
 from pytest_nnxcheck.walk.fingerprint import equal
@@ -95,11 +95,7 @@ def trace_of(jit: FrameType, caller: FrameType) -> tuple[JitTrace, str]:
     held = jit.f_locals
     function = plain(held.get("fun"))
     code = getattr(function, "__code__", None)
-    line = (
-        near(f"{code.co_filename}:{code.co_firstlineno}")
-        if code and not variables.is_library_file(code.co_filename)
-        else ""
-    )
+    line = beginning(code) if code and not variables.is_library_file(code.co_filename) else ""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     types = tuple(map(full_type, jax.tree.leaves((held.get("args"), held.get("kwargs")))))
     return JitTrace(name, line, types), near(f"{caller.f_code.co_filename}:{caller.f_lineno}")

@@ -124,11 +124,6 @@ class Profile:
     """How many different ones."""
 
     @property
-    def constant_bytes(self) -> int:
-        """Bytes of the arrays that it captures."""
-        return sum(constant.bytes for constant in self.captured)
-
-    @property
     def copied_bytes(self) -> int:
         """Bytes of one copy of the state; of the inputs, for a call in functional style that is handed arrays alone, an `nnx.State` among them."""
         return self.state_bytes or self.input_bytes

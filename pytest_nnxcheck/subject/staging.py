@@ -34,7 +34,7 @@ def on_arrays(
 
 
 def in_users_words(traced: Callable[..., Any], subject: Subject) -> Callable[..., Any]:
-    """``traced(state, *inputs)`` under the name, the file and the line of the user's function, with his names for the arguments.
+    """``traced(state, *inputs)`` under the name, the file and the line of the user's function, with the user's names for the arguments.
 
     By what `inspect.unwrap` and `inspect.signature` follow, which jax asks.
     """

@@ -16,7 +16,7 @@ from typing import Any
 from pytest_nnxcheck.compat import flax_modes, graph, staging
 from pytest_nnxcheck.compat.arrays import array_type, nbytes
 from pytest_nnxcheck.core.facts import Advice, ArrayType, NotDonated, Path, Unused
-from pytest_nnxcheck.core.text import near
+from pytest_nnxcheck.core.text import beginning
 from pytest_nnxcheck.subject.inner_jits import plain
 from pytest_nnxcheck.subject.profile import Profile
 from pytest_nnxcheck.subject.subject import Nodes, Subject
@@ -129,7 +129,7 @@ def not_donated(subject: Subject, profile: Profile, sizes: Sequence[int], jit: s
         yield NotDonated(
             function=getattr(function, "__name__", type(function).__name__),
             jit=jit,
-            line=near(f"{code.co_filename}:{code.co_firstlineno}") if code else "",
+            line=beginning(code) if code else "",
             arguments=tuple(by_argument),
             donate=option(subject.function, {*by_argument, *donated}),
             bytes=by_argument.total(),
