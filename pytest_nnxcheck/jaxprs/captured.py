@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ SMALLEST = 2
 """From this many equal elements on, XLA makes a constant a broadcast."""
 
 
-def captured(closed: Any, kept: tuple[tuple[str, Any], ...]) -> tuple[Captured, ...]:
+def captured(closed: Any, kept: Sequence[tuple[str, Any]]) -> tuple[Captured, ...]:
     """The constants of a jaxpr that take up memory, largest first; ``kept`` are the arrays of the user's code, each with its name.
 
     XLA keeps only the slice of a constant that is cut at fixed places, such as a table of positions: the bytes are those of the slice.
@@ -77,7 +77,7 @@ def lines(jaxpr: Any, var: Any) -> Iterator[str]:
         return
 
 
-def name_of(const: Any, kept: tuple[tuple[str, Any], ...]) -> str:
+def name_of(const: Any, kept: Sequence[tuple[str, Any]]) -> str:
     """The user's name for a constant. A constant is the very array of jax, or a view of the array of NumPy."""
     for name, array in kept:
         if array is const:

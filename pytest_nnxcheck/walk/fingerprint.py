@@ -46,7 +46,7 @@ def fingerprint(value: Any, depth: int = DEEPEST) -> Any:
     if isinstance(value, type) or depth == 0:
         return id(value) if isinstance(value, type) else cls.__qualname__
     if cls is FunctionType:
-        return of_function(value, depth - 1)
+        return (value.__code__, *(fingerprint(part, depth - 1) for part in held_by(value)))
     if cls is MethodType:
         return (fingerprint(value.__func__, depth - 1), fingerprint(value.__self__, depth - 1))
     if hasattr(cls, "shape") and hasattr(cls, "dtype"):
@@ -54,10 +54,10 @@ def fingerprint(value: Any, depth: int = DEEPEST) -> Any:
     return (cls.__qualname__, *of_items(value, depth - 1), *of_attributes(value, depth - 1))
 
 
-def of_function(function: FunctionType, depth: int) -> Any:
+def held_by(function: FunctionType) -> tuple[Any, ...]:
+    """What a function holds beside its code: the content of its closure, and the defaults of its arguments."""
     cells = tuple(map(cell_content, function.__closure__ or ()))
-    parts = (function.__defaults__, tuple((function.__kwdefaults__ or {}).items()), cells)
-    return (function.__code__, *(fingerprint(part, depth) for part in parts))
+    return cells, function.__defaults__, tuple((function.__kwdefaults__ or {}).items())
 
 
 def of_items(value: Any, depth: int) -> tuple[Any, ...]:
@@ -141,11 +141,8 @@ def content(value: Any) -> Any:
 
 
 def exact_function(function: FunctionType, in_graph: bool, seen: dict[int, tuple[int, Any]]) -> Any:
-    cells = tuple(map(cell_content, function.__closure__ or ()))
-    keywords, attributes = tuple((function.__kwdefaults__ or {}).items()), tuple(vars(function).items())
-    held = (cells, function.__defaults__, keywords, attributes)
     try:
-        captured = exact(held, seen=seen)
+        captured = exact((*held_by(function), tuple(vars(function).items())), seen=seen)
     except Unknown:
         if in_graph:
             return function

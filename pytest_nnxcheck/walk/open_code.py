@@ -18,17 +18,15 @@ from types import (
     GeneratorType,
     MethodType,
     MethodWrapperType,
-    ModuleType,
     TracebackType,
 )
 from typing import Any
 
 from pytest_nnxcheck.compat import variables
-from pytest_nnxcheck.walk.open_data import Table, open_attributes, put_items
+from pytest_nnxcheck.walk.open_data import open_attributes, put_items
 from pytest_nnxcheck.walk.raw_access import (
     LIBRARIES,
     MISSING,
-    LruCache,
     class_dict,
     class_name,
     is_library,
@@ -38,7 +36,7 @@ from pytest_nnxcheck.walk.raw_access import (
     top_package,
 )
 from pytest_nnxcheck.walk.snapshot import CACHE, CELL, CLASS, CONTEXT, DICT, FUNCTION, NAMES, paired
-from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
+from pytest_nnxcheck.walk.visit import ATOMS, Name, Visit, key_text, step
 
 _NOT_STATE = frozenset(
     (
@@ -155,7 +153,7 @@ def open_class(cls: type, name: Name, visit: Visit) -> None:  # noqa: ARG001  # 
 
 # --- what wraps code: each is a type of C code (or functools) with fields of known names -------------------------------------
 
-_FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
+FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
     functools.partial: (("func", ".func"), ("args", ".args"), ("keywords", ".keywords")),
     property: (("fget", ""), ("fset", ""), ("fdel", "")),
     staticmethod: (("__func__", ""),),
@@ -167,10 +165,10 @@ _FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
 
 
 def open_fields(value: Any, name: Name, visit: Visit) -> None:
-    base = next(base for base in mro(type(value)) if base in _FIELDS)
+    base = next(base for base in mro(type(value)) if base in FIELDS)
     if base is functools.partial:
         visit.fleeting.append((open_fields, value, name))
-    for field, text in _FIELDS[base]:
+    for field, text in FIELDS[base]:
         visit.put(read_slot(class_dict(base)[field], value), class_name(base), name.then(text))
 
 
@@ -232,7 +230,7 @@ def open_locals(frame: FrameType, line: int | None, name: Name, visit: Visit, ho
             visit.put(value, holder, Name(variable, where))
 
 
-_SUSPENDED = {
+SUSPENDED = {
     GeneratorType: ("gi_frame", "gi_yieldfrom"),
     CoroutineType: ("cr_frame", "cr_await"),
     AsyncGeneratorType: ("ag_frame", "ag_await"),
@@ -241,7 +239,7 @@ _SUSPENDED = {
 
 def open_generator(value: Any, name: Name, visit: Visit) -> None:
     visit.fleeting.append((open_generator, value, name))
-    frame, waits_for = _SUSPENDED[type(value)]
+    frame, waits_for = SUSPENDED[type(value)]
     suspended = read_slot(class_dict(type(value))[frame], value)
     if isinstance(suspended, FrameType):
         open_locals(suspended, suspended.f_lineno, name, visit, "generator")
@@ -260,21 +258,3 @@ def open_thread_local(value: Any, name: Name, visit: Visit) -> None:
     own = threading.local.__getattribute__(value, "__dict__")
     for key, item in paired(visit.keep(name, DICT, own)):
         visit.put(item, "attribute", name.then(step(key)))
-
-
-_OPENERS: dict[type, Opener] = {
-    FunctionType: open_function,
-    type: open_class,
-    CellType: open_cell,
-    LruCache: open_cache,
-    BaseException: open_exception,
-    TracebackType: open_traceback,
-    FrameType: open_frame,
-    contextvars.ContextVar: open_context_variable,
-    threading.local: open_thread_local,
-    **dict.fromkeys(_FIELDS, open_fields),
-    **dict.fromkeys(_SUSPENDED, open_generator),
-}
-_WHOLE = (FunctionType, type, CodeType, ModuleType, LruCache, threading.local, TracebackType, FrameType)
-CODE = Table({id(kind): opener for kind, opener in _OPENERS.items()}, frozenset(map(id, _WHOLE)))
-"""How code is opened."""

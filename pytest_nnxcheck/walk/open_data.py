@@ -6,18 +6,15 @@ An opener hands what an object holds to the visit and keeps the object's places.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import FunctionType, MappingProxyType, MethodType
+from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
 from pytest_nnxcheck.compat import variables
 from pytest_nnxcheck.walk.raw_access import (
-    LIBRARIES,
     Layout,
     class_dict,
     class_name,
@@ -27,7 +24,7 @@ from pytest_nnxcheck.walk.raw_access import (
     top_package,
 )
 from pytest_nnxcheck.walk.snapshot import ATTRIBUTES, DEQUE, DICT, LIST, OBJECTS, ORDERED, SET, attribute_items, paired
-from pytest_nnxcheck.walk.visit import ATOMS, Name, Opener, Visit, key_text, step
+from pytest_nnxcheck.walk.visit import ATOMS, Name, Visit, key_text, step
 
 _UPKEEP = frozenset(("_trace_state", "_object__state", "_pytree__state", "_pytree__nodes"))
 """Attributes in which flax keeps traces and marks of its own."""
@@ -35,12 +32,8 @@ _SEE_THROUGH = frozenset(("_mapping", "_dict"))
 """Attributes of `nnx.State` and `FrozenDict` that the user does not write: ``state['a']``."""
 _STATE = frozenset(("array", "variable", "tracer"))
 """Kinds of objects that are state, by `variables.kind_of`."""
-_JAX = frozenset(("jax", "jaxlib"))
+JAX = frozenset(("jax", "jaxlib"))
 _CODE = frozenset(map(id, (FunctionType, MethodType, functools.partial)))
-_OPEN_PACKAGES = frozenset(("flax", "optax"))
-_OPEN_STANDARD = frozenset(("collections", "contextlib", "types", "functools", "queue", "weakref"))
-_OPEN_CLASSES = frozenset((concurrent.futures.Future,))
-"""Classes of other packages of the standard library whose instances hold the user's values, where the others there hold locks and threads."""
 
 
 # --- containers ----------------------------------------------------------------------------------------------------------
@@ -150,7 +143,7 @@ def open_jax_function(value: Any, name: Name, visit: Visit) -> None:
     """Open the user's functions in a library's object, and nothing else: ``jax.jit(f)``, ``jax.custom_vjp(f)``."""
     visit.fleeting.append((open_jax_function, value, name))
     for item in (visit.classes.layout(type(value)).read(value) or {}).values():
-        if id(type(item)) in _CODE or top_package(type(item)) in _JAX:
+        if id(type(item)) in _CODE or top_package(type(item)) in JAX:
             visit.put(item, "attribute", name)
 
 
@@ -175,86 +168,3 @@ def open_variable(value: Any, name: Name, visit: Visit) -> None:
 
 def note_node(value: Any, name: Name, visit: Visit) -> None:
     visit.nodes.append((str(name), value))
-
-
-# --- which opener --------------------------------------------------------------------------------------------------------
-
-_BY_KIND: dict[str, Opener] = {
-    "array": open_jax_array,
-    "variable": open_variable,
-    "nnx list": open_nnx_items,
-    "nnx dict": open_nnx_items,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """How built-in types and their subclasses are opened."""
-
-    openers: Mapping[int, Opener]
-    """By the id of a type."""
-    whole: frozenset[int]
-    """Types whose opener reads everything: their attributes and class are not opened as well."""
-
-
-DATA = Table(
-    {
-        id(list): open_list,
-        id(tuple): open_tuple,
-        id(dict): open_dict,
-        id(set): open_set,
-        id(frozenset): open_set,
-        id(collections.deque): open_deque,
-        id(np.ndarray): open_array,
-    },
-    whole=frozenset((id(np.ndarray),)),
-)
-"""How containers are opened."""
-
-
-def openers_for(cls: type, code: Table) -> tuple[Opener, ...]:
-    """The openers of the instances of a class: for its built-in base, for attributes, for the class itself."""
-    if (kind := variables.kind_of(cls)) in _BY_KIND:
-        noted = () if kind == "array" else (note_node,)
-        return (*noted, _BY_KIND[kind], *_of_class(cls))
-    if kind == "node":
-        return (note_node, *_of_other(cls, code))
-    return _of_other(cls, code)
-
-
-def _of_other(cls: type, code: Table) -> tuple[Opener, ...]:
-    for base in map(id, mro(cls)):
-        built_in = DATA.openers.get(base) or code.openers.get(base)
-        opened = () if built_in is None else (built_in,)
-        if base in DATA.whole or base in code.whole:
-            return opened
-        if opened:
-            return (*opened, *_of_instance(cls), *_of_class(cls))
-    return (*_of_instance(cls), *_of_class(cls))
-
-
-def _of_class(cls: type) -> tuple[Opener, ...]:
-    return () if top_package(cls) in LIBRARIES else (open_class_of,)
-
-
-def _of_instance(cls: type) -> tuple[Opener, ...]:
-    """Open an instance of a library's class only if such objects hold the user's state, or if this one does."""
-    package = top_package(cls)
-    if package not in LIBRARIES or any(top_package(base) in _OPEN_PACKAGES for base in mro(cls)):
-        return (open_attributes,)
-    if package in _JAX:
-        return (open_jax_function,)
-    if _holds_unseen(cls, package):
-        return (open_referents,)
-    return (open_attributes if package in _OPEN_STANDARD or cls in _OPEN_CLASSES else open_library_object,)
-
-
-def _holds_unseen(cls: type, package: str) -> bool:
-    """Iterators and views: C code that keeps the user's containers alive."""
-    name = class_name(cls)
-    views = ("iterator", "dict_keys", "dict_values", "dict_items", "map", "zip", "filter", "enumerate", "reversed")
-    return (
-        package in ("itertools", "operator")
-        or (package == "builtins" and name.endswith(views))
-        or cls is MappingProxyType
-    )

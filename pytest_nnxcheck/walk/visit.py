@@ -125,14 +125,18 @@ class Visit:
     def __init__(self, classes: Classes, most: int | None = None) -> None:
         self.classes = classes
         self.most = MOST_OBJECTS if most is None else most
-        self.places = Places()
+        # Nearest first, each once.
         self.tracers: list[Found] = []
+        # Arrays of jax and NumPy, with their paths.
         self.arrays: list[tuple[str, Any]] = []
+        # Graph nodes and the user's classes of graph nodes, with their paths.
         self.nodes: list[tuple[str, Any]] = []
-        # Objects are kept, not only their ids, so that no id is used again while the walk runs.
+        self.places = Places()
+        # Objects are kept, not only their ids, so that no id is used again while the walk is kept.
         self.seen: dict[int, Any] = {id(MISSING): MISSING}
         # Objects that may change and have no place to compare: `Walk.since` opens them again.
         self.fleeting: list[tuple[Opener, Any, Name]] = []
+        # False if there were too many objects, or one could not be read: the walk did not look behind it.
         self.complete = True
         self.passing = False
         self._queue: deque[tuple[Any, str, Name]] = deque()

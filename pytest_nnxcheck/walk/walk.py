@@ -7,19 +7,15 @@ that it names are opened, and of a user's module only the attributes that the fu
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from types import CodeType, ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pytest_nnxcheck.walk.open_code import CODE
-from pytest_nnxcheck.walk.open_data import openers_for
+from pytest_nnxcheck.walk.openers import openers_for
 from pytest_nnxcheck.walk.raw_access import MISSING, mro
-from pytest_nnxcheck.walk.snapshot import Places
-from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, Found, Name, Opener, Visit
+from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, Found, Name, Visit
 
 T = TypeVar("T")
 CHANGED = Name("what changed")
@@ -27,26 +23,11 @@ YOUNG, OLD = 1, 2
 """Generations of the garbage collector. It does not run inside a nesting, so that garbage of a nesting is young."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Walk:
-    """The objects that a walk met."""
+class Walk(Visit):
+    """A visit that has ended: the objects that it met."""
 
-    tracers: tuple[Found, ...]
-    """Nearest first, each once."""
-    arrays: tuple[tuple[str, Any], ...]
-    """Arrays of jax and NumPy, with their paths."""
-    nodes: tuple[tuple[str, Any], ...]
-    """Graph nodes and the user's classes of graph nodes, with their paths."""
-    places: Places
-    seen: Mapping[int, object]
-    """All objects, by id."""
-    fleeting: tuple[tuple[Opener, Any, Name], ...]
-    """Objects that may change and have no place to compare. `since` opens them again."""
     modules: tuple[object, ...]
     """The modules that were imported at the time."""
-    classes: Classes
-    complete: bool = True
-    """False if there were too many objects, or one could not be read: the walk did not look behind it."""
 
     @property
     def objects(self) -> int:
@@ -57,27 +38,29 @@ class Walk:
         """Walk only what is new or changed. Finds the tracers of a full walk, most under another path. `None` if that is not certain."""
         if self.tracers or not self.complete:
             return None
-        visit = Visit(self.classes)
-        visit.seen.update(self.seen)
+        later = Walk(self.classes)
+        later.modules = self.modules
+        later.seen.update(self.seen)
         try:
             changed = list(self.places.changes())
             if any(map(opens_names, changed)) or tuple(sys.modules.values()) != self.modules:
                 return None
             for item in changed:
-                visit.put(item, "", CHANGED)
+                later.put(item, "", CHANGED)
             for opener, value, name in self.fleeting:
-                opener(value, name, visit)
+                opener(value, name, later)
         except UNREADABLE:
             return None
-        visit.run([(Name(name), value) for name, value in roots])
-        return walked(visit, self.modules) if visit.complete else None
+        later.run([(Name(name), value) for name, value in roots])
+        return later if later.complete else None
 
     def extended(self, roots: Iterable[tuple[str, object]]) -> Walk | None:
         """Add what other roots lead to, and its places. `None` if there is a tracer, or if it is not certain that there is none."""
         later = self.since(roots)
         if later is None or later.tracers:
             return None
-        return replace(later, places=self.places.and_those(later.places))
+        later.places = self.places.and_those(later.places)
+        return later
 
 
 def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out: Iterable[object] = ()) -> Walk:
@@ -86,29 +69,15 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
 
     Exceptions among the roots come last, so that what only they hold is marked as ``passing``. Raises nothing of its own.
     """
-    visit = Visit(Classes(functools.partial(openers_for, code=CODE)), most)
-    visit.seen.update((id(value), value) for value in left_out)
+    found = Walk(Classes(openers_for), most)
+    found.seen.update((id(value), value) for value in left_out)
     named = [(Name(name), value) for name, value in roots]
     errors = [is_exception(value) for _, value in named]
-    visit.run([root for root, error in zip(named, errors, strict=True) if not error])
-    visit.passing = True
-    visit.run([root for root, error in zip(named, errors, strict=True) if error])
-    return walked(visit, tuple(sys.modules.values()))
-
-
-def walked(visit: Visit, modules: tuple[object, ...]) -> Walk:
-    """Freeze a visit that has ended."""
-    return Walk(
-        tracers=tuple(visit.tracers),
-        arrays=tuple(visit.arrays),
-        nodes=tuple(visit.nodes),
-        places=visit.places,
-        seen=visit.seen,
-        fleeting=tuple(visit.fleeting),
-        modules=modules,
-        classes=visit.classes,
-        complete=visit.complete,
-    )
+    found.run([root for root, error in zip(named, errors, strict=True) if not error])
+    found.passing = True
+    found.run([root for root, error in zip(named, errors, strict=True) if error])
+    found.modules = tuple(sys.modules.values())
+    return found
 
 
 def tracers_since(

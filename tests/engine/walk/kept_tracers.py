@@ -52,7 +52,7 @@ def found_in(*roots: tuple[str, object]) -> list[tuple[str, str]]:
 def check(model: Any, kept: Keep, path: str, holder: str, call: Any = jit_call, again: Any = None) -> None:
     """The walk is clean before; after the call it finds what is kept; and clean again, with a working module, once restored."""
     before = walk([("model", model)])
-    assert (before.tracers, before.complete) == ((), True)
+    assert (before.tracers, before.complete) == ([], True)
     call(model, X)
     assert found_in(("model", model)) == ([(path, holder)] if kept is whole else [])
     later = before.since([("model", model)])

@@ -26,7 +26,7 @@ from pytest_nnxcheck.walk.walk import Walk, walk
 def test_each_tracer_once_under_the_nearest_name() -> None:
     tracer, box = tracer_of(jax.jit), Box()
     box.far, box.near = {"a": {"b": tracer}}, [tracer]
-    assert walk([("box", box), ("again", [[[tracer]]])]).tracers == (Found("box.near[0]", tracer, "list"),)
+    assert walk([("box", box), ("again", [[[tracer]]])]).tracers == [Found("box.near[0]", tracer, "list")]
 
 
 def test_arrays_are_listed_with_their_paths() -> None:
@@ -81,7 +81,7 @@ def test_libraries_are_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
             return jax.planted, jnp.planted, flax.planted, nnx.planted, pytest.planted, hypothesis.planted, np.planted
 
     met = walk([("model", Net())])
-    assert met.tracers == ()
+    assert met.tracers == []
     assert met.objects < 100
 
 
@@ -188,7 +188,7 @@ def test_unset_slots_empty_cells_and_cycles() -> None:
     loop: list[Any] = [Slotted(), outer(1)]
     loop.append(loop)
     met = walk([("loop", loop)])
-    assert (met.tracers, met.complete) == ((), True)
+    assert (met.tracers, met.complete) == ([], True)
     assert met.places.restore() == ()
 
 
