@@ -15,7 +15,7 @@ from pytest_nnxcheck.compat.staging import serialized_buffer_assignment, seriali
 from pytest_nnxcheck.core.errors import CheckError
 from pytest_nnxcheck.core.peak import Buffer, Memory, Split
 from pytest_nnxcheck.xla import origins
-from pytest_nnxcheck.xla.hlo import Instruction, Module, Position, Shape
+from pytest_nnxcheck.xla.hlo import Module, Position, Shape
 from pytest_nnxcheck.xla.origins import Origin
 from pytest_nnxcheck.xla.protobuf import MalformedProto, Message, fields, messages, number, numbers, raw
 
@@ -86,46 +86,34 @@ class Allocation:
 def _buffers(
     assignment: bytes | None, wrapped: bool, module: bytes | None, subject: str | None
 ) -> tuple[Buffer, ...] | None:
-    """The buffers at the peak; `None` if they cannot be read. A ``wrapped`` assignment is part of another message."""
+    """The buffers at the peak, largest first; `None` if they cannot be read. A ``wrapped`` assignment is part of another message."""
     if not assignment or not module:
         return None
     try:
         if wrapped:
             assignment = raw(fields(assignment), 3)
-        return named_buffers(assignment, module, subject)
+        reader = _Reader(Module.read(module, subject))
+        placed = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
+        return tuple(sorted((*placed, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
     except Exception:  # noqa: BLE001 - these formats are XLA's own: if they drift we lose the names, not the user's test
         return None
 
 
-def named_buffers(assignment: bytes, module: bytes, subject: str | None = None) -> tuple[Buffer, ...]:
-    """The buffers at the peak, largest first. Raises `MalformedProto` or `LookupError`."""
-    reader = _Reader(Module.read(module, subject))
-    placed = [buffer for allocation in _allocations(fields(assignment)) for buffer in reader.buffers(allocation)]
-    return tuple(sorted((*placed, *reader.fused_constants()), key=lambda buffer: -buffer.bytes))
-
-
 def _allocations(assignment: Message) -> Iterator[Allocation]:
-    """The allocations of a ``BufferAssignmentProto``, without those on the threads' stacks."""
-    values = dict(map(_value, messages(assignment, 1)))
+    """The allocations of a ``BufferAssignmentProto``, without those on the threads' stacks. Raises `MalformedProto` or `LookupError`."""
+    values = {
+        number(buffer, 1): (number(place, 4), numbers(place, 3))
+        for buffer in messages(assignment, 1)
+        for place in messages(buffer, 3)
+    }
     if not values:
         raise MalformedProto("a buffer assignment without buffers")
-    for message in messages(assignment, 3):
-        if not number(message, 3):
-            slots = _slots(message, values)
-            yield Allocation(_kind(message), number(message, 2), number(message, 6), slots)
-
-
-def _value(buffer: Message) -> tuple[int, Position]:
-    """The id and the position of one ``LogicalBufferProto``."""
-    (place,) = messages(buffer, 3)
-    return number(buffer, 1), (number(place, 4), numbers(place, 3))
-
-
-def _kind(allocation: Message) -> str:
-    """The kind of one ``BufferAllocationProto``."""
     # In this order: a donated parameter that an output takes over is an argument.
     flags = {5: "argument", 12: "constant", 7: "output"}
-    return next((kind for field, kind in flags.items() if number(allocation, field)), "temporary")
+    for message in messages(assignment, 3):
+        if not number(message, 3):
+            kind = next((kind for field, kind in flags.items() if number(message, field)), "temporary")
+            yield Allocation(kind, number(message, 2), number(message, 6), _slots(message, values))
 
 
 def _slots(allocation: Message, values: dict[int, Position]) -> tuple[Slot, ...]:
@@ -159,15 +147,12 @@ class _Reader:
         entry = (op for op in module.instructions.values() if op.computation == module.entry)
         self.parameters = {op.parameter: op for op in entry if op.opcode == "parameter"}
         self.results = frozenset(_results(module))
-        self.users: dict[int, list[Instruction]] = {}
-        for op in module.instructions.values():
-            for operand in op.operands:
-                self.users.setdefault(operand, []).append(op)
 
     def buffers(self, allocation: Allocation) -> Iterator[Buffer]:
         """The buffers of one allocation that are live at the peak. A tuple is a table of pointers, and no buffer here."""
         if allocation.kind == "argument":
-            yield self._argument(allocation)
+            shape, parameters = self._shape(allocation.parameter), (allocation.parameter,)
+            yield Buffer(allocation.size, str(shape), "argument", "parameter", parameters=parameters)
             return
         for slot in _at_peak(allocation.slots):
             values = tuple(value for value in slot.values if self.module.shape(value).dtype != "tuple")
@@ -183,10 +168,6 @@ class _Reader:
                 shape = self.module.shape((op.id, ()))
                 if shape.elements > 1:
                     yield Buffer(shape.size, str(shape), "constant", "constant")
-
-    def _argument(self, allocation: Allocation) -> Buffer:
-        shape = self.module.shape((self.parameters[allocation.parameter].id, ()))
-        return Buffer(allocation.size, str(shape), "argument", "parameter", parameters=(allocation.parameter,))
 
     def _buffer(self, values: tuple[Position, ...], size: int, kind: str) -> Buffer:
         """A slot as one buffer, named by the value in it that explains most: a copy of a whole parameter, or one with a line."""
@@ -219,17 +200,18 @@ class _Reader:
     def _named(self, value: Position, size: int, kind: str, origin_of: dict[Position, Origin]) -> Buffer:
         shape, instruction = self.module.shape(value), self.module.instructions[value[0]]
         parameters = self._copied(value, origin_of)
-        maker, inserted = origins.made(self.module, self.users, instruction)
+        maker, inserted = origins.made(self.module, instruction)
+        stack, layer = origins.place(self.module, maker)
         return Buffer(
             bytes=size,
             shape=str(shape),
             kind=kind,
             operation=self.module.operation(instruction),
-            stack=origins.stack(self.module, maker),
+            stack=stack,
             parameters=parameters,
             whole=bool(parameters) and shape.elements == self._elements(parameters),
             through=origin_of[value].operations if parameters else (),
-            layer=origins.layer(self.module, maker),
+            layer=layer,
             inserted=inserted,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -116,16 +116,14 @@ class Module:
     """The id of the root instruction, by computation."""
     callers: dict[int, list[Instruction]]
     """The instructions that call a computation, by its id."""
+    users: dict[int, list[Instruction]]
+    """The instructions that take an instruction, by its id."""
     entry: int
     """The computation that the program begins with."""
-    frames: Message
-    """The ``StackFrameIndexProto``."""
-    frames_read: dict[int, tuple[Frame, int]] = field(default_factory=dict, repr=False)
-    """Cache: (frame, number of its parent), by number."""
-    frames_by_metadata: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
-    """Cache of `frames_of`, by metadata, which many instructions share."""
+    frames: list[tuple[Frame, int]]
+    """Each frame, and the number of the one that called it: numbers begin at one, and the outermost frame has parent zero."""
     stacks: dict[bytes, list[Frame]] = field(default_factory=dict, repr=False)
-    """Cache of `origins.frames`, by metadata."""
+    """Cache of `frames_of`, by metadata, which many instructions share."""
     plainest: dict[int, Instruction | None] = field(default_factory=dict, repr=False)
     """Cache of `plainest_of`, by computation."""
     subject: str | None = None
@@ -138,12 +136,14 @@ class Module:
         computations = tuple(messages(message, 3))
         roots = {number(computation, 5): number(computation, 6) for computation in computations}
         read = [Instruction.read(op, number(parent, 5)) for parent in computations for op in messages(parent, 2)]
-        callers: dict[int, list[Instruction]] = {}
+        callers, users = defaultdict[int, list[Instruction]](list), defaultdict[int, list[Instruction]](list)
         for instruction in read:
             for computation in instruction.called:
-                callers.setdefault(computation, []).append(instruction)
-        frames = fields(raw(message, 17))
-        return cls({op.id: op for op in read}, roots, callers, number(message, 6), frames, subject=subject)
+                callers[computation].append(instruction)
+            for operand in instruction.operands:
+                users[operand].append(instruction)
+        frames = _frames(fields(raw(message, 17)))
+        return cls({op.id: op for op in read}, roots, callers, users, number(message, 6), frames, subject=subject)
 
     def shape(self, position: Position) -> Shape:
         """The shape of a value. Raises `LookupError` or `MalformedProto`."""
@@ -167,13 +167,16 @@ class Module:
     def frames_of(self, instruction: Instruction) -> list[Frame]:
         """The frames that made an instruction, innermost first; none if XLA inserted it."""
         key = instruction.metadata
-        if key not in self.frames_by_metadata:
-            metadata = fields(instruction.metadata)
-            frames = list(self._frames(number(metadata, 15)))
-            if not frames and number(metadata, 4):
-                frames = [Frame(text(metadata, 3), number(metadata, 4), "")]
-            self.frames_by_metadata[key] = frames
-        return self.frames_by_metadata[key]
+        if key not in self.stacks:
+            metadata = fields(key)
+            stack, at = list[Frame](), number(metadata, 15)
+            while 0 < at <= len(self.frames) and len(stack) < len(self.frames):
+                frame, at = self.frames[at - 1]
+                stack.append(frame)
+            if not stack and number(metadata, 4):
+                stack = [Frame(text(metadata, 3), number(metadata, 4), "")]
+            self.stacks[key] = stack
+        return self.stacks[key]
 
     def plainest_of(self, computation: int) -> Instruction | None:
         """The instruction of a computation with the fewest frames; `None` if none has any."""
@@ -183,24 +186,15 @@ class Module:
             self.plainest[computation] = min(framed, key=lambda op: len(self.frames_of(op)), default=None)
         return self.plainest[computation]
 
-    def _frames(self, number: int) -> Iterator[Frame]:
-        """A frame and those that it was called from. Numbers begin at one; the outermost frame has parent zero."""
-        every = self.frames.get(4, [])
-        for _ in every:
-            if not 0 < number <= len(every):
-                return
-            if number not in self.frames_read:
-                self.frames_read[number] = self._frame(number)
-            frame, number = self.frames_read[number]
-            yield frame
 
-    def _frame(self, at: int) -> tuple[Frame, int]:
-        """One frame and the number of its parent. Raises `LookupError` or `MalformedProto`."""
-        message = fields(raw({1: [self.frames[4][at - 1]]}, 1))
-        location = fields(raw({1: [self.frames[3][number(message, 1) - 1]]}, 1))
-        path = text({1: [self.frames[1][number(location, 1) - 1]]}, 1)
-        function = text({1: [self.frames[2][number(location, 2) - 1]]}, 1)
-        return Frame(path, number(location, 3), function), number(message, 2)
+def _frames(index: Message) -> list[tuple[Frame, int]]:
+    """The frames of a ``StackFrameIndexProto``. Raises `LookupError` or `MalformedProto`."""
+    paths, functions = ([text({1: [name]}, 1) for name in index.get(field, ())] for field in (1, 2))
+    locations = [
+        Frame(paths[number(location, 1) - 1], number(location, 3), functions[number(location, 2) - 1])
+        for location in messages(index, 3)
+    ]
+    return [(locations[number(frame, 1) - 1], number(frame, 2)) for frame in messages(index, 4)]
 
 
 def aliases(module: bytes) -> dict[int, int]:

@@ -66,18 +66,15 @@ def renamed(code: CodeType, name: str) -> CodeType:
     return code.replace(co_name=name, co_qualname=name)
 
 
-def stack(module: Module, instruction: Instruction) -> tuple[str, ...]:
-    """``path:line`` of the user's frames, innermost first, each once; empty if XLA, or a layer, inserted the instruction."""
-    # Frames further out than those of the plugin are of the test, which called it.
-    inside = itertools.takewhile(lambda frame: not frame.path.startswith(OWN), frames(module, instruction))
-    return tuple(dict.fromkeys(near(f"{frame.path}:{frame.line}") for frame in inside))
-
-
-def layer(module: Module, instruction: Instruction) -> str:
-    """The generated layer that made an instruction, as text of a nesting; empty if a line of the user's lies further in."""
-    inside = itertools.takewhile(lambda frame: frame.path.startswith(OWN), frames(module, instruction))
-    match = next(filter(None, (_LAYER.match(frame.function) for frame in inside)), None)
-    return str(Layer(match["transform"] or match["styled"], match["style"] or STYLES[0])) if match else ""
+def place(module: Module, instruction: Instruction) -> tuple[tuple[str, ...], str]:
+    """``path:line`` of the user's frames that made an instruction, innermost first, each once; or the generated layer that made it, as text of a nesting."""
+    stack = frames(module, instruction)
+    inside = list(itertools.takewhile(lambda frame: not frame.path.startswith(OWN), stack))
+    if inside:  # frames further out than those of the plugin are of the test, which called it
+        return tuple(dict.fromkeys(near(f"{frame.path}:{frame.line}") for frame in inside)), ""
+    layers = itertools.takewhile(lambda frame: frame.path.startswith(OWN), stack)
+    match = next(filter(None, (_LAYER.match(frame.function) for frame in layers)), None)
+    return (), str(Layer(match["transform"] or match["styled"], match["style"] or STYLES[0])) if match else ""
 
 
 def frames(module: Module, instruction: Instruction) -> list[Frame]:
@@ -88,13 +85,6 @@ def frames(module: Module, instruction: Instruction) -> list[Frame]:
     stack, the frames that lie inside of the next one are taken. Before, there is one stack. If it is of another program, only its frames
     inside of the jit are taken.
     """
-    key = instruction.metadata
-    if key not in module.stacks:
-        module.stacks[key] = _frames(module, instruction)
-    return module.stacks[key]
-
-
-def _frames(module: Module, instruction: Instruction) -> list[Frame]:
     stacks: list[list[Frame]] = [[]]
     for frame in module.frames_of(instruction):
         if frame.path.startswith(OWN) and frame.function == MARK:
@@ -205,24 +195,24 @@ def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
             yield opcode
 
 
-def made(module: Module, users: dict[int, list[Instruction]], instruction: Instruction) -> tuple[Instruction, bool]:
+def made(module: Module, instruction: Instruction) -> tuple[Instruction, bool]:
     """(instruction whose lines explain this one, whether XLA inserted this one): itself, or the loop that XLA inserted it for."""
     if instruction.opcode == "constant" or module.frames_of(instruction):
         # XLA gives a copy that it inserts at the barrier of a remat the name and the lines of the barrier.
         at_barrier = module.name(instruction).rpartition("/")[2] in BARRIERS
         return instruction, instruction.opcode == "copy" and at_barrier
-    owner = instruction if instruction.opcode == "while" else loop(module, users, instruction)
+    owner = instruction if instruction.opcode == "while" else loop(module, instruction)
     if owner is None or module.frames_of(owner):
         return owner or instruction, True
     # A loop that XLA has rewritten has no lines. Its counter has those of the loop, and the fewest frames in the body.
     return module.plainest_of(owner.called[0]) or owner, True
 
 
-def loop(module: Module, users: dict[int, list[Instruction]], start: Instruction) -> Instruction | None:
+def loop(module: Module, start: Instruction) -> Instruction | None:
     """The ``while`` that XLA inserted an instruction for: the one that it feeds, or else the one whose body it is in."""
     ahead, seen = deque([start]), {start.id}
     while ahead:
-        for user in users.get(ahead.popleft().id, ()):
+        for user in module.users.get(ahead.popleft().id, ()):
             if user.opcode == "while":
                 return user
             if user.opcode in CARRYING and user.id not in seen:
