@@ -82,14 +82,11 @@ def name_of(const: Any, kept: Sequence[tuple[str, Any]]) -> str:
     for name, array in kept:
         if array is const:
             return name
-        if isinstance(array, np.ndarray) and not hasattr(const, "addressable_shards") and same_memory(array, const):
-            return name
+        if isinstance(array, np.ndarray) and not hasattr(const, "addressable_shards"):
+            seen = np.asarray(const)
+            if seen.shape == array.shape and seen.ctypes.data == array.ctypes.data:
+                return name
     return ""
-
-
-def same_memory(array: np.ndarray[Any, Any], const: Any) -> bool:
-    seen = np.asarray(const)
-    return seen.shape == array.shape and seen.ctypes.data == array.ctypes.data
 
 
 def elements_used(jaxpr: Any, var: Any, fixed: frozenset[int] = frozenset()) -> int:

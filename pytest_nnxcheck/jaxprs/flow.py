@@ -14,6 +14,8 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import jax.numpy as jnp
+
 from pytest_nnxcheck.compat import staging
 from pytest_nnxcheck.compat.primitives import CALLS, COND, COPIES, REMATS, SCAN, WHILE
 
@@ -142,19 +144,12 @@ def counted_in_vain(jaxpr: Any, number: int) -> bool:
 
 def adds_to(jaxpr: Any, number: int) -> bool:
     """Whether an equation adds to this input, here or in a jit inside."""
-    same = {id(jaxpr.invars[number])}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "add" and any(id(var) in same for var in eqn.invars):
-            return True
-        inner = called(eqn)
-        if inner is not None:
-            numbers = [k for k, var in enumerate(eqn.invars) if id(var) in same]
-            if any(adds_to(inner, k) for k in numbers):
-                return True
-        for var, operand in zip(eqn.outvars, handed_through(eqn), strict=True):
-            if operand is not None and id(eqn.invars[operand]) in same:
-                same.add(id(var))
-    return False
+    here = uses(jaxpr)
+    return any(
+        eqn.primitive.name == "add"
+        or ((inner := called(eqn)) is not None and any(adds_to(inner, operand) for operand in operands))
+        for eqn, operands in here.taken(here.same(jaxpr.invars[number]))
+    )
 
 
 def retyped_at(jaxpr: Any, number: int, dtype: Any) -> Any:
@@ -233,15 +228,11 @@ def constants(closed: Any) -> list[Any]:
 
 def donated_to_jits(jaxpr: Any) -> tuple[bool | None, ...]:
     """For each input whether a jit among the equations donates it; None if no jit takes it."""
-    taken = [
-        (id(var), donated)
-        for eqn in jaxpr.eqns
-        if eqn.primitive.name in CALLS
-        for var, donated in zip(eqn.invars, eqn.params.get("donated_invars", ()), strict=False)
-    ]
     by_input: dict[int, bool] = {}
-    for key, donated in taken:
-        by_input[key] = donated or by_input.get(key, False)
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in CALLS:
+            for var, donated in zip(eqn.invars, eqn.params.get("donated_invars", ()), strict=False):
+                by_input[id(var)] = donated or by_input.get(id(var), False)
     return tuple(by_input.get(id(var)) for var in jaxpr.invars)
 
 
@@ -280,8 +271,6 @@ def remat_in_scan(closed: Any) -> bool:
 
 def lowest_precision(closed: Any) -> float:
     """The largest ``eps`` of the floating types in a program; 0 without any."""
-    import jax.numpy as jnp
-
     made = (var.aval for eqn in all_equations(closed) for var in eqn.outvars)
     kinds = {aval.dtype for aval in made if hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)}
     return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)  # type: ignore[no-untyped-call]

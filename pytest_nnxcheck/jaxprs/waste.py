@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pytest_nnxcheck.compat import staging, variables
-from pytest_nnxcheck.compat.arrays import describe
+from pytest_nnxcheck.compat.arrays import describe, nbytes
 from pytest_nnxcheck.compat.primitives import COPIES, JOINS, LOOPS, PARTS, SCAN, UPDATES, WHILE
 from pytest_nnxcheck.core.facts import HeldTwice, Recast, Saved, Stack, Twice, Waste
 from pytest_nnxcheck.jaxprs import flow
@@ -74,7 +74,7 @@ def recasts(level: Level) -> Iterator[Recast]:
                 line=variables.equation_line(eqn),
                 dtype=out.aval.dtype.name,
                 type=describe(out.aval),
-                bytes=size_of(out.aval),
+                bytes=nbytes(out.aval),
                 widens=out.aval.dtype.itemsize > before.itemsize,
                 looped=any(user.primitive.name in LOOPS for user in level.users(out)),
             )
@@ -85,12 +85,10 @@ def saved(level: Level) -> Iterator[Saved]:
     for eqn in level.jaxpr.eqns:
         if eqn.primitive.name == SCAN and not eqn.params["reverse"]:
             carried, stacked = carried_and_stacked(eqn)
-            size = sum(size_of(var.aval) for var in stacked if any(map(goes_back, level.users(var))))
+            size = sum(nbytes(var.aval) for var in stacked if any(map(goes_back, level.users(var))))
             if size:
                 steps = int(eqn.params["length"])
-                yield Saved(
-                    variables.equation_line(eqn), steps, size, steps * sum(size_of(var.aval) for var in carried)
-                )
+                yield Saved(variables.equation_line(eqn), steps, size, steps * sum(nbytes(var.aval) for var in carried))
 
 
 def stacks(level: Level) -> Iterator[Stack]:
@@ -102,7 +100,7 @@ def stacks(level: Level) -> Iterator[Stack]:
         for var in carried_and_stacked(eqn)[1]:
             readers = level.users(var)
             if id(var) not in returned and all(takes_one(user, var) for user in readers):
-                yield Stack(variables.equation_line(eqn), describe(var.aval), size_of(var.aval), bool(readers))
+                yield Stack(variables.equation_line(eqn), describe(var.aval), nbytes(var.aval), bool(readers))
 
 
 def joined(level: Level) -> Iterator[HeldTwice]:
@@ -219,7 +217,7 @@ def way_back(jaxpr: Any, output: int) -> tuple[int | None, tuple[Any, int] | Non
 
 def twice(leaves: Iterable[int], operation: Twice, eqn: Any, whole: Any, *parts: Any) -> HeldTwice:
     types = tuple(describe(var.aval) for var in (whole, *parts))
-    return HeldTwice(tuple(sorted(leaves)), operation, variables.equation_line(eqn), types, size_of(whole.aval))
+    return HeldTwice(tuple(sorted(leaves)), operation, variables.equation_line(eqn), types, nbytes(whole.aval))
 
 
 def carried_and_stacked(eqn: Any) -> tuple[list[Any], list[Any]]:
@@ -236,8 +234,3 @@ def takes_one(eqn: Any, stack: Any) -> bool:
     """Whether an equation takes one step of a stack, or less."""
     least = math.prod(stack.aval.shape[1:])
     return eqn.primitive.name in ONE_STEP and all(math.prod(var.aval.shape) <= least for var in eqn.outvars)
-
-
-def size_of(aval: Any) -> int:
-    """Bytes of an abstract array."""
-    return int(math.prod(aval.shape) * aval.dtype.itemsize)
