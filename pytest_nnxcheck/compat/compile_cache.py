@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax._src import compilation_cache
+
 from pytest_nnxcheck import atomic_file
 from pytest_nnxcheck.compat.staging import compiler_options, configured
 
@@ -47,14 +50,11 @@ class _Programs:
 
     def get(self, key: str) -> bytes | None:
         """The bytes that were put there, or `None`."""
-        return atomic_file.kept(self._path(key))
+        return atomic_file.kept(self.folder / f"{key}-cache")
 
     def put(self, key: str, value: bytes) -> None:
         """Keep a compiled program; jax turns an `OSError` into a warning."""
-        atomic_file.keep(self._path(key), value)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}-cache"
+        atomic_file.keep(self.folder / f"{key}-cache", value)
 
 
 @contextlib.contextmanager
@@ -74,14 +74,12 @@ def folder_of_compiles() -> Path | None:
 
 def no_compile_cache() -> str:
     """Why programs cannot be kept between runs here; empty if they can."""
-    import jax
-
     values = jax.config.values
     if jax.__version_info__ < EQUAL_FROM:
         return f"jax {jax.__version__} gives back programs that tell no aliased bytes"
     if jax.default_backend() != "cpu":
         return f"untried on {jax.default_backend()}"
-    if not {DIRECTORY, *OPTIONS} <= values.keys() or not all(hasattr(_module(), name) for name in _OPENED):
+    if not {DIRECTORY, *OPTIONS} <= values.keys() or not all(hasattr(compilation_cache, name) for name in _OPENED):
         return f"jax {jax.__version__} has other options than the versions that were tried"
     if values[DIRECTORY]:
         return f"{DIRECTORY} is set: the user keeps compiled programs himself"
@@ -101,7 +99,7 @@ def cached_compiles() -> Iterator[None]:
         return
     with _set({**OPTIONS, DIRECTORY: str(folder)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_WARNING)
-        module = _module()
+        module: Any = compilation_cache
         module._cache, module._cache_initialized = _Programs(folder), True
         yield
 
@@ -113,8 +111,6 @@ def judged_compiles(*, ours: bool = True) -> Iterator[None]:
     By default jax leaves lines out of its keys, so that a program from the user's folder may name lines that have moved, and before
     `EQUAL_FROM` it has no aliased bytes. jax cannot read a program again that it wrote for a chip that is not there. All versions.
     """
-    import jax
-
     folder = jax.config.values.get(DIRECTORY)
     if not folder or (ours and folder == str(_folder.get())):
         yield
@@ -126,21 +122,14 @@ def judged_compiles(*, ours: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def _set(options: dict[str, Any]) -> Iterator[None]:
     """Close the folder that jax has opened and set options for a while; then put all back as it was."""
-    module = _module()
-    opened = {name: getattr(module, name) for name in _OPENED if hasattr(module, name)}
+    opened = {name: getattr(compilation_cache, name) for name in _OPENED if hasattr(compilation_cache, name)}
     with configured(options):
         try:
-            module.reset_cache()
+            compilation_cache.reset_cache()
             yield
         finally:
             for name, value in opened.items():
-                setattr(module, name, value)
-
-
-def _module() -> Any:
-    from jax._src import compilation_cache
-
-    return compilation_cache
+                setattr(compilation_cache, name, value)
 
 
 # --- programs of the same text: a jit, and the same jit over an ``eval_shape`` or an idle ``remat``, say
@@ -193,8 +182,6 @@ class Compiled:
         """Run it on the arguments of the program that was lowered. Raises what jax raises."""
         if not self.shared:
             return self.program(*args)
-        import jax
-
         positional, keywords = jax.tree.unflatten(self.program.in_tree, jax.tree.leaves((args, {})))
         return jax.tree.unflatten(self.lowered.out_tree, jax.tree.leaves(self.program(*positional, **keywords)))
 

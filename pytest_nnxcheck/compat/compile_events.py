@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import jax
+from jax._src import monitoring
+
 from pytest_nnxcheck.compat.compile_cache import DIRECTORY, EQUAL_FROM
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
@@ -40,8 +43,6 @@ def compiles(heard: Callable[[Executable, FrameType], None]) -> Iterator[None]:
     The event is documented nowhere, and no public way leads to the programs of others. A listener is taken away by a public name from jax
     0.7 on, by a private one before. All versions.
     """
-    import jax
-    from jax._src import monitoring
 
     def listener(event: str, duration_secs: float, **_more: Any) -> None:  # noqa: ARG001 - a name of the protocol
         if event == _EVENT:
@@ -65,8 +66,6 @@ def _compiled_in(frame: FrameType) -> Executable:
 
     Neither is public. The list of all is the second choice: it takes 0.4 microseconds a program, and a suite has thousands. All versions.
     """
-    import jax
-
     at: FrameType | None = frame
     for _ in range(5):  # the frame that holds it is two or three further out
         if at is None:
@@ -78,44 +77,40 @@ def _compiled_in(frame: FrameType) -> Executable:
     return Executable(jax.local_devices()[0].client.live_executables()[0])
 
 
-def arguments_of(frame: FrameType | None) -> tuple[Any, ...]:
+def arguments_of(frame: FrameType) -> tuple[Any, ...]:
     """The leaves of the arguments of the call that a frame of jax compiles for; none where it compiles ahead of any call.
 
     They are locals of the function in which jax handles a call that its cache misses. All versions.
     """
-    import jax
-
-    while frame is not None:
-        if frame.f_code.co_name == "cache_miss" and "args" in frame.f_locals:
-            return tuple(jax.tree.leaves((frame.f_locals["args"], frame.f_locals.get("kwargs"))))
-        frame = frame.f_back
-    return ()
+    names = _locals_of("cache_miss", "args", frame)
+    return tuple(jax.tree.leaves((names["args"], names.get("kwargs")))) if names else ()
 
 
-def traced_program(frame: FrameType | None) -> tuple[Any, tuple[bool, ...]] | None:
+def traced_program(frame: FrameType) -> tuple[Any, tuple[bool, ...]] | None:
     """The closed jaxpr of the call that a frame of jax compiles for, and which of its inputs are donated; `None` ahead of any call.
 
     They are locals of the function that compiles what the cache of a call misses. All versions.
     """
+    names = _locals_of("_pjit_call_impl_python", "jaxpr", frame)
+    return (names["jaxpr"], tuple(names["donated_invars"])) if names else None
+
+
+def _locals_of(function: str, name: str, frame: FrameType | None) -> dict[str, Any] | None:
+    """The local variables of the innermost of these functions that holds one of this name, from a frame outwards."""
     while frame is not None:
-        names = frame.f_locals
-        if frame.f_code.co_name == "_pjit_call_impl_python" and "jaxpr" in names:
-            return names["jaxpr"], tuple(names["donated_invars"])
+        if frame.f_code.co_name == function and name in frame.f_locals:
+            return frame.f_locals
         frame = frame.f_back
     return None
 
 
 def warns_of_widened() -> bool:
     """Whether jax warns of a donated buffer where an output of as many elements has another size, as before 0.8. Tried on all versions, and 0.7.2 to 0.9.2."""
-    import jax
-
     return bool(jax.__version_info__ < (0, 8))
 
 
 def no_totals() -> str:
     """Why the totals of a program's memory may be wrong; empty if they are right. See `EQUAL_FROM`. All versions."""
-    import jax
-
     if jax.__version_info__ >= EQUAL_FROM or not jax.config.values.get(DIRECTORY):
         return ""
     return f"jax {jax.__version__} gives back programs from {DIRECTORY} that tell no aliased bytes"

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import sys
 from collections.abc import Container, Iterator
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.tree_util import DictKey, tree_flatten_with_path
 
 from pytest_nnxcheck.compat.flax_modes import flax_version, iter_graph, mode_flags, split
 from pytest_nnxcheck.compat.sharding import in_type
@@ -21,8 +27,6 @@ def is_graph_node(value: object) -> bool:
 
     `nnx.graph.is_graph_node` is public but says False of a Variable before flax 0.12, and True of one after. All versions.
     """
-    from flax import nnx
-
     return isinstance(value, nnx.Variable) or bool(nnx.graph.is_graph_node(value))
 
 
@@ -32,7 +36,6 @@ def flat_state(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     `State.flat_state()` gives a dict or a `FlatState` by version; the key path of jax ends in the Variable's own attribute,
     which is left out here. All versions.
     """
-    from jax.tree_util import DictKey, tree_flatten_with_path
 
     def keys(path: Any) -> tuple[Any, ...]:
         return tuple(key.key for key in itertools.takewhile(lambda key: isinstance(key, DictKey), path))
@@ -46,8 +49,6 @@ def flattened_paths(node: Any) -> list[tuple[Any, ...]]:
     In graph mode it is the order of its `nnx.State`, which sorts names; in tree mode that of the pytree, where a namedtuple (of optax, say)
     keeps its own order. All versions.
     """
-    import jax
-
     leaves = flat_state(split(node)[1])
     if not mode_flags()[0]:
         order = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(node))}
@@ -60,8 +61,6 @@ def variables(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
     `nnx.iter_graph` of flax 0.10 yields a shared Variable under each of its names: the first one counts.
     """
-    from flax import nnx
-
     nodes: dict[int, tuple[tuple[Any, ...], Any]] = {}
     for path, node in iter_graph(state):
         if isinstance(node, nnx.Variable):
@@ -80,8 +79,6 @@ def attributes(state: Any) -> list[tuple[tuple[Any, ...], Any]]:
     `nnx.iter_graph` is public, but shows a value once however many modules hold it, and takes lists apart on flax 0.10. The attributes
     that flax itself keeps (``_object__state``, ``_pytree__nodes``) are left out. All versions.
     """
-    from flax import nnx
-
     leaves = []
     for path, node in iter_graph(state):
         if not is_graph_node(node) or isinstance(node, nnx.Variable):
@@ -103,9 +100,6 @@ def holds_nodes(value: Any) -> bool:
 
 def is_key(array: Any) -> bool:
     """Whether an array, or its abstract twin, holds PRNG keys. All versions."""
-    import jax
-    import jax.numpy as jnp
-
     return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
@@ -114,9 +108,6 @@ def zeros(shape: Any) -> Any:
 
     `jnp.zeros` makes no key arrays: their data are zeros.
     """
-    import jax
-    import jax.numpy as jnp
-
     if is_key(shape):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape.shape, shape.dtype))
         return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=shape.dtype._impl)
@@ -139,8 +130,6 @@ def cached_partial(function: Any) -> tuple[Any, tuple[Any, ...]] | None:
     `nnx.jit_partial` with ``graph=False`` holds Variables, and makes the modules of them again. It also holds a jit whose options nobody can
     read: the function here is the one inside that jit. No public way. From flax 0.10.7 on, tried on 0.10.7, 0.12.8 and 0.12.12.
     """
-    import jax
-
     by_jit_partial = type(function).__name__ == "SimpleJitPartialWrapped"
     inner = function.fun if by_jit_partial else function
     code = getattr(inner, "__code__", None)
@@ -180,10 +169,6 @@ def remat_updates_can_be_off() -> bool:
 
     From flax 0.10.7 on `nnx.scan` itself copies nothing; that of 0.10.2 copies whatever it scans over. Tried on all versions.
     """
-    import inspect
-
-    from flax import nnx
-
     return "graph_updates" in inspect.signature(nnx.remat).parameters
 
 
@@ -212,16 +197,12 @@ def taken_for_arrays(traces: Container[tuple[int, int]]) -> Iterator[None]:
 
 def has_data() -> bool:
     """Whether flax has `nnx.data`, which marks a plain value as data, from 0.12 on. Tried on all versions."""
-    from flax import nnx
-
     return hasattr(nnx, "data")
 
 
 @functools.cache
 def takes_variables() -> bool:
     """Whether a transform of flax takes a Variable that no module holds; flax 0.10.2 treats it as a leaf. Tried on all versions."""
-    from flax import nnx
-
     try:
         nnx.split(nnx.Variable(0))
     except RuntimeError:
@@ -231,6 +212,4 @@ def takes_variables() -> bool:
 
 def variable_name(kind: str) -> str:
     """A type of Variable as code names it, ``nnx.BatchStat``; one of the user's own by its name. All versions."""
-    from flax import nnx
-
     return f"nnx.{kind}" if hasattr(nnx, kind) else kind

@@ -8,6 +8,9 @@ from __future__ import annotations
 import pathlib
 import traceback
 
+import jax
+from flax import errors, nnx
+
 from pytest_nnxcheck.compat.frames import raised_by_library
 from pytest_nnxcheck.core.nesting import Misfit
 from pytest_nnxcheck.core.text import first_line
@@ -20,8 +23,6 @@ _WORDS = ("graph=", "graph_updates", "tree mode", "tree-mode", "graph mode", "gr
 
 def is_tracer_error(error: BaseException | None) -> bool:
     """Whether the exception is what jax raises when a tracer of an ended trace is used. All versions."""
-    import jax
-
     return isinstance(error, jax.errors.UnexpectedTracerError)
 
 
@@ -30,14 +31,11 @@ def asks_for_value(error: BaseException | None) -> bool:
 
     Public, but for a slice whose ends are tracers, which is a plain IndexError with a sentence of jax': one of these.
     """
-    import jax
-
-    errors = jax.errors
     classes = (
-        errors.ConcretizationTypeError,
-        errors.TracerArrayConversionError,
-        errors.TracerIntegerConversionError,
-        errors.NonConcreteBooleanIndexError,
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+        jax.errors.NonConcreteBooleanIndexError,
     )
     sentences = ("static start/stop/step", "Slice entries must be static")
     is_slice = isinstance(error, IndexError) and any(sentence in str(error) for sentence in sentences)
@@ -49,15 +47,11 @@ def is_refusal(error: BaseException | None) -> bool:
 
     `TraceContextError` is public; for a Variable flax raises a plain ValueError from its own files. All versions.
     """
-    from flax import errors
-
     return isinstance(error, errors.TraceContextError) or _nnx_says(error, ("from different trace level",))
 
 
 def _nnx_says(error: BaseException | None, words: tuple[str, ...]) -> bool:
     """Whether a plain ValueError out of the files of `flax.nnx` has one of these words."""
-    from flax import nnx
-
     if not isinstance(error, ValueError) or not any(word in str(error).lower() for word in words):
         return False
     return str(pathlib.Path(nnx.__file__).parent) in traceback.extract_tb(error.__traceback__)[-1].filename
@@ -100,8 +94,6 @@ def fault_of_jax(error: BaseException | None, transforms: list[str]) -> Misfit |
     with the words of ``_NO_RULE``. An assertion: a call that draws random numbers, in a branch, in a loop, differentiated, fails an ``assert``
     without text in jax's rule for conditionals. Tried on all versions: jax 0.4.33, 0.5.3 and 0.6.2 fail it, jax 0.10.2 and 0.12 do not.
     """
-    import jax
-
     if error is None or not transforms:
         return None
     without_rule = type(error) is NotImplementedError or any(map(str(error).startswith, _NO_RULE))

@@ -8,6 +8,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import flax
+import jax
+from flax import nnx
+from jax.interpreters import pxla
+
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Misfit
 
@@ -20,9 +25,6 @@ def active_mesh() -> Any:
     `jax.sharding.get_mesh` came with jax 0.6, for the first form; the second is in ``thread_resources``, deprecated from jax 0.8.2
     on. All versions.
     """
-    import jax
-    from jax.interpreters import pxla
-
     meshes = [jax.sharding.get_mesh()] if hasattr(jax.sharding, "get_mesh") else []
     with warnings.catch_warnings(), contextlib.suppress(AttributeError):
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -35,8 +37,6 @@ def on_devices(sharding: Any, mesh: Any) -> Any:
 
     Raises `ValueError` where no mesh of that shape can be made of the devices at hand. All versions.
     """
-    import jax
-
     if not isinstance(sharding, jax.sharding.NamedSharding) or isinstance(sharding.mesh, jax.sharding.Mesh):
         return sharding
     wanted = sharding.mesh
@@ -50,8 +50,6 @@ def in_type(array: Any, axes: int = 0) -> Any:
 
     A type has one where the mesh has explicit axes, as `jax.make_mesh` makes them from jax 0.9 on. Tried on all versions; jax before 0.5 has none.
     """
-    import jax
-
     sharding = getattr(array, "sharding", None)
     kinds = getattr(jax.sharding, "AxisType", None)
     if not isinstance(sharding, jax.sharding.NamedSharding) or kinds is None:
@@ -68,9 +66,6 @@ def annotated(state: Any, mesh: Any) -> Any:
     `nnx.get_named_sharding` of flax 0.12 asks for a concrete mesh; it leaves a Variable without annotation out of its tree or
     replicates it, by version. All versions.
     """
-    import jax
-    from flax import nnx
-
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shardings = jax.tree.leaves(nnx.get_named_sharding(state, mesh))
     leaves, treedef = jax.tree.flatten(state)
@@ -84,8 +79,6 @@ def shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]
     `jax.shard_map` from jax 0.6 on, before that in `jax.experimental`; the check that outputs are replicated is ``check_vma`` and
     ``check_rep``. It is off, as it refuses loops whose carry starts from constants. All versions.
     """
-    import jax
-
     if hasattr(jax, "shard_map"):
         return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     from jax.experimental.shard_map import shard_map as experimental
@@ -96,9 +89,6 @@ def shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]
 
 def nnx_shard_map(f: Callable[..., Any], mesh: Any, spec: Any) -> Callable[..., Any]:
     """The same with modules among the arguments; flax has `nnx.shard_map` from 0.10.7 on. Raises `Unfit` before. All versions."""
-    import flax
-    from flax import nnx
-
     if not hasattr(nnx, "shard_map"):
         raise Unfit(Misfit("no nnx.shard_map", flax.__version__))
     check = "check_vma" if "check_vma" in inspect.signature(nnx.shard_map).parameters else "check_rep"

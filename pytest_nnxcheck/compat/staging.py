@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import jax
+import jax.extend
+from jax.interpreters import partial_eval
+
 from pytest_nnxcheck.compat.arrays import unwrapped
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -71,8 +75,6 @@ class StagedJit:
     @property
     def donated(self) -> tuple[bool, ...]:
         """Whether each of the flat arguments is donated; empty for a program that captures a `jax.Ref`, whose arguments jax cannot list."""
-        import jax
-
         try:
             return tuple(info.donated for info in jax.tree.leaves(self.lowered.args_info))
         except ValueError:  # "Too many leaves for PyTreeDef"
@@ -97,7 +99,6 @@ def staged_jit(
     `nnx.jit` of flax 0.10.2 has no ``trace``, and where it has one its result hides the abstract outputs: the `jax.jit` inside it is staged
     instead. All versions.
     """
-    import jax
 
     def stage(jitted: Any) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -118,8 +119,6 @@ def without_dead_code(jaxpr: Any) -> Any:
 
     No public way: `jax.jit` drops them where it lowers, and not inside of loops. All versions.
     """
-    from jax.interpreters import partial_eval
-
     return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
@@ -129,8 +128,6 @@ def inputs_needed(jaxpr: Any, outputs: list[bool]) -> list[bool]:
     Before jax 0.12 a while loop needs all that it carries, and in all versions a function with its own rule for the derivative needs all inputs.
     No public way. All versions.
     """
-    from jax.interpreters import partial_eval
-
     return list(partial_eval.dce_jaxpr(jaxpr, outputs)[1])
 
 
@@ -149,9 +146,6 @@ def jitted(function: Any) -> str:
 
 def jitted_jaxpr(closed: Any, donated: tuple[int, ...], *, keep_unused: bool) -> Any:
     """A jit of a closed jaxpr: a function of its flat arguments, some of them donated. All versions."""
-    import jax
-    import jax.extend
-
     function = jax.extend.core.jaxpr_as_fun(closed)
     return jax.jit(function, donate_argnums=donated, keep_unused=keep_unused)
 
@@ -159,8 +153,6 @@ def jitted_jaxpr(closed: Any, donated: tuple[int, ...], *, keep_unused: bool) ->
 @contextlib.contextmanager
 def configured(options: dict[str, Any]) -> Iterator[None]:
     """Set options of jax for a while. They are public, but not all have an attribute to read them by. All versions."""
-    import jax
-
     before = {name: jax.config.values[name] for name in options}
     try:
         for name, value in options.items():
@@ -176,8 +168,6 @@ def quick_compiles() -> contextlib.AbstractContextManager[None]:
 
     Nothing is set where the backend is no CPU. All versions.
     """
-    import jax
-
     return configured({"jax_disable_most_optimizations": True} if jax.default_backend() == "cpu" else {})
 
 
@@ -191,16 +181,12 @@ def whole_stacks() -> contextlib.AbstractContextManager[None]:
 
 def checks_values() -> bool:
     """Whether jax checks values while programs run, or runs them without staging: a trace says little then. Public options. All versions."""
-    import jax
-
     options = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
     return any(jax.config.values[name] for name in options)
 
 
 def compiler_options() -> dict[str, Any] | None:
     """Options for optimization level 0, which on the CPU gives the same buffers in half the time (1290 programs, all versions)."""
-    import jax
-
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
 
@@ -209,8 +195,6 @@ def unfused_options() -> dict[str, Any] | None:
 
     `None` where there are none. Tried on jax 0.6.2, 0.10.2 and 0.12.0.1, on the CPU; the XLA of jax 0.4.33 and 0.5.3 takes no list of passes here.
     """
-    import jax
-
     if jax.default_backend() != "cpu" or jax.__version_info__ < (0, 6):
         return None
     return {

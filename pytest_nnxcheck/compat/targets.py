@@ -15,6 +15,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.export
+import numpy as np
+
 from pytest_nnxcheck.compat.compile_cache import judged_compiles
 from pytest_nnxcheck.compat.sharding import active_mesh
 from pytest_nnxcheck.compat.staging import configured
@@ -63,9 +67,6 @@ def mesh_of(leaves: Sequence[Any], compiled: Any = None) -> Any:
 
     Where only the code names a mesh, a flat one of the devices that the program was ``compiled`` for takes its place.
     """
-    import jax
-    import numpy as np
-
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     named = [sharding.mesh for sharding in shardings if isinstance(sharding, jax.sharding.NamedSharding)]
     meshes = {mesh.size: mesh for mesh in named if mesh.size > 1}
@@ -103,9 +104,6 @@ def lowered_on(
     platform: str, devices: Sequence[Any], mesh: Any, jitted: Any, arguments: Any, donated: tuple[int, ...]
 ) -> Any:
     """Lower what ``jitted`` has traced for devices of a topology. A program to paste has a copy of this function."""
-    import jax
-    import jax.export
-
     active = active_mesh()
     like = active if active is not None and (mesh is None or active.size == mesh.size) else mesh
     there = _mesh(like, devices if mesh is not None else devices[:1])
@@ -152,7 +150,6 @@ def compiled_for(target: Target, lowered: Any, *, effort: str = "default") -> An
 @functools.cache
 def _devices(target: Target) -> tuple[Any, ...]:
     """The devices of a topology, in order. Raises `CheckError` with the compiler's words."""
-    import jax
     from jax.experimental import topologies
 
     jax.devices()  # the user's backend first: it stays the default
@@ -170,8 +167,6 @@ def _devices(target: Target) -> tuple[Any, ...]:
 
 def topology(target: Target) -> dict[str, Any]:
     """The arguments of `jax.experimental.topologies.get_topology_desc` that give the devices of a target."""
-    import jax
-
     chip = target.chip
     if chip.gpu:
         count = target.devices
@@ -199,9 +194,6 @@ def _start_plugin() -> None:
 
 def _mesh(like: Any, devices: Sequence[Any]) -> Any:
     """A mesh of these devices with the axes of another; all of size 1 for one device, `None` where there is no mesh at all."""
-    import jax
-    import numpy as np
-
     if like is None:
         return None
     sizes = tuple(like.shape.values()) if len(devices) > 1 else (1,) * len(like.axis_names)
@@ -212,8 +204,6 @@ def _mesh(like: Any, devices: Sequence[Any]) -> Any:
 
 def _in_force(mesh: Any) -> contextlib.AbstractContextManager[Any]:
     """Set the mesh of the target in place of the user's, whose devices would mix. `jax.set_mesh` came with jax 0.7; before, nothing mixes."""
-    import jax
-
     return contextlib.nullcontext() if mesh is None or not hasattr(jax, "set_mesh") else jax.set_mesh(mesh)
 
 
@@ -228,8 +218,6 @@ def effort_options(effort: str) -> dict[str, Any]:
 
 def options_for(chip: Chip) -> dict[str, Any] | None:
     """Options of the compiler: before jax 0.10 that of a GPU needs the device to try variants, unless autotuning is off."""
-    import jax
-
     old = chip.gpu and jax.__version_info__ < (0, 10)
     return {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False} if old else None
 

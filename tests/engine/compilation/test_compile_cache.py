@@ -40,7 +40,7 @@ def options():
 
 
 def opened():
-    return {name: getattr(compile_cache._module(), name) for name in compile_cache._OPENED}
+    return {name: getattr(compile_cache.compilation_cache, name) for name in compile_cache._OPENED}
 
 
 def compiled(folder, f, *args):
