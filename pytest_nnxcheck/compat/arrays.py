@@ -6,6 +6,10 @@ import functools
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from pytest_nnxcheck.core.facts import ArrayType
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
@@ -21,9 +25,6 @@ def _copies_by_transfer() -> bool:
 
     Public, but jax 0.4.33 has no such argument, and jax 0.5.3 ignores it without a sharding; jax 0.6.2, 0.10 and 0.12 heed it.
     """
-    import jax
-    import numpy as np
-
     array = jax.device_put(np.ones(16), jax.local_devices()[0])  # under jax.set_mesh, jnp.ones lies on all devices
     try:
         copy = jax.device_put(array, may_alias=False)
@@ -34,9 +35,6 @@ def _copies_by_transfer() -> bool:
 
 def _is_plain(array: Any) -> bool:
     """Whether a NumPy array can stand for this array: it is bound to no device, no key and not weakly typed."""
-    import jax
-    import jax.numpy as jnp
-
     return (
         isinstance(array, jax.Array)
         and not isinstance(array, jax.core.Tracer)
@@ -50,16 +48,11 @@ def _is_plain(array: Any) -> bool:
 
 def _owned(value: Any) -> Any:
     """A new array in its own buffer. A first `device_put` may adopt the buffer of an aligned NumPy array, which cannot be donated."""
-    import jax
-
     return jax.device_put(jax.device_put(value), may_alias=False)
 
 
 def copied(array: Any) -> Any:
     """The array in a buffer of its own. All versions."""
-    import jax
-    import jax.numpy as jnp
-
     if isinstance(array, jax.Array) and array.sharding.num_devices == 1 and _copies_by_transfer():
         return jax.device_put(array, may_alias=False)
     try:
@@ -71,9 +64,6 @@ def copied(array: Any) -> Any:
 
 def stacked(array: Any, length: int) -> Any:
     """The array many times over, along a new leading axis. All versions."""
-    import jax.numpy as jnp
-    import numpy as np
-
     if not _is_plain(array):
         return jnp.stack([array] * length)
     return _owned(np.stack([np.asarray(array)] * length))
@@ -81,15 +71,11 @@ def stacked(array: Any, length: int) -> Any:
 
 def first(array: Any) -> Any:
     """The first element of the leading axis. All versions."""
-    import numpy as np
-
     return _owned(np.asarray(array)[0]) if _is_plain(array) else array[0]
 
 
 def nbytes(array: Any, sharding: Any = None) -> int:
     """Bytes on one device of an array or its abstract twin, key arrays included; 0 for a Python number."""
-    import jax
-
     if not hasattr(array, "shape"):
         return 0
     sharding = sharding or getattr(array, "sharding", None)
@@ -100,8 +86,6 @@ def nbytes(array: Any, sharding: Any = None) -> int:
 
 def byte_bounds(array: Any) -> tuple[int, int]:
     """First and one-past-last address of a NumPy array: `numpy.byte_bounds` moved in NumPy 2. Tried on NumPy 1.26, 2.4, 2.5."""
-    import numpy as np
-
     module = np.lib.array_utils if hasattr(np.lib, "array_utils") else np
     start, end = module.byte_bounds(array)
     return start, end
@@ -135,10 +119,6 @@ def as_array(leaf: Any) -> Any:
 
     `jax.checkpoint` of jax 0.7.2, 0.11 and 0.12 hands constants out as numbers and as arrays of NumPy's with a dtype. All versions.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     leaf = unwrapped(leaf)
     if not isinstance(leaf, (*NUMBERS, np.ndarray, np.generic)):
         return leaf
@@ -148,18 +128,12 @@ def as_array(leaf: Any) -> Any:
 
 def is_ref(value: Any) -> bool:
     """Whether a value is a mutable array of `jax.new_ref`. Tried on jax 0.10 and 0.12; before 0.7 there are none."""
-    import jax
-
     kind = getattr(jax, "Ref", None)
     return kind is not None and isinstance(value, kind)
 
 
 def is_array(value: Any) -> bool:
     """Whether jax accepts the value as an array; NumPy also has arrays of text, dates and objects."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
     if isinstance(value, jax.Array):
         return True
     if not isinstance(value, np.ndarray | np.generic):

@@ -12,6 +12,10 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import flax
+import jax
+from flax import nnx
+
 from pytest_nnxcheck.core.catalogue import MODES
 from pytest_nnxcheck.core.errors import SettingError
 
@@ -26,22 +30,16 @@ def modes() -> tuple[str, ...]:
 
     Flax 0.12.6 has `nnx.set_graph_mode`, but no `nnx.prefix` for a vmap without `nnx.StateAxes`, and 0.12.7 has both. All versions.
     """
-    from flax import nnx
-
     return MODES if hasattr(nnx, "set_graph_mode") and hasattr(nnx, "prefix") else MODES[:2]
 
 
 def flax_version() -> str:
     """The installed flax. All versions."""
-    import flax
-
     return str(flax.__version__)
 
 
 def mode_flags() -> tuple[bool, bool]:
     """The present setting of flax: (graph, graph updates). All versions."""
-    from flax import nnx
-
     if not hasattr(nnx, "set_graph_mode"):
         return _FLAGS["graph"]
     graph = bool(nnx.set_graph_mode.current_value())
@@ -57,8 +55,6 @@ def flax_mode(mode: str) -> Iterator[None]:
     if mode == MODES[0]:
         yield
         return
-    from flax import nnx
-
     if not hasattr(nnx, "set_graph_mode"):
         yield
         return
@@ -70,36 +66,26 @@ def flax_mode(mode: str) -> Iterator[None]:
 @functools.cache
 def _retraced() -> Any:
     """A context whose value is part of the keys of jax's caches: public on every jax that a flax with modes runs on. Tried on jax 0.9, 0.10 and 0.12."""
-    import jax
-
     return jax.make_user_context(None) if hasattr(jax, "make_user_context") else contextlib.nullcontext
 
 
 def split(node: Any, *filters: Any) -> Any:
     """`nnx.split` in graph mode, whatever flax is set to: shared Variables are found in every mode. All versions."""
-    from flax import nnx
-
     return nnx.split(node, *filters, **_in_graph_mode())
 
 
 def state(node: Any, *filters: Any) -> Any:
     """`nnx.state` in graph mode, whatever flax is set to. All versions."""
-    from flax import nnx
-
     return nnx.state(node, *filters, **_in_graph_mode())
 
 
 def iter_graph(node: Any) -> Any:
     """`nnx.iter_graph` in graph mode, whatever flax is set to. All versions."""
-    from flax import nnx
-
     return nnx.iter_graph(node, **_in_graph_mode())
 
 
 @functools.cache
 def _in_graph_mode() -> dict[str, Any]:
-    from flax import nnx
-
     return {"graph": True} if hasattr(nnx, "set_graph_mode") else {}
 
 

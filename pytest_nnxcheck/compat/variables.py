@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
+
+import flax
+import jax
+import jaxlib
+from flax import nnx
+from jax._src import core
 
 from pytest_nnxcheck.core.text import near
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
 
-@functools.cache
-def _named_types() -> tuple[type, type, tuple[type, ...], type | None, type | None, tuple[type, ...]]:
-    """Tracer, jax.Array, (Variable, VariableState), nnx.List (from flax 0.12), nnx.Dict (not in 0.11), (Object, Pytree from 0.12). All versions."""
-    import jax
-    from flax import nnx
+_mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 
-    variables = tuple(vars(nnx)[name] for name in ("Variable", "VariableState") if name in vars(nnx))
-    nodes = tuple(vars(nnx)[name] for name in ("Object", "Pytree") if name in vars(nnx))
-    return jax.core.Tracer, jax.Array, variables, vars(nnx).get("List"), vars(nnx).get("Dict"), nodes
+_NNX = {
+    "Variable": "variable",
+    "VariableState": "variable",
+    "List": "nnx list",
+    "Dict": "nnx dict",
+    "Object": "node",
+    "Pytree": "node",
+}
+"""Classes of `flax.nnx` and their kinds. Flax 0.12 has no VariableState, flax before has no List and no Pytree, and 0.11 no Dict."""
+
+# By id, since the hash of a class may be the code of its metaclass.
+_KINDS = {id(jax.core.Tracer): "tracer"} | {
+    id(vars(nnx)[name]): kind for name, kind in _NNX.items() if name in vars(nnx)
+}
 
 
 def kind_of(cls: type) -> str:
@@ -30,27 +45,17 @@ def kind_of(cls: type) -> str:
     Looks at the class only: `isinstance` would ask the object for its ``__class__``, which may be the user's code.
     `jax.Array` is an abstract class of which concrete arrays are virtual subclasses on jax 0.4. All versions.
     """
-    tracer, array, variables, nnx_list, nnx_dict, nodes = _named_types()
-    bases = type.__dict__["__mro__"].__get__(cls)
-    named = (
-        ("tracer", (tracer,)),
-        ("variable", variables),
-        ("nnx list", (nnx_list,)),
-        ("nnx dict", (nnx_dict,)),
-        ("node", nodes),
-    )
-    for kind, types in named:
-        if any(base is listed for base in bases for listed in types):
-            return kind
-    lowest = type.__dict__["__module__"].__get__(cls)
-    from_jax = isinstance(lowest, str) and lowest.partition(".")[0] in ("jax", "jaxlib")
-    return "array" if from_jax and issubclass(cls, array) else ""
+    for base in _mro(cls):
+        if id(base) in _KINDS:
+            return _KINDS[id(base)]
+    module = type.__dict__["__module__"].__get__(cls)
+    from_jax = isinstance(module, str) and module.partition(".")[0] in ("jax", "jaxlib")
+    return "array" if from_jax and issubclass(cls, jax.Array) else ""
 
 
 def is_tracer(value: object) -> bool:
     """Whether the value is a jax tracer, by its class alone. `jax.core.Tracer` is public. All versions."""
-    tracer = _named_types()[0]
-    return any(base is tracer for base in type.__dict__["__mro__"].__get__(type(value)))
+    return any(base is jax.core.Tracer for base in _mro(type(value)))
 
 
 def _read(value: object, name: str, default: Any = None) -> Any:
@@ -79,10 +84,8 @@ def variable_value(variable: Any) -> Any:
 
 def variable_kind(variable: Any) -> str:
     """The Variable type as the user knows it, such as ``Param``; a VariableState carries it in ``type``. All versions."""
-    described = (
-        _read(variable, "type") if any(base.__name__ == "VariableState" for base in type(variable).__mro__) else None
-    )
-    return str((described or type(variable)).__name__)
+    is_state = any(base.__name__ == "VariableState" for base in type(variable).__mro__)
+    return str((_read(variable, "type") if is_state else type(variable)).__name__)
 
 
 def is_pinned(variable: Any) -> bool:
@@ -134,8 +137,6 @@ def is_tracing() -> bool:
 
     No public way since `jax.core.trace_state_clean` is deprecated. All versions.
     """
-    from jax._src import core
-
     return not core.trace_state_clean()
 
 
@@ -172,12 +173,6 @@ _RUNNERS = ("pytest_nnxcheck", "hypothesis", "_pytest", "pluggy", "xdist")
 @functools.cache
 def _library_directories() -> tuple[tuple[str, ...], str]:
     """The directories of jax, jaxlib, flax and the packages that run a test, and that of the standard library."""
-    import contextlib
-
-    import flax
-    import jax
-    import jaxlib
-
     # A pasted program has a copy of this function, and none of these.
     runners = [sys.modules[name].__file__ for name in _RUNNERS if name in sys.modules]
     files = (jax.__file__, jaxlib.__file__, flax.__file__, *runners, contextlib.__file__)
