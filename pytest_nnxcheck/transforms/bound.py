@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 from pytest_nnxcheck.compat.arrays import nbytes
-from pytest_nnxcheck.core.catalogue import Transform
 from pytest_nnxcheck.core.facts import Observation
 from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.peak import FLOOR, Bound, Memory
@@ -55,14 +54,9 @@ def kept(nesting: Nesting) -> int:
 
     A ``fori_loop`` inside a ``grad`` saves what the backward pass needs of every step; a scan has its axis anyway.
     """
-    saved = [row for row in differentiated(nesting) if row.loop == "counted" and not row.axis]
-    return int(factor(nesting) * LENGTH ** len(saved))
-
-
-def differentiated(nesting: Nesting) -> list[Transform]:
-    """The transforms inside the outermost ``grad``."""
-    rows = [layer.row for layer in nesting.layers]
-    return list(itertools.dropwhile(lambda row: row.pair != "gradients", rows))
+    differentiated = itertools.dropwhile(lambda row: row.pair != "gradients", (layer.row for layer in nesting.layers))
+    saved = sum(row.loop == "counted" and not row.axis for row in differentiated)
+    return int(factor(nesting) * LENGTH**saved)
 
 
 def gradient_bytes(nesting: Nesting, profile: Profile) -> int:

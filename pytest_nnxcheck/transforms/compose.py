@@ -39,7 +39,6 @@ class Blame:
 
     layer: Layer
     leaks: tuple[Found, ...]
-    traces: frozenset[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -65,8 +64,8 @@ class Guards:
             try:
                 return program(state, *inputs)
             finally:
-                alive = self.live.pop()
-                self.look(layer, state, alive)
+                if dead := self.dead(state, self.live.pop()):
+                    self.reports.append(Blame(layer, dead))
 
         return guarded
 
@@ -80,18 +79,12 @@ class Guards:
         """The tracers that belong to none of the traces that are alive."""
         return self.subject.tracers(state, self.earlier, lambda leak: trace_of(leak) not in alive)
 
-    def look(self, layer: Layer, state: Any, alive: dict[tuple[int, int], Any]) -> None:
-        dead = self.dead(state, alive)
-        if dead:
-            traces = frozenset(map(trace_of, dead))
-            self.reports.append(Blame(layer, dead, traces))
-
     @contextmanager
     def unchanged(self, layer: Layer, state: Any) -> Iterator[None]:
-        """Note the leaves of the state that an ``eval_shape`` put there, and the places it added or took away."""
-        before = snapshot(state)
+        """Note the leaves of the state that an ``eval_shape`` put there, and the places it added or took away: by the identity of the arrays."""
+        before = dict(graph.raw_leaves(state))
         yield
-        after = snapshot(state)
+        after = dict(graph.raw_leaves(state))
         for path in sorted(before.keys() | after.keys(), key=str):
             if before.get(path) is not after.get(path):
                 self.mutated.append((layer, self.subject.path(path)))
@@ -103,16 +96,11 @@ class Guards:
     def culprit(self, leak: Found) -> Layer | None:
         """The innermost layer that left this tracer, or one of its trace."""
         trace = trace_of(leak)
-        return next((report.layer for report in self.reports if trace in report.traces), None)
+        return next((report.layer for report in self.reports if trace in map(trace_of, report.leaks)), None)
 
 
 def trace_of(leak: Found) -> tuple[int, int]:
     return variables.trace_key(variables.trace_identity(leak.tracer))
-
-
-def snapshot(state: Any) -> dict[Any, Any]:
-    """The array objects of the state by path: identity tells whether anything was put in their place."""
-    return dict(graph.raw_leaves(state))
 
 
 def compose(
@@ -180,15 +168,11 @@ def make_plan(
 ) -> Plan:
     axes = sum(bool(layer.row.axis) for layer in inner)
     shapes = output_shapes(inner, profile, subject.inputs, length)
-
-    def element(leaf: Any) -> Any:
-        return leaf[(0,) * axes]
-
     return Plan(
         changed=lambda path, _: tuple(path) in profile.changed,
         written=lambda path, _: tuple(path) in profile.changed | profile.restored,
         subject=subject.program,
-        element=element,
+        element=lambda leaf: leaf[(0,) * axes],
         shapes=None if profile is UNKNOWN else shapes,
         empty=lambda: jax.tree.map(graph.zeros, shapes),
         parameters=lambda path, _: tuple(path) in profile.parameters,

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.compat import arrays, flax_modes
-from pytest_nnxcheck.compat.sharding import in_type
+from pytest_nnxcheck.compat import flax_modes
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.facts import Path
 from pytest_nnxcheck.core.nesting import Misfit
@@ -16,6 +15,7 @@ from pytest_nnxcheck.core.text import first_line
 from pytest_nnxcheck.subject.profile import Profile, numbered
 from pytest_nnxcheck.subject.staging import on_arrays
 from pytest_nnxcheck.subject.subject import Subject
+from pytest_nnxcheck.transforms.compose import stack
 from pytest_nnxcheck.transforms.gradients import inexact, summed
 from pytest_nnxcheck.transforms.layer import rebuild
 
@@ -71,9 +71,9 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
             return [after.get(key) for key in keys if key[0] in handed_on]
 
         axes = [0 if path in mapped else None for path, _ in keys]
-        handed = [with_axis(leaf) if axis == 0 else leaf for leaf, axis in zip(leaves, axes, strict=True)]
+        handed = [stack(leaf) if axis == 0 else leaf for leaf, axis in zip(leaves, axes, strict=True)]
         mapped_call = jax.vmap(call, in_axes=(axes, *(0 for _ in subject.inputs)), out_axes=None)
-        arguments = (handed, *map(with_axis, subject.inputs))
+        arguments = (handed, *map(stack, subject.inputs))
         try:
             # Inside a trace jax may give an update of a mapped value no axis, as it does outside of one.
             jax.eval_shape(mapped_call, *arguments) if subject.abstract else mapped_call(*arguments)
@@ -89,10 +89,3 @@ def restored_leaves(subject: Subject, changed: frozenset[Path]) -> frozenset[Pat
 
     rest = [path for path in dict.fromkeys(path for path, _ in keys) if path not in changed]
     return frozenset(batched(rest)) if maps(changed, []) else frozenset()
-
-
-def with_axis(leaf: Any) -> Any:
-    """Two of an array, abstract where it is."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype, sharding=in_type(leaf, 1))
-    return arrays.stacked(leaf, 2)
