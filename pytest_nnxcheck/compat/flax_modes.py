@@ -24,6 +24,8 @@ __tracebackhide__ = True  # pytest shows the frames of the user, not these
 _FLAGS = {"graph": (True, True), "graph_no_updates": (True, False), "tree": (False, False)}
 """``nnx.set_graph_mode`` and ``nnx.set_graph_updates`` of each mode."""
 
+_IN_GRAPH_MODE: dict[str, Any] = {"graph": True} if hasattr(nnx, "set_graph_mode") else {}
+
 
 def modes() -> tuple[str, ...]:
     """The modes of the installed flax in which all layers can be written. Older flax has one mode, which is ``graph``.
@@ -71,22 +73,17 @@ def _retraced() -> Any:
 
 def split(node: Any, *filters: Any) -> Any:
     """`nnx.split` in graph mode, whatever flax is set to: shared Variables are found in every mode. All versions."""
-    return nnx.split(node, *filters, **_in_graph_mode())
+    return nnx.split(node, *filters, **_IN_GRAPH_MODE)
 
 
 def state(node: Any, *filters: Any) -> Any:
     """`nnx.state` in graph mode, whatever flax is set to. All versions."""
-    return nnx.state(node, *filters, **_in_graph_mode())
+    return nnx.state(node, *filters, **_IN_GRAPH_MODE)
 
 
 def iter_graph(node: Any) -> Any:
     """`nnx.iter_graph` in graph mode, whatever flax is set to. All versions."""
-    return nnx.iter_graph(node, **_in_graph_mode())
-
-
-@functools.cache
-def _in_graph_mode() -> dict[str, Any]:
-    return {"graph": True} if hasattr(nnx, "set_graph_mode") else {}
+    return nnx.iter_graph(node, **_IN_GRAPH_MODE)
 
 
 def require_modes(wanted: tuple[str, ...]) -> None:

@@ -165,7 +165,7 @@ FIELDS: dict[type, tuple[tuple[str, str], ...]] = {
 
 
 def open_fields(value: Any, name: Name, visit: Visit) -> None:
-    base = next(base for base in mro(type(value)) if base in FIELDS)
+    base = next(base for base in FIELDS if issubclass(type(value), base))
     if base is functools.partial:
         visit.fleeting.append((open_fields, value, name))
     for field, text in FIELDS[base]:
@@ -194,7 +194,7 @@ def open_exception(error: BaseException, name: Name, visit: Visit) -> None:
     put_items(list(fields["args"].__get__(error)), "exception", name.then(".args"), visit)
     for field in ("__cause__", "__context__"):
         visit.put(fields[field].__get__(error), "exception", name.then(f".{field}"))
-    if any(base is BaseExceptionGroup for base in mro(type(error))):
+    if issubclass(type(error), BaseExceptionGroup):
         parts = class_dict(BaseExceptionGroup)["exceptions"].__get__(error)
         put_items(list(parts), "exception", name.then(".exceptions"), visit)
     if top_package(type(error)) in LIBRARIES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
@@ -19,8 +20,6 @@ from pytest_nnxcheck.walk.raw_access import (
     class_dict,
     class_name,
     layout,
-    mro,
-    referents,
     top_package,
 )
 from pytest_nnxcheck.walk.snapshot import ATTRIBUTES, DEQUE, DICT, LIST, OBJECTS, ORDERED, SET, attribute_items, paired
@@ -63,13 +62,13 @@ def open_tuple(value: tuple[Any, ...], name: Name, visit: Visit) -> None:
 
 
 def open_set(value: Any, name: Name, visit: Visit) -> None:
-    changeable = any(base is set for base in mro(type(value)))
+    changeable = issubclass(type(value), set)
     for index, item in enumerate(visit.keep(name, SET, value) if changeable else visit.take(frozenset.__iter__(value))):
         visit.put(item, "set", name.listed(index))
 
 
 def open_dict(value: dict[Any, Any], name: Name, visit: Visit) -> None:
-    ordered = any(base is collections.OrderedDict for base in mro(type(value)))
+    ordered = issubclass(type(value), collections.OrderedDict)
     for index, (key, item) in enumerate(paired(visit.keep(name, ORDERED if ordered else DICT, value))):
         if id(type(item)) not in ATOMS:
             visit.put(item, "dict", name.then(f"[{key_text(key)}]"))
@@ -134,7 +133,7 @@ def open_class_of(value: Any, name: Name, visit: Visit) -> None:  # noqa: ARG001
 def open_referents(value: Any, name: Name, visit: Visit) -> None:
     """Open what the garbage collector sees, without names: iterators, views, instances whose class shadows ``__dict__``."""
     visit.fleeting.append((open_referents, value, name))
-    for index, item in enumerate(referents(value)):
+    for index, item in enumerate(gc.get_referents(value)):
         if item is not type(value):
             visit.put(item, class_name(type(value)), name.listed(index))
 

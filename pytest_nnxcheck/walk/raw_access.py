@@ -2,6 +2,7 @@
 
 ``obj.attr``, ``vars(obj)``, ``isinstance(obj, ...)``, ``obj == ...`` and even ``hash(type(obj))`` may run a property, a
 ``__getattr__`` or a metaclass of the user. The readers here go through the descriptors of ``type`` and ``object`` instead.
+``issubclass(type(obj), list)`` asks the metaclass of `list`, which is no user's.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def top_package(cls: type) -> str:
 
 def module_namespace(value: object) -> dict[str, Any] | None:
     """The names of a module that is the user's, `None` for anything else."""
-    if not any(base is ModuleType for base in mro(type(value))):
+    if not issubclass(type(value), ModuleType):
         return None
     namespace = _module_dict(value)
     return None if is_library(dict.get(namespace, "__name__")) else namespace
@@ -118,7 +119,7 @@ def layout(cls: type) -> Layout:
     cached: set[str] = set()
     for base in mro(cls):
         names = class_dict(base)
-        cached |= {name for name, item in names.items() if functools.cached_property in mro(type(item))}
+        cached |= {name for name, item in names.items() if issubclass(type(item), functools.cached_property)}
         descriptor = names.get("__dict__")
         native = type(descriptor) in (GetSetDescriptorType, MemberDescriptorType)
         if own_dict is None and descriptor is not None and native:
@@ -129,18 +130,13 @@ def layout(cls: type) -> Layout:
     return Layout(own_dict, tuple(slots), hidden=shadowed and own_dict is None, cached=frozenset(cached))
 
 
-def referents(value: object) -> list[object]:
-    """The objects that an object of C code holds. The garbage collector knows them, and runs no user code."""
-    return gc.get_referents(value)
-
-
 def cache_entries(cache: Any) -> tuple[tuple[Any, Any], ...]:
     """(key, result) of each entry of a `functools.lru_cache`, which has no public way to its results.
 
     An unbounded cache is a dict of results. A bounded one shows the collector (key, result, type of the link) for every
     entry, and then its dict of links. CPython 3.11 to 3.13.
     """
-    held = referents(cache)
+    held = gc.get_referents(cache)
     own = read_slot(class_dict(type(cache)).get("__dict__"), cache)
     store = next((part for part in held if type(part) is dict and part is not own), None)
     if not store:

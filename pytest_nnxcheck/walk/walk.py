@@ -14,7 +14,7 @@ from types import CodeType, ModuleType
 from typing import TypeVar
 
 from pytest_nnxcheck.walk.openers import openers_for
-from pytest_nnxcheck.walk.raw_access import MISSING, mro
+from pytest_nnxcheck.walk.raw_access import MISSING
 from pytest_nnxcheck.walk.visit import UNREADABLE, Classes, Found, Name, Visit
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def walk(roots: Iterable[tuple[str, object]], most: int | None = None, left_out:
     found = Walk(Classes(openers_for), most)
     found.seen.update((id(value), value) for value in left_out)
     named = [(Name(name), value) for name, value in roots]
-    errors = [is_exception(value) for _, value in named]
+    errors = [issubclass(type(value), BaseException) for _, value in named]
     found.run([root for root, error in zip(named, errors, strict=True) if not error])
     found.passing = True
     found.run([root for root, error in zip(named, errors, strict=True) if error])
@@ -111,8 +111,4 @@ def holds_beside(node: object, leaves: Iterable[object], earlier: Walk | None = 
 
 def opens_names(changed: object) -> bool:
     """Whether a change may lead a function to other global names: a module, other code, a name that is gone."""
-    return changed is MISSING or any(base in (ModuleType, CodeType) for base in mro(type(changed)))
-
-
-def is_exception(value: object) -> bool:
-    return any(base is BaseException for base in mro(type(value)))
+    return changed is MISSING or issubclass(type(changed), ModuleType | CodeType)
