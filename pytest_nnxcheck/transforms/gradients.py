@@ -20,6 +20,7 @@ def summed(out: Any) -> Any:
     leaves = [leaf for leaf in jax.tree.leaves(out) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if not leaves:
         raise Unfit(Misfit("no float output"))
+    # Only a real number has a gradient. In float32, since the sum of a large output in float16 is infinite.
     return sum(jnp.sum(jnp.real(leaf), dtype=jnp.float32) for leaf in leaves)
 
 
@@ -89,6 +90,7 @@ def grad_jax_closure(f: Program, plan: Plan) -> Program:
 
 
 def custom_vjp_argument(f: Program, plan: Plan) -> Program:
+    # The rule that jax derives, written by hand: what the pullback saves are arrays, so that flax has no part in it.
     def forward(state: Any, *inputs: Any) -> Any:
         graphdef, leaves = nnx.split(state)
 
@@ -102,6 +104,7 @@ def custom_vjp_argument(f: Program, plan: Plan) -> Program:
         return out, pullback
 
     def backward(pullback: Any, cotangents: Any) -> Any:
+        # The first cotangents are those of the arguments as the call left them. It changes the module alone: arrays stay as they are.
         (state, *_), out = cotangents
         return pullback((state, out))
 

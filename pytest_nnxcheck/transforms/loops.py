@@ -62,6 +62,7 @@ def scan_jax_closure(f: Program, plan: Plan) -> Program:
 
 
 def while_loop_argument(f: Program, plan: Plan) -> Program:
+    # A loop without a length stacks nothing. So the output is in the carry, and the carry needs one before the first step: zeros.
     def layer(state: Any, *inputs: Any) -> Any:
         def body(carry: Any) -> Any:
             step, state, inputs, _ = carry

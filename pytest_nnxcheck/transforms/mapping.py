@@ -21,6 +21,7 @@ def axes(module: Any, plan: Plan) -> Any:
 
 def vmap_argument(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
+        # Each element writes a state of its own: it has an axis before the map, and the first element is what one call leaves.
         nnx.update(state, stack(nnx.state(state, plan.written), plan.length))
         out = nnx.vmap(f, in_axes=(axes(state, plan), *(0 for _ in inputs)))(state, *inputs)
         nnx.update(state, first(nnx.state(state, plan.written)))

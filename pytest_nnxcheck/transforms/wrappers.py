@@ -71,6 +71,7 @@ def remat_jax_closure(f: Program, plan: Plan) -> Program:
 
 
 def eval_shape_argument(f: Program, plan: Plan) -> Program:
+    # The abstract call is made for its side effects alone. The second one gives the values, on the very state that the first was handed.
     def layer(state: Any, *inputs: Any) -> Any:
         with plan.unchanged(state):
             nnx.eval_shape(f, state, *inputs)

@@ -45,9 +45,6 @@ class Places:
     def __init__(self) -> None:
         self._kept: list[tuple[object, Kind, Any, list[Any]]] = []
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def keep(self, name: object, kind: Kind, place: Any, held: list[Any]) -> None:
         """Add a place and what it holds. The text of ``name`` is made only if the place cannot be restored."""
         self._kept.append((name, kind, place, held))
