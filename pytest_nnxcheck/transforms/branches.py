@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.transforms.layer import Plan, Program, functional, opaque, split
+from pytest_nnxcheck.transforms.layer import Plan, Program, functional, opaque
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -21,8 +21,7 @@ def cond_argument(f: Program, plan: Plan) -> Program:
 
 def cond_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
 
         def skip(changed: Any, rest: Any, *inputs: Any) -> Any:
             return changed, plan.empty()
@@ -57,8 +56,7 @@ def switch_argument(f: Program, plan: Plan) -> Program:
 
 def switch_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
 
         def skip(changed: Any, rest: Any, *inputs: Any) -> Any:
             return changed, plan.empty()

@@ -10,7 +10,7 @@ from flax import nnx
 
 from pytest_nnxcheck.core.errors import Unfit
 from pytest_nnxcheck.core.nesting import Misfit
-from pytest_nnxcheck.transforms.layer import Plan, Program, functional, rebuild, split
+from pytest_nnxcheck.transforms.layer import Plan, Program, functional, rebuild
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -119,8 +119,7 @@ def custom_vjp_argument(f: Program, plan: Plan) -> Program:
 
 def custom_vjp_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
         call = jax.custom_vjp(pure)
         call.defvjp(lambda *args: jax.vjp(pure, *args), lambda pullback, cotangents: pullback(cotangents))
         changed, out = call(changed, rest, *inputs)

@@ -58,22 +58,20 @@ class Plan:
     """Steps of a loop, and length of an axis."""
 
 
-def split(state: Any, plan: Plan) -> tuple[Any, Any, Any]:
-    """The graph of the state, its leaves that the call changes, and the rest."""
+def functional(f: Program, state: Any, plan: Plan) -> tuple[Callable[..., Any], Any, Any]:
+    """``f`` as a pure function of the leaves that the call changes and of the rest; and these two.
+
+    It returns the leaves that the call changes, and no others, as a user would write it.
+    """
     graphdef, *states = nnx.split(state, plan.changed, ...)
     changed, rest = states
-    return graphdef, changed, rest
-
-
-def functional(f: Program, graphdef: Any, plan: Plan) -> Callable[..., Any]:
-    """``f`` as a pure function: it returns the state that the call changes, and no other, as a user would write it."""
 
     def pure(changed: Any, rest: Any, *inputs: Any) -> Any:
         module = nnx.merge(graphdef, changed, rest)
         out = f(module, *inputs)
         return nnx.state(module, plan.changed), out
 
-    return pure
+    return pure, changed, rest
 
 
 def rebuild(tree: Any) -> Any:

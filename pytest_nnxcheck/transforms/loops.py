@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pytest_nnxcheck.transforms.layer import Plan, Program, functional, rebuild, split
+from pytest_nnxcheck.transforms.layer import Plan, Program, functional, rebuild
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -27,8 +27,7 @@ def scan_argument(f: Program, plan: Plan) -> Program:
 
 def scan_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
 
         def body(changed: Any, inputs: Any) -> Any:
             return pure(changed, rebuild(rest), *inputs)
@@ -76,8 +75,7 @@ def while_loop_argument(f: Program, plan: Plan) -> Program:
 
 def while_loop_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
 
         def body(carry: Any) -> Any:
             step, changed, inputs, _ = carry
@@ -129,8 +127,7 @@ def fori_loop_argument(f: Program, plan: Plan) -> Program:
 
 def fori_loop_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
 
         def body(step: Any, carry: Any) -> Any:
             changed, _ = carry

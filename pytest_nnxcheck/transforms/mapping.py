@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from pytest_nnxcheck.compat import sharding
-from pytest_nnxcheck.transforms.layer import Plan, Program, first, functional, split, stack
+from pytest_nnxcheck.transforms.layer import Plan, Program, first, functional, stack
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -32,8 +32,7 @@ def vmap_argument(f: Program, plan: Plan) -> Program:
 
 def vmap_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
         changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(
             stack(changed, plan.length), rest, *inputs
         )
@@ -86,8 +85,7 @@ def shard_map_argument(f: Program, plan: Plan) -> Program:
 
 def shard_map_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
         changed, out = sharding.shard_map(pure, mesh(), REPLICATED)(changed, rest, *inputs)
         nnx.update(state, changed)
         return out

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from pytest_nnxcheck.transforms.layer import Plan, Program, functional, split
+from pytest_nnxcheck.transforms.layer import Plan, Program, functional
 
 __tracebackhide__ = True  # pytest shows the frames of the user, not these
 
@@ -18,8 +18,7 @@ def jit_argument(f: Program, plan: Plan) -> Program:
 
 def jit_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
         changed, out = plan.jit(jax.jit, pure)(changed, rest, *inputs)
         nnx.update(state, changed)
         return out
@@ -47,8 +46,7 @@ def remat_argument(f: Program, plan: Plan) -> Program:
 
 def remat_functional(f: Program, plan: Plan) -> Program:
     def layer(state: Any, *inputs: Any) -> Any:
-        graphdef, changed, rest = split(state, plan)
-        pure = functional(f, graphdef, plan)
+        pure, changed, rest = functional(f, state, plan)
         changed, out = jax.checkpoint(pure)(changed, rest, *inputs)
         nnx.update(state, changed)
         return out

@@ -16,7 +16,7 @@ from pytest_nnxcheck import check
 from pytest_nnxcheck.engine.reference import separate
 from pytest_nnxcheck.reporting import notes
 from pytest_nnxcheck.transforms import compose, loops, wrappers
-from pytest_nnxcheck.transforms.layer import first, functional, rebuild, split, stack
+from pytest_nnxcheck.transforms.layer import first, functional, rebuild, stack
 
 
 class Loss(nnx.Module):
@@ -87,15 +87,14 @@ def dropping(name):
 
     def jit(f, plan):
         def layer(state, *inputs):
-            graphdef, changed, rest = split(state, plan)
-            return plan.jit(jax.jit, functional(f, graphdef, plan))(changed, rest, *inputs)[1]
+            pure, changed, rest = functional(f, state, plan)
+            return plan.jit(jax.jit, pure)(changed, rest, *inputs)[1]
 
         return layer
 
     def vmap(f, plan):
         def layer(state, *inputs):
-            graphdef, changed, rest = split(state, plan)
-            pure = functional(f, graphdef, plan)
+            pure, changed, rest = functional(f, state, plan)
             changed, out = jax.vmap(pure, in_axes=(0, None, *(0 for _ in inputs)))(stack(changed), rest, *inputs)
             return out
 
@@ -106,8 +105,7 @@ def dropping(name):
 
     def scan(f, plan):
         def layer(state, *inputs):
-            graphdef, changed, rest = split(state, plan)
-            pure = functional(f, graphdef, plan)
+            pure, changed, rest = functional(f, state, plan)
             outs = jax.lax.scan(
                 lambda carry, inputs: (None, pure(rebuild(changed), rebuild(rest), *inputs)), None, inputs
             )[1]
