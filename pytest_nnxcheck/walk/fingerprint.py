@@ -8,9 +8,9 @@ whether a call gives the same result with either, `plain` which Python value one
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
@@ -18,11 +18,12 @@ import numpy as np
 
 from pytest_nnxcheck.compat.arrays import describe
 from pytest_nnxcheck.compat.graph import is_key
-from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, layout, top_package
+from pytest_nnxcheck.walk.raw_access import MISSING, cell_content, code_names, layout, top_package
 
 DEEPEST, LONGEST = 5, 200
 """How far `fingerprint` follows references, and how many items it looks at: an object of the user's may reach the whole program."""
-_ATOMS = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)
+_NUMBERS_AND_STRINGS = (str, int, float, complex, bool, bytes)
+_ATOMS = (*_NUMBERS_AND_STRINGS, type(None), type(...), range, slice)
 _OTHER = "other"
 """Marks in `plain` what is no plain value."""
 
@@ -147,17 +148,10 @@ def exact_function(function: FunctionType, in_graph: bool, seen: dict[int, tuple
         if in_graph:
             return function
         raise
-    return function.__code__, captured, tuple(plain_globals(function.__code__, function.__globals__))
-
-
-def plain_globals(code: CodeType, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The numbers and strings among the globals that code names: a test may set them."""
-    for name in code.co_names:
-        if isinstance(names.get(name), bool | int | float | complex | str | bytes):
-            yield name, exact(names[name])
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from plain_globals(inner, names)
+    # Of the globals that it names the numbers and strings: a test may set them.
+    named = {name: function.__globals__.get(name) for name in code_names(function.__code__)}
+    settable = {name: exact(held) for name, held in named.items() if isinstance(held, _NUMBERS_AND_STRINGS)}
+    return function.__code__, captured, tuple(settable.items())
 
 
 # --- Python values -------------------------------------------------------------------------------------------------------
@@ -167,7 +161,7 @@ def plain(value: Any) -> Any:
     """A hashable stand-in of a Python value that `plain_text` shows; of an array or any other object it holds only the type."""
     if is_array(value):
         return (_OTHER, "array")
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+    if value is None or isinstance(value, _NUMBERS_AND_STRINGS):
         return (type(value).__name__, repr(value))
     if isinstance(value, list | tuple):
         return (type(value).__name__, *map(plain, value))

@@ -6,12 +6,10 @@ import contextvars
 import functools
 import sys
 import threading
-from collections.abc import Iterator
 from types import (
     AsyncGeneratorType,
     BuiltinMethodType,
     CellType,
-    CodeType,
     CoroutineType,
     FrameType,
     FunctionType,
@@ -29,6 +27,7 @@ from pytest_nnxcheck.walk.raw_access import (
     MISSING,
     class_dict,
     class_name,
+    code_names,
     is_library,
     module_namespace,
     mro,
@@ -94,14 +93,6 @@ def open_function_attributes(function: FunctionType, name: Name, visit: Visit) -
     for key, value in paired(visit.keep(name, DICT, function.__dict__)):
         if key not in _NOT_STATE:
             visit.put(value, "attribute", name if key == "__wrapped__" else name.then(step(key)))
-
-
-def code_names(code: CodeType) -> Iterator[str]:
-    """The global, module and attribute names in a code object and in those inside it (lambdas, comprehensions)."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if type(constant) is CodeType:
-            yield from code_names(constant)
 
 
 def open_globals(function: FunctionType, visit: Visit) -> None:

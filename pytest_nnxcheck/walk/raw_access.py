@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import CellType, CodeType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 MISSING: Any = object()
@@ -109,6 +109,14 @@ def cell_content(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return MISSING
+
+
+def code_names(code: CodeType) -> Iterator[str]:
+    """The global, module and attribute names in a code object and in those inside it (lambdas, comprehensions)."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from code_names(constant)
 
 
 def layout(cls: type) -> Layout:

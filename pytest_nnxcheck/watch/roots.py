@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType
 from typing import Any
 
-from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, mro, top_package
+from pytest_nnxcheck.walk.raw_access import LIBRARIES, class_dict, class_name, code_names, mro, top_package
 
 Root = tuple[str, object]
 
@@ -27,8 +27,6 @@ def bodies(function: object) -> tuple[FunctionType, ...]:
 
 def of_test(function: object, instance: object, fixtures: Iterable[Root]) -> list[Root]:
     """The fixtures of a test, the attributes of its instance, and what its code names: globals, closures, defaults, helpers."""
-    from pytest_nnxcheck.walk.open_code import code_names
-
     functions = bodies(function)
     names = {name for body in functions for name in code_names(body.__code__)}
     return [*fixtures, *_of_instance(instance, names), *((body.__name__, body) for body in functions)]
