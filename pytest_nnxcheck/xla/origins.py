@@ -150,8 +150,8 @@ def origin(module: Module, position: Position) -> Origin:
                 after[source] = at
                 ahead.append(source)
     copied = copied and all(_keeps(module, after, parameter) for parameter in parameters.values())
-    way = _way(after, parameters[min(parameters)]) if copied and parameters else ()
-    return Origin(frozenset(parameters), copied, frozenset(after), tuple(_operations(module, way)))
+    operations = _operations(module, after, parameters[min(parameters)]) if copied and parameters else ()
+    return Origin(frozenset(parameters), copied, frozenset(after), operations)
 
 
 def _keeps(module: Module, values: Iterable[Position], parameter: Position) -> bool:
@@ -173,26 +173,16 @@ def _callers(module: Module, computation: int) -> Iterator[Instruction]:
                 yield caller
 
 
-def _way(after: dict[Position, Position], at: Position) -> Iterator[Position]:
-    """The values from one on to the value that the search began with."""
+def _operations(module: Module, after: dict[Position, Position], at: Position) -> tuple[str, ...]:
+    """The opcodes that move bytes, each once, on the way from a value to the one that the search began with; entering the body of a loop is a ``while``."""
+    opcodes: dict[str, None] = {}
     while after[at] != at:
         at = after[at]
-        yield at
-
-
-def _operations(module: Module, way: Iterable[Position]) -> Iterator[str]:
-    """The opcodes on a way that move bytes, each once; entering the body of a loop is a ``while``."""
-    seen: set[str] = set()
-    for number, _ in way:
-        instruction = module.instructions[number]
-        opcode = instruction.opcode
-        if opcode == "parameter" and any(
-            caller.opcode == "while" for caller in module.callers.get(instruction.computation, ())
-        ):
-            opcode = "while"
-        if opcode not in seen | PLUMBING:
-            seen.add(opcode)
-            yield opcode
+        instruction = module.instructions[at[0]]
+        callers = module.callers.get(instruction.computation, ())
+        enters = instruction.opcode == "parameter" and any(caller.opcode == "while" for caller in callers)
+        opcodes["while" if enters else instruction.opcode] = None
+    return tuple(opcode for opcode in opcodes if opcode not in PLUMBING)
 
 
 def made(module: Module, instruction: Instruction) -> tuple[Instruction, bool]:
