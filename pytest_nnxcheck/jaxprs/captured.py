@@ -66,15 +66,11 @@ def line_of(closed: Any, const: Any) -> str:
 
 def lines(jaxpr: Any, var: Any) -> Iterator[str]:
     """The lines of the first equation that a variable goes into, from the innermost call outwards."""
-    for eqn in jaxpr.eqns:
-        numbers = [number for number, operand in enumerate(eqn.invars) if operand is var]
-        if not numbers:
-            continue
+    for eqn in flow.uses(jaxpr).takers.get(id(var), [])[:1]:
         inner = next(flow.inner_jaxprs(eqn), None)
         if inner is not None and len(inner.invars) == len(eqn.invars):
-            yield from lines(inner, inner.invars[numbers[0]])
+            yield from lines(inner, inner.invars[next(k for k, operand in enumerate(eqn.invars) if operand is var)])
         yield variables.equation_line(eqn)
-        return
 
 
 def name_of(const: Any, kept: Sequence[tuple[str, Any]]) -> str:

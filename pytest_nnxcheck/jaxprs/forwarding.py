@@ -7,6 +7,7 @@ XLA inserts what it needs for reasons of its own into both programs, so that not
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from pytest_nnxcheck.compat import staging
@@ -64,10 +65,5 @@ def handed_inputs(jaxpr: Any) -> frozenset[int]:
 
 def returned_twice(jaxpr: Any, numbers: frozenset[int]) -> list[int]:
     """Those of the inputs that come out as they are more than once, each as often as there is one too many."""
-    seen: set[int] = set()
-    again = []
-    for source in sources(staging.open_jaxpr(jaxpr)):
-        if source in numbers:
-            again += [source] if source in seen else []
-            seen.add(source)
-    return again
+    times = Counter(source for source in sources(staging.open_jaxpr(jaxpr)) if source in numbers)
+    return [*(times - Counter(numbers)).elements()]

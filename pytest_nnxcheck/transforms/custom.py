@@ -86,21 +86,13 @@ def made_by(name: str, registered: Registered) -> Callable[[Program, Plan], Prog
             if not callable(program):
                 raise CheckError(f"{who} returned {_describe(program)}, not a function: {_SIGNATURE}")
             out = program(state, *inputs)
-            if plan.shapes is not None and _types(out) != _types(plan.shapes):
-                expected, got = _describe(plan.shapes), _describe(out)
+            if plan.shapes is not None and (got := _describe(out)) != (expected := _describe(plan.shapes)):
                 raise CheckError(f"{who} returned {got}, where the program inside it returns {expected}: {_SIGNATURE}")
             return out
 
         return layer
 
     return make
-
-
-def _types(tree: Any) -> Any:
-    import jax
-
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
 
 
 def _describe(tree: Any) -> str:
