@@ -161,18 +161,6 @@ def _keeps(module: Module, values: Iterable[Position], parameter: Position) -> b
     return all(shape.dtype == of_parameter.dtype or shape.bits > of_parameter.bits for shape in types.values())
 
 
-def _callers(module: Module, computation: int) -> Iterator[Instruction]:
-    """The instructions that call a computation, and those that call theirs, nearest first."""
-    seen: set[int] = set()
-    ahead = deque([computation])
-    while ahead:
-        for caller in module.callers.get(ahead.popleft(), ()):
-            if caller.id not in seen:
-                seen.add(caller.id)
-                ahead.append(caller.computation)
-                yield caller
-
-
 def _operations(module: Module, after: dict[Position, Position], at: Position) -> tuple[str, ...]:
     """The opcodes that move bytes, each once, on the way from a value to the one that the search began with; entering the body of a loop is a ``while``."""
     opcodes: dict[str, None] = {}
@@ -200,15 +188,20 @@ def made(module: Module, instruction: Instruction) -> tuple[Instruction, bool]:
 
 def loop(module: Module, start: Instruction) -> Instruction | None:
     """The ``while`` that XLA inserted an instruction for: the one that it feeds, or else the one whose body it is in."""
+    fed = _reached(start, lambda op: module.users.get(op.id, ()) if op is start or op.opcode in CARRYING else ())
+    around = _reached(start, lambda op: module.callers.get(op.computation, ()))
+    return next((op for op in itertools.chain(fed, around) if op.opcode == "while"), None)
+
+
+def _reached(start: Instruction, steps: Callable[[Instruction], Iterable[Instruction]]) -> Iterator[Instruction]:
+    """The instructions that steps from one lead to, nearest first, each once."""
     ahead, seen = deque([start]), {start.id}
     while ahead:
-        for user in module.users.get(ahead.popleft().id, ()):
-            if user.opcode == "while":
-                return user
-            if user.opcode in CARRYING and user.id not in seen:
-                seen.add(user.id)
-                ahead.append(user)
-    return next((caller for caller in _callers(module, start.computation) if caller.opcode == "while"), None)
+        for op in steps(ahead.popleft()):
+            if op.id not in seen:
+                seen.add(op.id)
+                ahead.append(op)
+                yield op
 
 
 COPIED = {
