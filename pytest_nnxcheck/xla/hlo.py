@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pytest_nnxcheck.xla.protobuf import Message, fields, messages, number, numbers, raw, text
+from pytest_nnxcheck.xla.protobuf import Message, embedded, fields, messages, number, numbers, raw, text
 
 Position = tuple[int, tuple[int, ...]]
 """A value: the id of the instruction that gives it, and the index into that instruction's tuple shape."""
@@ -58,7 +58,7 @@ class Shape:
         """The shape at an index of a tuple shape. Raises `MalformedProto` or `IndexError`."""
         message = fields(data)
         for part in index:
-            message = fields(raw({4: [message[4][part]]}, 4))
+            message = fields(embedded(message[4][part]))
         kind, dimensions = number(message, 2), numbers(message, 3)
         order = numbers(fields(raw(message, 5)), 1)
         dtype = DTYPES[kind] if kind < len(DTYPES) else f"type{kind}"
@@ -189,7 +189,7 @@ class Module:
 
 def _frames(index: Message) -> list[tuple[Frame, int]]:
     """The frames of a ``StackFrameIndexProto``. Raises `LookupError` or `MalformedProto`."""
-    paths, functions = ([text({1: [name]}, 1) for name in index.get(field, ())] for field in (1, 2))
+    paths, functions = ([embedded(name).decode(errors="replace") for name in index.get(field, ())] for field in (1, 2))
     locations = [
         Frame(paths[number(location, 1) - 1], number(location, 3), functions[number(location, 2) - 1])
         for location in messages(index, 3)

@@ -67,9 +67,13 @@ def number(message: Message, field: int) -> int:
 
 def raw(message: Message, field: int) -> bytes:
     """A nested message, still serialized; an empty one where there is none. Raises `MalformedProto`."""
-    value = message[field][-1] if field in message else b""
+    return embedded(message[field][-1]) if field in message else b""
+
+
+def embedded(value: int | bytes) -> bytes:
+    """A value that is a nested message, still serialized, or a string. Raises `MalformedProto` for a number."""
     if isinstance(value, int):
-        raise MalformedProto(f"field {field} is a number")
+        raise MalformedProto("a number in place of a message")
     return value
 
 
@@ -81,7 +85,7 @@ def text(message: Message, field: int) -> str:
 def messages(message: Message, field: int) -> Iterator[Message]:
     """Nested messages, read. Raises `MalformedProto`."""
     for value in message.get(field, ()):
-        yield fields(raw({field: [value]}, field))
+        yield fields(embedded(value))
 
 
 def numbers(message: Message, field: int) -> tuple[int, ...]:
