@@ -101,11 +101,7 @@ def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.set
 
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples in the order in which they run: the first is a sweep, the user's further ones only probe."""
-    in_modes = settings.chosen_modes
-    full = Sweep(settings, in_modes)
-    probes = Sweep(replace(settings, sweep="probes", expected_failures=()), in_modes)
-    if settings.nesting is not None:
-        full = probes = Sweep(settings, in_modes, (settings.nesting,))
+    full, probes = Sweep(settings), Sweep(replace(settings, sweep="probes", expected_failures=()))
     if not parts.drawn:
         return [hypothesis.example(**{ARGUMENT: full})]
     if not parts.examples:
