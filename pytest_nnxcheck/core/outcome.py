@@ -354,10 +354,6 @@ class NestingFinished:
     seconds: float
     drawn: bool
     """By hypothesis; else it is one of the sweep."""
-    whole: bool
-    """Whether hypothesis drew nothing beside it."""
-    repeats: bool
-    """Whether the next run of the test has it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,11 +98,11 @@ class BaselineHooks:
             if not isinstance(event, NestingFinished) or event.nesting in seen:
                 return
             seen.add(event.nesting)
-            outcome = event.outcome
-            if event.whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
+            outcome, whole = event.outcome, run.remember or not event.drawn
+            if whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
                 entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=event.drawn)
                 buffers = outcome.evidence.buffers if outcome.evidence else ()
-                measured[str(event.nesting)] = Measured(entry, buffers, fleeting=not event.repeats)
+                measured[str(event.nesting)] = Measured(entry, buffers, fleeting=event.drawn and not run.repeats)
 
         run.listeners.append(keep)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -188,10 +188,9 @@ def split_rows(before: Split | None, now: Split | None) -> Iterator[Row]:
     """The parts of the peak that changed."""
     if before is None or now is None:
         return
-    for part in fields(Split):
-        pair = getattr(before, part.name), getattr(now, part.name)
-        if pair[0] != pair[1]:
-            yield part.name, change(*pair)
+    for name, size in before.parts.items():
+        if now.parts[name] != size:
+            yield name, change(size, now.parts[name])
 
 
 def buffer_rows(before: Entry, now: Measured) -> Iterator[str]:

@@ -248,10 +248,15 @@ def _un_nested(report: Report, nesting: Nesting) -> str:
 
 def replay(report: Report, nesting: Nesting) -> str:
     """The command, or the call, that runs this nesting and no other."""
-    if not report.argument:
+    return replay_of(report.argument, report.options, nesting)
+
+
+def replay_of(argument: str, options: str, nesting: Nesting) -> str:
+    """The same for a test that pytest takes as this argument, or for a `check` where there is none."""
+    if not argument:
         return f"check(..., nesting={str(nesting)!r})"
-    options = f"{report.options} " if report.options else ""
-    return f"pytest {shlex.quote(report.argument)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
+    words = ["pytest", shlex.quote(argument), options, "--nnx-nesting", shlex.quote(str(nesting))]
+    return " ".join(filter(None, words))
 
 
 def wrapped(lines: str, width: int, label: str = "") -> str:

@@ -47,7 +47,9 @@ def noted() -> Iterator[list[Unused]]:
 
     def show(message: Warning | str, *args: Any, **more: Any) -> None:
         if str(message).startswith(_TEXT):
-            unused.extend(_read(str(message), sys._getframe(1)))  # noqa: SLF001 - documented, and faster than `inspect`
+            types = Counter((kind, "") for kind in types_in(str(message)))
+            users = [*frames.of_user(sys._getframe(1))]  # noqa: SLF001 - documented, and faster than `inspect`
+            unused.extend(unused_buffers(types, users))
         before(message, *args, **more)
 
     warnings.showwarning = show
@@ -62,10 +64,6 @@ def types_in(text: str) -> tuple[str, ...]:
     """The types in a warning, ``float32[4,8]``, without the axes of a mesh. jax 0.4 writes ``ShapedArray(...)`` around each."""
     listed = text.removeprefix(_TEXT).partition("\nSee ")[0]
     return tuple(f"{kind}[{re.sub(r'@[^,]*', '', shape)}]" for kind, shape in _TYPE.findall(listed))
-
-
-def _read(text: str, frame: FrameType | None) -> Iterator[Unused]:
-    return unused_buffers(Counter((kind, "") for kind in types_in(text)), [*frames.of_user(frame)])
 
 
 def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:

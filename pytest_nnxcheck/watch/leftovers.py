@@ -47,7 +47,8 @@ class Reported:
 
     def holds(self, value: object) -> bool:
         """Whether this very object was reported."""
-        return self._references.get(id(value), _nothing)() is value
+        reference = self._references.get(id(value))
+        return reference is not None and reference() is value
 
     def new(self, look: Look) -> tuple[Leftover, ...]:
         """The leftovers that were not reported before. A tracer stays in its place, and every later test meets it."""
@@ -57,10 +58,6 @@ class Reported:
                 self._references[id(value)] = _reference(value)
                 unreported.append(leftover)
         return tuple(unreported)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _reference(value: object) -> Callable[[], object]:

@@ -12,6 +12,7 @@ from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
 from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.reporting.memory_breakdown import formula
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
 from pytest_nnxcheck.watch.programs import Program
@@ -140,12 +141,10 @@ def _cure(buffers: Unused) -> str:
 
 
 def _over_budget_rows(program: Program) -> Iterator[Row]:
-    split = program.memory
-    terms = (
-        f"arguments {format_bytes(split.arguments)} + outputs {format_bytes(split.outputs)} + temporaries"
-        f" {format_bytes(split.temporaries)} - aliased {format_bytes(split.aliased)}"
-    )
-    yield "peak", f"{format_bytes(split.peak)} of {program.name}, memory_budget {format_bytes(program.budget)}: {terms}"
+    # Without the constants, which nobody has named here: their bytes are unknown.
+    terms = formula({name: size for name, size in program.memory.parts.items() if name != "constants"})
+    peak, budget = format_bytes(program.memory.peak), format_bytes(program.budget)
+    yield "peak", f"{peak} of {program.name}, memory_budget {budget}: {terms}"
     yield "", _compiled(program)
 
 

@@ -276,22 +276,4 @@ def test_listeners_hear_of_every_nesting_and_of_its_body():
     assert [str(event.nesting) for event in heard[::4]] == RUNS
     assert [event.outcome for event in heard[3::4]] == list(run.outcomes.values())
     assert [event.drawn for event in heard[::4]] == [False] * (len(RUNS) - 3) + [True] * 3
-    assert all(event.whole and event.repeats for event in heard[3::4])
     assert all(event.nesting in bodies.outcomes for bodies, event in zip(heard[2::4], heard[3::4], strict=True))
-
-
-def test_a_nesting_drawn_beside_a_value_is_no_whole_example_and_is_another_next_time():
-    step, heard = wrap(Model()), []
-
-    @hypothesis.given(x=st.integers())
-    def body(x):
-        step(x)
-
-    built, run = hypothesis_test.build(body, lambda remember: Run(DEFAULTS, remember=remember), ("x",))
-    run.listeners.append(heard.append)
-    built()
-    finished = [event for event in heard if isinstance(event, NestingFinished)]
-    assert {(event.drawn, event.whole, event.repeats) for event in finished} == {
-        (False, True, True),
-        (True, False, False),
-    }
