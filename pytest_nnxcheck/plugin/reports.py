@@ -13,18 +13,18 @@ import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import atomic_file
+from pytest_nnxcheck import atomic_file, wheels
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import REPORTS
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import has_ended
+from pytest_nnxcheck.plugin.pytest_internals import OUR_CLASS
 from pytest_nnxcheck.plugin.worker_data import Part
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.pages import markdown
@@ -210,7 +210,7 @@ class Publisher:
             "exit_status": int(session.exitstatus),
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "packages": {name: _version(name) for name in _PACKAGES},
+            "packages": {name: wheels.version(name) or "not installed" for name in _PACKAGES},
         }
 
     @pytest.hookimpl(trylast=True)
@@ -227,19 +227,12 @@ class Publisher:
 def _text_of(error: BaseException) -> str:
     """The exception as the terminal shows it, with its notes."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
-    head, colon, rest = text.partition(": ")
-    ours = colon and head.startswith("pytest_nnxcheck.") and rest.startswith("nnx ")
-    return rest if ours or isinstance(error, pytest.fail.Exception | pytest.skip.Exception) else text
+    if isinstance(error, pytest.fail.Exception | pytest.skip.Exception):
+        return text.partition(": ")[2]
+    return OUR_CLASS.sub("", text)
 
 
 def _outcome(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return "xpassed" if report.passed else "xfailed"
     return "error" if report.when == "setup" and report.failed else str(report.outcome)
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
