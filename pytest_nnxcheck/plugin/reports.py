@@ -99,20 +99,17 @@ class Publisher:
         report = yield
         not_called = report.when == "setup" and not report.passed and item.get_closest_marker(MARKER) is not None
         if not_called or has_ended(item, report):
-            setattr(report, _WIRE, self._records_or_why_not(item, call))
+            setattr(report, _WIRE, self._records(item, call))
         return report
 
-    def _records_or_why_not(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
+    def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
         try:
-            return self._records(item, call)
+            record = self._of_run(item.nodeid)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
             record = records.unknown(item.nodeid)
             why = f"nnx report: cannot tell of this test: {type(error).__name__}: {error}"
             record["test"]["message"] = records.plain(why)
             return record
-
-    def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
-        record = self._of_run(item.nodeid)
         test = record["test"]
         path, line, _ = item.reportinfo()
         test["place"] = self._place(os.fspath(path), line or 0)

@@ -68,7 +68,13 @@ def types_in(text: str) -> tuple[str, ...]:
 
 def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
     """The buffers of each type, with the leaves that may be meant. A key of ``types`` is (type, dtype of an output or empty)."""
-    arrays = _arrays(users) if types else []
+    if not types:
+        return
+    from pytest_nnxcheck.compat.arrays import describe
+    from pytest_nnxcheck.walk.walk import walk
+
+    found = walk(frames.local_variables(users), MOST_OBJECTS).arrays
+    arrays = [(path, describe(array)) for path, array in found]
     for (kind, new), count in types.items():
         yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new)
 
@@ -110,12 +116,3 @@ def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ..
     more = [buffers for buffers in seen if buffers.type in types or not compile_events.warns_of_widened()]
     types = {buffers.type for buffers in more}
     return tuple(dict.fromkeys([*(buffers for buffers in warned if buffers.type not in types), *more]))
-
-
-def _arrays(users: list[FrameType]) -> list[tuple[str, str]]:
-    """(path, type) of the arrays that the user's local variables lead to."""
-    from pytest_nnxcheck.compat.arrays import describe
-    from pytest_nnxcheck.walk.walk import walk
-
-    seen = walk(frames.local_variables(users), MOST_OBJECTS)
-    return [(path, describe(array)) for path, array in seen.arrays]
