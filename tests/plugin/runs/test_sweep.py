@@ -104,10 +104,6 @@ class TestStop:
         assert ran(alone) == ran(check(Model(), 1, sweep="singles", max_examples=0))
         assert alone.not_run == SWEEP - 25
 
-    def test_the_users_own_exception_leaves_nothing_to_say(self):
-        with pytest.raises(TypeError, match="carry"):
-            check(Model(failed=lambda nesting: True), 1)
-
     def test_what_is_expected_to_fail_stops_nothing(self):
         known = {"scan": "known", "jit > vmap": "known"}
         found = check(Model(tracers=has("scan"), failed=has("jit", "vmap")), 1, expected_failures=known, max_examples=0)
