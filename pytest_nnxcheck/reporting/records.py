@@ -52,7 +52,7 @@ def of_report(report: Report, folder: Path | None = None) -> Records:
         "not_run": report.not_run,
         "modes": report.modes,
         "shown": str(report.shown.nesting) if report.shown else "",
-        "message": "" if report.ok else str(report),
+        "message": "" if report.ok or not report.outcomes else str(report),
         "settings": {name: _shown(getattr(report.settings, name)) for name in table.names("check")},
         "options": report.options,
         "notes": report.notes,
@@ -203,4 +203,4 @@ def targets_of(nestings: Iterable[Record]) -> tuple[OnTarget, ...]:
 def worst_peak(record: Records) -> Record | None:
     """The nesting whose peak is the largest part of its budget, or just the largest."""
     measured = [nesting for nesting in record["nestings"] if nesting["peak"] is not None]
-    return max(measured, key=lambda o: ((o["peak"] or 0) / (o["budget"] or math.inf), o["peak"] or 0), default=None)
+    return max(measured, key=lambda nesting: tally.height(nesting["peak"], nesting["budget"]), default=None)

@@ -74,11 +74,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether something was checked, nothing was violated, no nesting raised, and what was expected to fail did."""
-        judged = [outcome.verdict for outcome in self.outcomes if outcome.verdict != "rejected"]
-        refused = any(outcome.verdict == "rejected" and not outcome.unfit for outcome in self.outcomes)
-        strict = refused and self.settings.on_rejection == "fail"
-        bad = strict or nothing_checked(self.outcomes) or "rejected" in self.modes.values() or self.unexpected
-        return not bad and all(verdict in {"held", "expected"} for verdict in judged)
+        return self.verdict == "held"
 
     @property
     def verdict(self) -> Verdict:
@@ -86,7 +82,10 @@ class Report:
         worst = tally.of_mode(list(self.outcomes))
         if not self.outcomes or self.unexpected:
             return "violated" if worst == "violated" else "failed"
-        return worst if worst != "held" or self.ok else "rejected"
+        refused = any(outcome.verdict == "rejected" and not outcome.unfit for outcome in self.outcomes)
+        strict = refused and self.settings.on_rejection == "fail"
+        bad = strict or nothing_checked(self.outcomes) or "rejected" in self.modes.values()
+        return "rejected" if bad and worst == "held" else worst
 
     @property
     def unexpected(self) -> tuple[str, ...]:

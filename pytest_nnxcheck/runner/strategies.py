@@ -148,11 +148,11 @@ def second_stage(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting
         yield from pairs(settings, exclusions)
 
 
-def sweep(settings: Settings) -> Iterator[Nesting]:
-    """All that follows the un-nested call where every layer fits, each nesting once."""
-    yield from dict.fromkeys(
-        (*first_stage(settings), *second_stage(settings, Exclusions()), *expected_to_fail(settings))
-    )
+def sweep(settings: Settings, exclusions: Exclusions = Exclusions()) -> Iterator[Nesting]:
+    """All that follows the un-nested call, each nesting once: nestings whose layers all fit, and those that are expected to fail."""
+    every = (*first_stage(settings), *second_stage(settings, exclusions))
+    allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
+    yield from dict.fromkeys((*allowed, *expected_to_fail(settings)))
 
 
 def swept_layers(settings: Settings) -> int:

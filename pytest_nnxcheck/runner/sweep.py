@@ -35,13 +35,6 @@ class Sweep:
         """How hypothesis shows it in an example: field by field without this."""
         printer.text(repr(self))
 
-    def nestings(self, mode: str, exclusions: strategies.Exclusions) -> tuple[Nesting, ...]:
-        """The nestings that follow the un-nested call: those whose layers all fit, and those that are expected to fail."""
-        expected = tuple(strategies.expected_to_fail(self.settings))
-        every = (*strategies.first_stage(self.settings), *strategies.second_stage(self.settings, exclusions))
-        allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
-        return tuple(in_mode((*allowed, *expected), mode))
-
 
 def sweep(run: Run, case: Sweep, body: Body) -> None:
     """Run the nestings of a sweep. Raises the plainest of what they raised."""
@@ -85,7 +78,8 @@ def _errors(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
             yield error
     if broke and not runs_all:
         # The rest would not change the message, and draws never follow a sweep that broke.
-        run.not_run += sum(nesting not in run.outcomes for nesting in case.nestings(mode, run.exclusions[mode]))
+        rest = in_mode(strategies.sweep(case.settings, run.exclusions[mode]), mode)
+        run.not_run += sum(nesting not in run.outcomes for nesting in rest)
         return
     yield from (_try(run, nesting, body) for nesting in expected if nesting not in run.outcomes)
 

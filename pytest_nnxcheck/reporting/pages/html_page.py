@@ -19,7 +19,7 @@ from urllib.parse import quote
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import UN_NESTED
 from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records, target_rows
+from pytest_nnxcheck.reporting import records, tally, target_rows
 from pytest_nnxcheck.reporting.memory_breakdown import formula
 from pytest_nnxcheck.reporting.records import Record, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
@@ -189,7 +189,7 @@ def cell(nesting: Record, target: str) -> Html:
 
 def kind(nesting: Record) -> str:
     """The verdict as a class of the style sheet."""
-    return "unfit" if nesting["unfit"] and nesting["verdict"] == "rejected" else nesting["verdict"]
+    return tally.kind(nesting["verdict"], unfit=nesting["unfit"])
 
 
 # --- the tests -----------------------------------------------------------------------------------------------------------
