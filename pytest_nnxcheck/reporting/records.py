@@ -90,31 +90,19 @@ def unknown(nodeid: str) -> Records:
 
 def _of_outcome(report: Report, outcome: Outcome, folder: Path | None) -> Record:
     evidence = outcome.evidence or Evidence()
-    measured = plain(evidence)
-    record = {
+    told, measured = plain(outcome), plain(evidence)
+    told["expected_failures"], measured["expected_peak"] = told.pop("expected"), measured.pop("expected")
+    more = {
         "nodeid": report.test_id,
         "nesting": str(outcome.nesting),
         "mode": outcome.nesting.mode,
         "layers": [str(layer) for layer in outcome.nesting.layers],
-        "verdict": outcome.verdict,
         "word": tally.word(outcome),
-        "unfit": outcome.unfit,
-        "reason": outcome.reason,
-        "violations": outcome.violations,
-        "explained": outcome.explained,
-        "notes": outcome.notes,
-        "expected_failures": outcome.expected,
-        "peak": outcome.peak,
-        "budget": outcome.budget,
-        "expected_peak": measured.pop("expected"),
-        **measured,
         "story": memory_breakdown.rows(evidence),
-        "program": outcome.program,
         "program_text": _program(outcome.program, folder),
         "replay": replay(report, outcome.nesting),
-        "seconds": outcome.seconds,
     }
-    return {key: plain(value) for key, value in record.items()}
+    return {**plain(more), **told, **measured}
 
 
 def _program(shown: str, folder: Path | None) -> str:
