@@ -24,13 +24,13 @@ _FLAKY = (
 )
 
 
-def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseException:
+def conclude(error: BaseException, run: Run) -> BaseException:
     """Turn the exception of hypothesis into the one to raise: the plainest one of a group, with its complete message."""
     if isinstance(error, hypothesis.errors.Flaky):
         add_notes(error, [_FLAKY])
         return error
     errors = list(flatten(error))
-    if not own_given:
+    if run.remember:
         # Without a user's ``@given`` the example is the nesting, which our message names better.
         for member in errors:
             drop_notes(member, lambda note: note.startswith(_NOTES))

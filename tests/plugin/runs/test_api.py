@@ -216,9 +216,9 @@ def run_of(step, *listeners):
     def body():
         step(1)
 
-    built, run = hypothesis_test.build(body, lambda remember: Run(DEFAULTS, remember=remember), ())
+    run = Run(DEFAULTS)
     run.listeners += listeners
-    built()
+    hypothesis_test.build(body, run, ())()
     return run
 
 

@@ -326,8 +326,8 @@ def test_a_call_that_adds_state_is_noted_before_the_mode_that_its_body_closes():
         nnx.vmap(lambda model, x: x, in_axes=(per_kind, 0))(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), y)
 
     settings = merge({"modes": ("tree",), "transforms": ("jit", "scan")})
-    test, run = hypothesis_test.build(body, lambda remember: Run(settings, remember=remember), ())
-    test()
+    run = Run(settings)
+    hypothesis_test.build(body, run, ())()
     added, closed = run.report().notes
     assert added == "the call adds model.hidden, which no loop can carry: argument scan left out"
     assert closed.startswith("flax takes the call in no nesting of its tree mode")
