@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple, TypeVar
 
-from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
-from pytest_nnxcheck.reporting import hints
+from pytest_nnxcheck.reporting import hints, violations
 from pytest_nnxcheck.reporting.memory_breakdown import formula
 from pytest_nnxcheck.watch.donation import Unused
 from pytest_nnxcheck.watch.leftovers import Leftover
@@ -64,8 +63,8 @@ class Finding:
             for program in self.over_budget
         ]
         names = {
-            "tracers": [leftover.path for leftover in leftovers if leftover.tracer],
-            "pinned": [leftover.path for leftover in leftovers if not leftover.tracer],
+            "tracers": [leftover.path for leftover in leftovers if isinstance(leftover, TracerLeft)],
+            "pinned": [leftover.path for leftover in leftovers if not isinstance(leftover, TracerLeft)],
             "donation": [name for buffers in self.unused for name in _leaves(buffers)],
             "budget": peaks[:1],
             "copies": [leaf for program in self.copying for leaf in program.leaves],
@@ -122,13 +121,11 @@ def _each_once(label: str, texts: Iterable[str]) -> Iterator[Row]:
 
 
 def _leftover_rows(leftover: Leftover) -> Iterator[Row]:
-    where = f"{leftover.path}   {leftover.holder} {leftover.type}"
-    if leftover.tracer:
-        yield "leaked", f"{where}   <- {leftover.tracer}"
+    if isinstance(leftover, TracerLeft):
+        yield from violations.leaked(leftover.leak)
     else:
+        where = f"{leftover.path}   {leftover.type}"
         yield "pinned", f"{where}, made in a trace that has ended: flax refuses to write it"
-    if leftover.line:
-        yield "", f"created at {leftover.line}"
 
 
 def _unused_rows(buffers: Unused) -> Iterator[Row]:
@@ -161,15 +158,13 @@ def _compiled(program: Program) -> str:
 
 
 def _hint(leftover: Leftover) -> str:
-    if not leftover.tracer:
+    if not isinstance(leftover, TracerLeft):
         return hints.hint("pinned")
-    plain = leftover.holder in hints.PLAIN and not leftover.keeper
-    if plain and leftover.place == "module":  # which holds for a module that was captured, too
-        return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
-    leak = Leak(
-        leftover.path, leftover.holder, "", leftover.type, leftover.line, "", leftover.place, keeper=leftover.keeper
-    )
-    return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
+    leak = leftover.leak
+    plain = leak.holder in hints.PLAIN and not leak.keeper
+    if plain and leak.place == "module":  # which holds for a module that was captured, too
+        return hints.hint("plain value, captured", path=leak.path, holder=leak.holder)
+    return hints.tracer_left(leftover)
 
 
 def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[str]) -> str:

@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 
 from pytest_nnxcheck.compat import compile_events
+from pytest_nnxcheck.core.facts import Leak
+from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.watch import donation, roots
 from pytest_nnxcheck.watch.donation import Unused
-from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
+from pytest_nnxcheck.watch.leftovers import Look, Reported
 from pytest_nnxcheck.watch.message import Finding, headline, message, summary
 
-TRACER = Leftover("model.last", "Param", "float32[3]", "DynamicJaxprTracer", "model.py:8 (forward)")
-PINNED = Leftover("model.count", "Param", "float32[]")
+LEAK = Leak("model.last", "Param", "DynamicJaxprTracer", "float32[3]", "model.py:8 (forward)", layer="")
+TRACER = TracerLeft("model.last", leak=LEAK)
+PINNED = MadeInEndedTrace("model.count", type="Param float32[]")
 
 
 def test_the_message_says_what_where_and_what_to_write():
