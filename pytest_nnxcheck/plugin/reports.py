@@ -39,7 +39,7 @@ _PACKAGES = ("pytest-nnxcheck", "jax", "jaxlib", "flax", "hypothesis", "pytest")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReportFile:
     """A file to write."""
 
     path: Path
@@ -59,7 +59,7 @@ def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
     given, summary = options.given(config, "report"), markdown.step_summary(os.environ)
     if given is None and summary is None:
         return
-    asked = tuple(Target(given.folder / path, path, given.origin) for path in given.value) if given else ()
+    asked = tuple(ReportFile(given.folder / path, path, given.origin) for path in given.value) if given else ()
     if not worker_data.is_worker(config):
         for target in asked:
             if why := atomic_file.unwritable(target.path, make_folders=True):
@@ -76,7 +76,7 @@ class Publisher:
     def __init__(
         self,
         config: pytest.Config,
-        asked: tuple[Target, ...],
+        asked: tuple[ReportFile, ...],
         summary: Path | None,
         unreported: dict[str, Run],
     ) -> None:

@@ -18,9 +18,9 @@ from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import is_test_case
 from pytest_nnxcheck.watch import donation, leftovers, message, roots
-from pytest_nnxcheck.watch.donation import Unused
+from pytest_nnxcheck.watch.donation import UnusedBuffers
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
-from pytest_nnxcheck.watch.message import Finding, Unmarked
+from pytest_nnxcheck.watch.message import LeftBehind, Unmarked
 from pytest_nnxcheck.watch.monitor import Monitor
 from pytest_nnxcheck.watch.programs import Programs
 from pytest_nnxcheck.watch.roots import Root
@@ -94,7 +94,7 @@ class WatchHooks:
         first = self._look(item, set_up_before)
         before, looks = self.reported.new(first), [first]
         inside: list[Leftover] = []
-        unused: list[Unused] = []
+        unused: list[UnusedBuffers] = []
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
@@ -111,17 +111,17 @@ class WatchHooks:
             raised = False
         finally:
             looks.append(self._look(item, set_up_before))
-            finding = Finding(
+            left = LeftBehind(
                 before,
                 (*inside, *self.reported.new(looks[-1])),
                 donation.merged(unused, self.programs.unused),
                 self.programs.take(),
             )
-            self._note(item, finding, complete=all(seen.complete for seen in looks))
-            if finding and (raised or not self.fails):
-                item.add_report_section("call", TITLE, message.message(item.nodeid, finding))
-        if finding and self.fails:
-            raise pytest.fail.Exception(message.message(item.nodeid, finding), pytrace=False)
+            self._note(item, left, complete=all(seen.complete for seen in looks))
+            if left and (raised or not self.fails):
+                item.add_report_section("call", TITLE, message.message(item.nodeid, left))
+        if left and self.fails:
+            raise pytest.fail.Exception(message.message(item.nodeid, left), pytrace=False)
         return result
 
     def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
@@ -138,10 +138,10 @@ class WatchHooks:
         ]
         return roots.of_test(item.function, item.instance, fixtures)
 
-    def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
+    def _note(self, item: pytest.Function, left: LeftBehind, *, complete: bool) -> None:
         item.stash[_result] = {
-            "kinds": list(finding.named()),
-            "headline": message.headline(finding),
+            "kinds": list(left.named()),
+            "headline": message.headline(left),
             "complete": complete,
             "to_mark": self._to_mark(item),
             "unread": self.programs.unread and f"programs were not judged ({self.programs.unread})",

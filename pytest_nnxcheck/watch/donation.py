@@ -26,7 +26,7 @@ _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
+class UnusedBuffers:
     """Donated buffers of one type that no output could take over."""
 
     type: str
@@ -40,9 +40,9 @@ class Unused:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[Unused]]:
+def noted() -> Iterator[list[UnusedBuffers]]:
     """Gather the warnings of JAX. ``warnings.showwarning`` is documented as replaceable; the one before is called too."""
-    unused: list[Unused] = []
+    unused: list[UnusedBuffers] = []
     before = warnings.showwarning
 
     def show(message: Warning | str, *args: Any, **more: Any) -> None:
@@ -66,7 +66,7 @@ def types_in(text: str) -> tuple[str, ...]:
     return tuple(f"{kind}[{re.sub(r'@[^,]*', '', shape)}]" for kind, shape in _TYPE.findall(listed))
 
 
-def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
+def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[UnusedBuffers]:
     """The buffers of each type, with the leaves that may be meant. A key of ``types`` is (type, dtype of an output or empty)."""
     if not types:
         return
@@ -76,7 +76,9 @@ def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> I
     found = walk(frames.local_variables(users), MOST_OBJECTS).arrays
     arrays = [(path, describe(array)) for path, array in found]
     for (kind, new), count in types.items():
-        yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new)
+        yield UnusedBuffers(
+            kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new
+        )
 
 
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
@@ -108,7 +110,7 @@ def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
     return types
 
 
-def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ...]:
+def merged(warned: Iterable[UnusedBuffers], seen: Iterable[UnusedBuffers]) -> tuple[UnusedBuffers, ...]:
     """The warnings of jax and what `widened` saw. Of one type, the latter says more."""
     from pytest_nnxcheck.compat import compile_events
 

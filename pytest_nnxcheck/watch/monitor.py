@@ -23,7 +23,7 @@ _TOOLS = (3, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """A call of a module."""
 
     type: str
@@ -37,7 +37,7 @@ class Monitor:
     """Looks at the local variables of a test whenever it returns, and notes its first call of a module, for as long as `of` lasts."""
 
     def __init__(self) -> None:
-        self.first_call: Call | None = None
+        self.first_call: ModuleCall | None = None
         """The first call outside of any transform: the test could be marked."""
         self._is_own = False
         """Whether the test itself makes it. In a function that it calls, it may have no variable that holds the module."""
@@ -78,7 +78,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def of(self, functions: tuple[FunctionType, ...], look: Callable[[Mapping[str, Any]], None]) -> Iterator[None]:
-        """Call ``look`` with the local variables of the last of the functions, which the others wrap, at each of its returns, and where it raised:
+        """ModuleCall ``look`` with the local variables of the last of the functions, which the others wrap, at each of its returns, and where it raised:
         those are in the traceback. Code of a wrapper is shared by all that its decorator was put on, and holds nothing of its own.
         """
         self.first_call, self._is_own = None, False
@@ -123,7 +123,7 @@ class Monitor:
         if _is_module(called) and not frames.inside_a_transform(frame):
             test = frames.of_test(frame, self._test)
             if test is not None:
-                self.first_call = Call(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
+                self.first_call = ModuleCall(class_name(type(called)), test.f_code.co_filename, test.f_lineno)
                 self._is_own = is_own
         return None
 
