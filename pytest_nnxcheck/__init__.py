@@ -55,23 +55,17 @@ __all__ = [
     "register_transform",
 ]
 
-_ROOMS = {
-    "Wrap": "api",
-    "Wrapped": "api",
-    "assert_invariants": "api",
-    "check": "api",
-    "Breach": "core.outcome",
-    "Invariant": "extension",
-    "NestedCall": "core.facts",
-    "register_invariant": "extension",
-    "Layer": "core.nesting",
-    "Outcome": "core.outcome",
-    "Violation": "core.outcome",
-    "Nesting": "core.nesting",
-    "Report": "reporting.report",
-    "register_transform": "transforms.custom",
-    "ExpectedFailuresWarning": "plugin.known_failures",
+_NAMES = {
+    "api": ("Wrap", "Wrapped", "assert_invariants", "check"),
+    "core.facts": ("NestedCall",),
+    "core.nesting": ("Layer", "Nesting"),
+    "core.outcome": ("Breach", "Outcome", "Violation"),
+    "extension": ("Invariant", "register_invariant"),
+    "plugin.known_failures": ("ExpectedFailuresWarning",),
+    "reporting.report": ("Report",),
+    "transforms.custom": ("register_transform",),
 }
+"""The names by their module; all others are exceptions."""
 
 
 def __getattr__(name: str) -> Any:
@@ -83,7 +77,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("pytest-nnxcheck")
-    return getattr(importlib.import_module(f"{__name__}.{_ROOMS.get(name, 'core.errors')}"), name)
+    home = next((module for module, names in _NAMES.items() if name in names), "core.errors")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:

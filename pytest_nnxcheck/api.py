@@ -203,8 +203,8 @@ def _run(
 
         called_by = None if frame is None else frame.f_back
         texts = files.of_check(called_by, wrapped.__wrapped__, args, kwargs, chosen)
-        built, run = hypothesis_test.build(body, lambda remember: Run(chosen, remember=remember, programs=texts), ())
-        error = _outcome(built, run)
+        run = Run(chosen, programs=texts)
+        error = _outcome(hypothesis_test.build(body, run, ()), run)
         run.forget()
         if error is None and (problem := conclude.proves_nothing(run)):
             error = CheckError(problem)
@@ -217,7 +217,7 @@ def _outcome(built: Callable[..., Any], run: Run) -> BaseException | None:
     except BaseException as error:
         if errors.passes_through(error):
             raise
-        return conclude.conclude(error, run, own_given=False)
+        return conclude.conclude(error, run)
     return None
 
 

@@ -104,9 +104,6 @@ TRANSFORMS = tuple(row.name for row in ROWS if row.default)
 FURTHER = tuple(row.name for row in ROWS if not row.default and row.name != CALL_FIRST)
 """Transforms that are in a nesting only where ``transforms`` names them."""
 
-STATE_BOUND = tuple(row.name for row in ROWS if row.fixes_state)
-"""The transforms that, as argument layers, cannot take a call that adds state."""
-
 
 class InvariantRow(NamedTuple):
     """One invariant."""

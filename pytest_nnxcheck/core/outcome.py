@@ -277,7 +277,7 @@ class Violation:
 class Outcome:
     """What one nesting did."""
 
-    nesting: Nesting
+    nesting: Nesting = field(metadata=UNRECORDED)
     verdict: Verdict
     violations: tuple[Violation, ...] = ()
     reason: str = ""
@@ -294,15 +294,13 @@ class Outcome:
     """The ``facts`` as text."""
     expected: tuple[str, ...] = ()
     """The keys of the expected failures that came true in it."""
-    by_mode: bool = False
+    by_mode: bool = field(default=False, metadata=UNRECORDED)
     """Whether flax rejected it for what its mode cannot do."""
     unfit: bool = False
     """Whether it was rejected because a layer cannot take the call, not by flax."""
-    excluded: bool = False
-    """Whether it was not run, for what an earlier nesting has shown."""
     misfit: Misfit | None = field(default=None, metadata=UNRECORDED)
     """Why a layer cannot take the call, as data."""
-    evidence: Evidence | None = None
+    evidence: Evidence | None = field(default=None, metadata=UNRECORDED)
     """What was measured."""
     program: str = ""
     """The file that shows the same without the plugin."""
@@ -354,10 +352,6 @@ class NestingFinished:
     seconds: float
     drawn: bool
     """By hypothesis; else it is one of the sweep."""
-    whole: bool
-    """Whether hypothesis drew nothing beside it."""
-    repeats: bool
-    """Whether the next run of the test has it again."""
 
 
 @dataclass(frozen=True, slots=True)

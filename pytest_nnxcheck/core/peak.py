@@ -50,6 +50,11 @@ class Split:
         """Arguments + outputs + temporaries - aliased + captured constants."""
         return self.arguments + self.outputs + self.temporaries - self.aliased + self.constants
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """The parts by name."""
+        return {part.name: getattr(self, part.name) for part in fields(Split)}
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
@@ -105,7 +110,7 @@ class Memory(Split):
     @property
     def split(self) -> Split:
         """The totals alone."""
-        return Split(self.arguments, self.outputs, self.temporaries, self.aliased, self.constants)
+        return Split(**self.parts)
 
     @property
     def made(self) -> tuple[Buffer, ...]:
@@ -157,6 +162,11 @@ class PeakLine:
     @property
     def bytes(self) -> int:
         return self.temporaries + self.outputs + self.constants
+
+    @property
+    def group(self) -> tuple[str, bool, bool]:
+        """That of its buffers: `Buffer.group`."""
+        return self.line, bool(self.constants), self.inserted and not self.line
 
     @classmethod
     def of(cls, group: Sequence[Buffer], un_nested: int) -> PeakLine:
@@ -262,8 +272,8 @@ class Growth:
     @classmethod
     def between(cls, layer: str, steps: int, short: Split, long: Split) -> Growth:
         """What a step adds, by the totals of the two programs."""
-        parts = {part.name: (getattr(long, part.name) - getattr(short, part.name)) // steps for part in fields(Split)}
-        return cls(layer, steps, Split(**parts))
+        gain = {name: (size - short.parts[name]) // steps for name, size in long.parts.items()}
+        return cls(layer, steps, Split(**gain))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,16 +88,14 @@ class Budget:
         match = re.fullmatch(_BUDGET, text.strip(), re.ASCII) if isinstance(text, str) else None
         if match is None or match["unit"] == "iB":
             raise SettingError(f"memory_budget={value!r} is not a size, {_BUDGET_ADVICE}")
-        budget = cls._of(Decimal(match["number"]), match["unit"] or "B", match[0])
+        number, unit = Decimal(match["number"]), match["unit"] or "B"
+        if unit == "x":
+            budget = cls(factor=float(number))
+        else:
+            budget = cls(bytes=int(number * UNITS[unit]), written="" if UNITS[unit] % 1000 else match[0])
         if not (budget.bytes or budget.factor) or budget.factor == float("inf") or (budget.bytes or 0) >= _TOO_LARGE:
             raise SettingError(f"memory_budget={value!r} is out of range, {_BUDGET_ADVICE}")
         return budget
-
-    @classmethod
-    def _of(cls, number: Decimal, unit: Any, written: str) -> Budget:
-        if unit == "x":
-            return cls(factor=float(number))
-        return cls(bytes=int(number * UNITS[unit]), written="" if UNITS[unit] % 1000 else written)
 
     def __str__(self) -> str:
         if self.factor is not None:

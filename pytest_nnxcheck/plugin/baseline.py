@@ -50,7 +50,11 @@ def register(config: pytest.Config) -> BaselineHooks | None:
             f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
         )
     request = Request(
-        given.value, tolerance, "all" if UPDATE in asked else "new" if NEW_ONLY in asked else "", ANY_STAMP in asked
+        given.value,
+        tolerance,
+        "all" if UPDATE in asked else "new" if NEW_ONLY in asked else "",
+        any_stamp=ANY_STAMP in asked,
+        replayed=options.given(config, "nesting") is not None,
     )
     path = given.folder / given.value
     try:
@@ -98,11 +102,11 @@ class BaselineHooks:
             if not isinstance(event, NestingFinished) or event.nesting in seen:
                 return
             seen.add(event.nesting)
-            outcome = event.outcome
-            if event.whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
+            outcome, whole = event.outcome, run.remember or not event.drawn
+            if whole and outcome is not None and outcome.verdict == "held" and outcome.peak is not None:
                 entry = baseline_file.entry_of(outcome.peak, outcome.evidence, drawn=event.drawn)
                 buffers = outcome.evidence.buffers if outcome.evidence else ()
-                measured[str(event.nesting)] = Measured(entry, buffers, fleeting=not event.repeats)
+                measured[str(event.nesting)] = Measured(entry, buffers, fleeting=event.drawn and not run.repeats)
 
         run.listeners.append(keep)
 
@@ -124,7 +128,6 @@ class BaselineHooks:
                 for nesting, now in measured.items()
                 if not now.fleeting
             ),
-            replayed=run.settings.nesting is not None,
         )
         if not result.grew:
             return ""
@@ -142,7 +145,7 @@ class BaselineHooks:
             nothing = Result(worker_data.nodeid(item))
             result = item.stash.get(_result, nothing) if report.when == "call" else nothing
             item.stash[_result] = nothing  # a rerun measures anew
-            setattr(report, _WIRE, asdict(result if report.passed else result.of_failure()))
+            setattr(report, _WIRE, asdict(result if report.passed else replace(result, stamp=())))
         return report
 
     # --- the end of the run ---
@@ -174,14 +177,14 @@ class BaselineHooks:
             selected, skipped = selection.Selection.of(session.config), tuple(data.collection.skipped)
             whole = [test for test in self.stored.tests if selected.covers(test.partition("::")[0])]
             gone = [test for test in whole if test not in data.collection.tests and not test.startswith(skipped)]
-            missed = [self.results[test] for test in whole if test in self.results]
+            passed = [self.results[test] for test in whole if test in self.results and self.results[test].stamp]
             # Where nothing was compared, nothing is known of nestings.
             if update != "all" and not any(result.differences for result in self.results.values()):
                 stale = [f"  {baseline_comparison.on_one_line(test)}: there is no such test" for test in gone]
                 stale += [
                     f"  {baseline_comparison.on_one_line(result.test)}: did not run under {', '.join(result.stale)}"
-                    for result in missed
-                    if result.stale and not result.replayed
+                    for result in passed
+                    if result.stale
                 ]
         if stale:
             yield f"ERROR {shown} has stale entries, {UPDATE} removes them:", True
@@ -207,8 +210,7 @@ class BaselineHooks:
         """Put the new baseline in its place, on top of what the file is by now: what changed, or why nothing did."""
         try:
             before = baseline_file.read(self.path, self.request.shown)
-            new_only = self.request.update == "new"
-            after = baseline_comparison.renewed(before, self.results.values(), gone, new_only=new_only)
+            after = baseline_comparison.renewed(before, self.results.values(), self.request, gone)
             if before != after:
                 atomic_file.write(self.path, baseline_file.format_baseline(after))
         except (baseline_comparison.Refused, SettingError) as error:

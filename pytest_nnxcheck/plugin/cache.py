@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck.core import settings
-from pytest_nnxcheck.core.nesting import Nesting
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.plugin import options, pytest_internals, selection
 
@@ -45,10 +43,7 @@ def programs_of(item: Any, typed: str, chosen: Settings) -> Programs:
         origin = usage.Origin(pytest_internals.fixture_functions(item), pytest_internals.parameters(item), lists)
         return usage.of_test(body, origin, files.own_transforms(chosen))
 
-    def replay(nesting: Nesting) -> str:
-        argument = selection.as_argument(item)
-        return report.replay(report.Report((), settings.Settings(), argument=argument, options=typed), nesting)
-
+    replay = functools.partial(report.replay_of, selection.as_argument(item), typed)
     folder = functools.partial(folder_of_programs, config)
     return files.Programs(item.nodeid, usage_of, replay, folder, config.invocation_params.dir)
 

@@ -258,21 +258,16 @@ def _build(item: pytest.Function) -> tuple[Run, Any]:
     except SettingError as error:
         raise pytest.fail.Exception(f"{modes_origin(item, settings)}: {error}", pytrace=False) from None
     written = options.replay_options(item.config.option)
-
-    def run_of(remember: bool) -> Run:
-        programs = cache.programs_of(item, written, settings)
-        return runs.Run(
-            settings,
-            test_id=item.nodeid,
-            argument=selection.as_argument(item),
-            options=written,
-            remember=remember,
-            programs=programs,
-            compiles=cache.folder_of_compiles(item.config),
-        )
-
+    run = runs.Run(
+        settings,
+        test_id=item.nodeid,
+        argument=selection.as_argument(item),
+        options=written,
+        programs=cache.programs_of(item, written, settings),
+        compiles=cache.folder_of_compiles(item.config),
+    )
     seeded = item.config.getoption("hypothesis_seed", None) is not None
-    built, run = hypothesis_test.build(item.obj, run_of, item.fixturenames, seeded=seeded)
+    built = hypothesis_test.build(item.obj, run, item.fixturenames, seeded=seeded)
     if (baseline := item.config.stash[_baseline]) is not None:
         baseline.listen(item, run)
     return run, built
@@ -282,8 +277,7 @@ def _conclude(item: pytest.Function, run: Run, raised: BaseException | None) -> 
     from pytest_nnxcheck.reporting import report
     from pytest_nnxcheck.runner import conclude
 
-    own_given = hasattr(item.function, "hypothesis")
-    final = None if raised is None else conclude.conclude(raised, run, own_given=own_given)
+    final = None if raised is None else conclude.conclude(raised, run)
     run.forget()
     if raised is not None:
         return final

@@ -55,7 +55,7 @@ def read(path: Path, shown: str) -> tuple[Table, ...]:
         text = atomic_file.read(path)
         tables = tomllib.loads(text)
     except OSError as error:
-        raise SettingError(f"cannot read {shown}: {error.strerror or error}") from None
+        raise SettingError(f"cannot read {shown}: {atomic_file.reason(error)}") from None
     except ValueError as error:
         raise SettingError(f"{shown} is no TOML file: {error}") from None
     except RecursionError:

@@ -97,10 +97,7 @@ class Count:
         self.seconds = 0.0
 
     def begin(self, nesting: Nesting, *, sweeping: bool) -> None:
-        if sweeping:
-            self.done = max(self.done, self.places.get(nesting, 0))
-        elif self.done < len(self.places):
-            self.done = len(self.places)
+        self.done = max(self.done, self.places.get(nesting, 0) if sweeping else len(self.places))
 
     def end(self, seconds: float) -> None:
         self.done += 1

@@ -65,7 +65,8 @@ def write_uncaptured(config: pytest.Config, line: str) -> None:
 # --- the text of a failure
 
 
-_CLASS = re.compile(r"\Apytest_nnxcheck\.\w+: (?=nnx )")
+OUR_CLASS = re.compile(r"\Apytest_nnxcheck\.\w+: (?=nnx )")
+"""The class of one of our exceptions before a message that has its own first words."""
 _MARGIN = "E       "
 """What pytest writes before each line of an exception; more where the line that raised is indented further."""
 
@@ -78,13 +79,13 @@ def tell(longrepr: Any, in_short: str) -> None:
     """
     crash = getattr(longrepr, "reprcrash", None)
     if crash is not None:
-        head, newline, rest = _CLASS.sub("", crash.message).partition("\n")
+        head, newline, rest = OUR_CLASS.sub("", crash.message).partition("\n")
         crash.message = (in_short or head) + newline + rest
     for entry in _entries(longrepr):
         margin = next((match[0] for line in entry.lines if (match := re.match(r"E  +", line))), "")
         for number, line in enumerate(entry.lines):
             if margin and line.startswith("E"):
-                entry.lines[number] = min(margin, _MARGIN, key=len) + _CLASS.sub("", line[len(margin) :])
+                entry.lines[number] = min(margin, _MARGIN, key=len) + OUR_CLASS.sub("", line[len(margin) :])
 
 
 def colour(longrepr: Any) -> None:

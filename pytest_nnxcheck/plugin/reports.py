@@ -13,18 +13,18 @@ import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_nnxcheck import atomic_file
+from pytest_nnxcheck import atomic_file, wheels
 from pytest_nnxcheck.core.errors import SettingError
 from pytest_nnxcheck.core.setting_values import REPORTS
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import has_ended
+from pytest_nnxcheck.plugin.pytest_internals import OUR_CLASS
 from pytest_nnxcheck.plugin.worker_data import Part
 from pytest_nnxcheck.reporting import records
 from pytest_nnxcheck.reporting.pages import markdown
@@ -39,7 +39,7 @@ _PACKAGES = ("pytest-nnxcheck", "jax", "jaxlib", "flax", "hypothesis", "pytest")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReportFile:
     """A file to write."""
 
     path: Path
@@ -59,7 +59,7 @@ def register(config: pytest.Config, unreported: dict[str, Run]) -> None:
     given, summary = options.given(config, "report"), markdown.step_summary(os.environ)
     if given is None and summary is None:
         return
-    asked = tuple(Target(given.folder / path, path, given.origin) for path in given.value) if given else ()
+    asked = tuple(ReportFile(given.folder / path, path, given.origin) for path in given.value) if given else ()
     if not worker_data.is_worker(config):
         for target in asked:
             if why := atomic_file.unwritable(target.path, make_folders=True):
@@ -76,7 +76,7 @@ class Publisher:
     def __init__(
         self,
         config: pytest.Config,
-        asked: tuple[Target, ...],
+        asked: tuple[ReportFile, ...],
         summary: Path | None,
         unreported: dict[str, Run],
     ) -> None:
@@ -99,20 +99,17 @@ class Publisher:
         report = yield
         not_called = report.when == "setup" and not report.passed and item.get_closest_marker(MARKER) is not None
         if not_called or has_ended(item, report):
-            setattr(report, _WIRE, self._records_or_why_not(item, call))
+            setattr(report, _WIRE, self._records(item, call))
         return report
 
-    def _records_or_why_not(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
+    def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
         try:
-            return self._records(item, call)
+            record = self._of_run(item.nodeid)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take the run with it
             record = records.unknown(item.nodeid)
             why = f"nnx report: cannot tell of this test: {type(error).__name__}: {error}"
             record["test"]["message"] = records.plain(why)
             return record
-
-    def _records(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Records:
-        record = self._of_run(item.nodeid)
         test = record["test"]
         path, line, _ = item.reportinfo()
         test["place"] = self._place(os.fspath(path), line or 0)
@@ -210,7 +207,7 @@ class Publisher:
             "exit_status": int(session.exitstatus),
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "packages": {name: _version(name) for name in _PACKAGES},
+            "packages": {name: wheels.version(name) or "not installed" for name in _PACKAGES},
         }
 
     @pytest.hookimpl(trylast=True)
@@ -227,19 +224,12 @@ class Publisher:
 def _text_of(error: BaseException) -> str:
     """The exception as the terminal shows it, with its notes."""
     text = "".join(traceback.format_exception_only(error)).rstrip()
-    head, colon, rest = text.partition(": ")
-    ours = colon and head.startswith("pytest_nnxcheck.") and rest.startswith("nnx ")
-    return rest if ours or isinstance(error, pytest.fail.Exception | pytest.skip.Exception) else text
+    if isinstance(error, pytest.fail.Exception | pytest.skip.Exception):
+        return text.partition(": ")[2]
+    return OUR_CLASS.sub("", text)
 
 
 def _outcome(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return "xpassed" if report.passed else "xfailed"
     return "error" if report.when == "setup" and report.failed else str(report.outcome)
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

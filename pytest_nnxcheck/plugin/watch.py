@@ -18,11 +18,11 @@ from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.plugin import options, worker_data
 from pytest_nnxcheck.plugin.marker import is_test_case
 from pytest_nnxcheck.watch import donation, leftovers, message, roots
-from pytest_nnxcheck.watch.donation import Unused
+from pytest_nnxcheck.watch.donation import UnusedBuffers
 from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
-from pytest_nnxcheck.watch.message import Finding, Unmarked
+from pytest_nnxcheck.watch.message import LeftBehind, Unmarked
+from pytest_nnxcheck.watch.monitor import Monitor
 from pytest_nnxcheck.watch.programs import Programs
-from pytest_nnxcheck.watch.returns import Returns
 from pytest_nnxcheck.watch.roots import Root
 
 TITLE = "nnx watch"
@@ -51,7 +51,7 @@ class WatchHooks:
         self.budget = budget
         self.programs = Programs(budget.bytes if budget is not None else None)
         self.reported = Reported()
-        self.returns = Returns()
+        self.monitor = Monitor()
         self.fixtures: dict[pytest.FixtureDef[Any], object] = {}
         """The values of fixtures that pytest keeps."""
         self.results: dict[str, Mapping[str, Any]] = {}
@@ -60,12 +60,12 @@ class WatchHooks:
     @pytest.hookimpl
     def pytest_sessionstart(self) -> None:
         """Start to watch the returns of functions."""
-        self.returns.start()
+        self.monitor.start()
 
     @pytest.hookimpl
     def pytest_unconfigure(self) -> None:
         """Stop that."""
-        self.returns.stop()
+        self.monitor.stop()
 
     # --- fixtures ---
 
@@ -94,7 +94,7 @@ class WatchHooks:
         first = self._look(item, set_up_before)
         before, looks = self.reported.new(first), [first]
         inside: list[Leftover] = []
-        unused: list[Unused] = []
+        unused: list[UnusedBuffers] = []
         raised = True
 
         def at_return(variables: Mapping[str, Any]) -> None:
@@ -105,23 +105,23 @@ class WatchHooks:
             with (
                 self.programs.of(lambda: self._roots(item, set_up_before)),
                 donation.noted() as unused,
-                self.returns.of(roots.bodies(item.function), at_return),
+                self.monitor.of(roots.bodies(item.function), at_return),
             ):
                 result = yield
             raised = False
         finally:
             looks.append(self._look(item, set_up_before))
-            finding = Finding(
+            left = LeftBehind(
                 before,
                 (*inside, *self.reported.new(looks[-1])),
                 donation.merged(unused, self.programs.unused),
                 self.programs.take(),
             )
-            self._note(item, finding, complete=all(seen.complete for seen in looks))
-            if finding and (raised or not self.fails):
-                item.add_report_section("call", TITLE, message.message(item.nodeid, finding))
-        if finding and self.fails:
-            raise pytest.fail.Exception(message.message(item.nodeid, finding), pytrace=False)
+            self._note(item, left, complete=all(seen.complete for seen in looks))
+            if left and (raised or not self.fails):
+                item.add_report_section("call", TITLE, message.message(item.nodeid, left))
+        if left and self.fails:
+            raise pytest.fail.Exception(message.message(item.nodeid, left), pytrace=False)
         return result
 
     def _look(self, item: pytest.Function, set_up_before: set[pytest.FixtureDef[Any]]) -> Look:
@@ -138,10 +138,10 @@ class WatchHooks:
         ]
         return roots.of_test(item.function, item.instance, fixtures)
 
-    def _note(self, item: pytest.Function, finding: Finding, *, complete: bool) -> None:
+    def _note(self, item: pytest.Function, left: LeftBehind, *, complete: bool) -> None:
         item.stash[_result] = {
-            "kinds": list(finding.named()),
-            "headline": message.headline(finding),
+            "kinds": list(left.named()),
+            "headline": message.headline(left),
             "complete": complete,
             "to_mark": self._to_mark(item),
             "unread": self.programs.unread and f"programs were not judged ({self.programs.unread})",
@@ -149,7 +149,7 @@ class WatchHooks:
 
     def _to_mark(self, item: pytest.Function) -> dict[str, str] | None:
         """The call that a test could be marked for."""
-        call = self.returns.calls.first
+        call = self.monitor.first_call
         if call is None or is_test_case(item.cls):
             return None
         function = roots.bodies(item.function)[-1]
@@ -186,7 +186,7 @@ class WatchHooks:
             f"{nodeid}  {result['headline']}" for nodeid, result in sorted(self.results.items()) if result["kinds"]
         ]
         partly = sum(not result["complete"] for result in results)
-        missing = [self.returns.missing, *sorted({result["unread"] for result in results})]
+        missing = [self.monitor.missing, *sorted({result["unread"] for result in results})]
         if self.budget is not None and self.budget.bytes is None:
             a_multiple = f"memory_budget {self.budget} is a multiple, which a test has that is marked"
             missing.append(f"{a_multiple}: write bytes to hold all programs to it")

@@ -6,7 +6,7 @@ Like `hooks`, this imports pytest alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,7 +35,7 @@ def is_crash(report: pytest.TestReport) -> bool:
     return report.when not in {"setup", "call", "teardown"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collection:
     """The marked tests that the processes of a run collected."""
 
@@ -43,23 +43,21 @@ class Collection:
     """Whether one of the processes came to the end of its collection."""
     broken: bool = False
     """Whether tests may be missing, since a file could not be collected."""
-    tests: frozenset[str] = frozenset()
+    tests: set[str] = field(default_factory=set)
     """Every collected test, deselected or not."""
-    skipped: frozenset[str] = frozenset()
+    skipped: set[str] = field(default_factory=set)
     """Files and classes that were skipped as a whole: nobody knows which tests are in them."""
-
-    def and_of(self, other: Collection) -> Collection:
-        """The collection of two processes, together."""
-        return Collection(*(getattr(self, member.name) | getattr(other, member.name) for member in fields(self)))
 
     def to_wire(self) -> dict[str, Any]:
         """The collection in types that cross processes."""
         return {**asdict(self), "tests": sorted(self.tests), "skipped": sorted(self.skipped)}
 
-    @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> Collection:
-        """The collection that `to_wire` made plain."""
-        return cls(wire["finished"], wire["broken"], frozenset(wire["tests"]), frozenset(wire["skipped"]))
+    def absorb(self, wire: dict[str, Any]) -> None:
+        """Add the collection of another process."""
+        self.finished |= wire["finished"]
+        self.broken |= wire["broken"]
+        self.tests.update(wire["tests"])
+        self.skipped.update(wire["skipped"])
 
 
 class Part(NamedTuple):
@@ -86,7 +84,7 @@ class WorkerData:
         self.collection = Collection()
         self.interrupted = False
         self._items: list[pytest.Item] = []
-        self._parts = {"collection": Part(self._give_collection, self._take_collection)}
+        self._parts = {"collection": Part(self.collection.to_wire, self.collection.absorb)}
 
     def add(self, name: str, part: Part) -> None:
         """Hand over a further part, under this name."""
@@ -98,12 +96,6 @@ class WorkerData:
             exit_status in _WHOLE and not self.interrupted and self.collection.finished and not self.collection.broken
         )
 
-    def _give_collection(self) -> dict[str, Any]:
-        return self.collection.to_wire()
-
-    def _take_collection(self, wire: dict[str, Any]) -> None:
-        self.collection = self.collection.and_of(Collection.from_wire(wire))
-
     @pytest.hookimpl
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Keep the node id as it is now."""
@@ -113,15 +105,18 @@ class WorkerData:
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Remember where tests may be missing."""
-        collection = Collection(broken=report.failed, skipped=frozenset({report.nodeid} if report.skipped else ()))
-        self.collection = self.collection.and_of(collection)
+        self.collection.broken |= report.failed
+        if report.skipped:
+            self.collection.skipped.add(report.nodeid)
 
     @pytest.hookimpl
     def pytest_collection_finish(self) -> None:
         """Note which tests there are: some have been marked since they were collected."""
-        marked = frozenset(nodeid(item) for item in self._items if item.get_closest_marker(MARKER) is not None)
+        self.collection.tests.update(
+            nodeid(item) for item in self._items if item.get_closest_marker(MARKER) is not None
+        )
+        self.collection.finished = True
         self._items.clear()
-        self.collection = replace(self.collection, finished=True, tests=self.collection.tests | marked)
 
     @pytest.hookimpl
     def pytest_keyboard_interrupt(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -36,6 +36,8 @@ class Request:
     update: Literal["", "all", "new"] = ""
     """Whether the run measures all entries anew, or adds new ones."""
     any_stamp: bool = False
+    replayed: bool = False
+    """Whether the run replays one nesting: it knows nothing of the others."""
 
     def compares(self, differences: str) -> bool:
         """Whether to compare with a file whose stamp has these differences from that of the run."""
@@ -71,8 +73,7 @@ class Result:
     differences: str = ""
     """Between the stamps of the file and of the run."""
     lines: tuple[str, ...] = ()
-    """What would be written of it: of all its nestings, or of the one that was replayed."""
-    replayed: bool = False
+    """What would be written of it."""
     compared: int = 0
     grew: tuple[str, ...] = ()
     """The smallest nesting first."""
@@ -84,10 +85,6 @@ class Result:
     """Peaks on targets that no entry has."""
     other_wheels: tuple[str, ...] = ()
     """Targets whose peaks another compiler counted, ``v5e libtpu 0.0.40 -> libtpu 0.0.50.1``."""
-
-    def of_failure(self) -> Result:
-        """The result where the test failed after all: what was compared, and nothing to keep."""
-        return replace(self, stamp=(), lines=(), replayed=False, shrank=0, new=0, stale=(), new_on_targets=0)
 
     def entries(self) -> dict[str, Entry]:
         """The entries to write, by nesting."""
@@ -117,7 +114,7 @@ def compare(
     both = {name: (earlier[name], now.entry) for name, now in measured.items() if name in earlier}
     pairs = {name: peaks(*entries, request).values() for name, entries in both.items()}
     grew = [name for name, of in pairs.items() if any(request.grew(*pair) for pair in of)]
-    ran = {*measured, *excused}
+    not_run = [] if request.replayed else [name for name in earlier if name not in {*measured, *excused}]
     on_targets = [
         ({old.target: old.wheel for old in before.targets}.get(on.target, ""), on)
         for before, now in both.values()
@@ -130,7 +127,7 @@ def compare(
         grew=tuple(sorted(grew, key=lambda name: Nesting.parse(name).plainness)),
         shrank=sum(any(request.shrank(*pair) for pair in of) for of in pairs.values()),
         new=sum(name not in earlier and not now.fleeting for name, now in measured.items()),
-        stale=tuple(name for name, entry in earlier.items() if not entry.drawn and name not in ran),
+        stale=tuple(name for name in not_run if not earlier[name].drawn),
         new_on_targets=sum(not wheel for wheel, _ in on_targets),
         other_wheels=tuple(dict.fromkeys(others)),
     )
@@ -188,10 +185,9 @@ def split_rows(before: Split | None, now: Split | None) -> Iterator[Row]:
     """The parts of the peak that changed."""
     if before is None or now is None:
         return
-    for part in fields(Split):
-        pair = getattr(before, part.name), getattr(now, part.name)
-        if pair[0] != pair[1]:
-            yield part.name, change(*pair)
+    for name, size in before.parts.items():
+        if now.parts[name] != size:
+            yield name, change(size, now.parts[name])
 
 
 def buffer_rows(before: Entry, now: Measured) -> Iterator[str]:
@@ -220,9 +216,10 @@ def summary(request: Request, results: Collection[Result], *, exists: bool) -> I
     """What a run compared, a line each; ``exists`` says whether there was a file."""
     differences = next((result.differences for result in results if result.differences), "")
     wheels = ", ".join(dict.fromkeys(text for result in results for text in result.other_wheels))
-    grew = sum(len(result.grew) for result in results)
-    compared, shrank, new, on_targets = (
-        sum(getattr(result, name) for result in results) for name in ("compared", "shrank", "new", "new_on_targets")
+    compared, grew = sum(result.compared for result in results), sum(len(result.grew) for result in results)
+    passed = [result for result in results if result.stamp]
+    shrank, new, on_targets = (
+        sum(getattr(result, name) for result in passed) for name in ("shrank", "new", "new_on_targets")
     )
     beyond = f"by more than {percent(request.tolerance)}"
 
@@ -250,19 +247,20 @@ class Refused(Exception):
 
 
 def renewed(
-    baseline: Baseline | None, results: Collection[Result], gone: Collection[str] = (), *, new_only: bool = False
+    baseline: Baseline | None, results: Collection[Result], request: Request, gone: Collection[str] = ()
 ) -> Baseline:
     """Make the baseline that follows a run. Raises `Refused`.
 
     A test that passed gets what the run measured. Any other test keeps its entries, unless it is ``gone``.
     """
-    passed = [result for result in results if result.stamp]
+    passed, new_only = [result for result in results if result.stamp], request.update == "new"
     stamp, known = _stamp(baseline, passed), baseline.tests if baseline else {}
     if baseline is not None and (differences := baseline.stamp.differences(stamp)):
         if new_only:
             raise Refused(f"its entries are of another stamp, {differences}: write all anew with {UPDATE}")
         # All entries of a file have one stamp: a test that did not run, or was replayed, cannot keep its entries.
-        if rest := known.keys() - {*gone} - {result.test for result in results if not result.replayed}:
+        ran = () if request.replayed else (result.test for result in results)
+        if rest := known.keys() - {*gone} - {*ran}:
             raise Refused(
                 f"its stamp would change, {differences}, and {counted(len(rest), 'test')} in it did not run"
                 f" ({on_one_line(min(rest))}{', ...' * (len(rest) > 1)}): run all of them"
@@ -279,10 +277,10 @@ def renewed(
         for nesting, entry in measured.items():
             before = earlier.get(nesting, entry)
             # A replay does not know which nestings hypothesis would draw. A run without a chip does not know the peaks there.
-            drawn = before.drawn or nesting not in earlier if result.replayed else entry.drawn
+            drawn = before.drawn or nesting not in earlier if request.replayed else entry.drawn
             others = (on for on in before.targets if on.chip not in chips)
             measured[nesting] = _with_targets(replace(entry, drawn=drawn), others)
-        tests[result.test] = {**earlier, **measured} if result.replayed else measured
+        tests[result.test] = {**earlier, **measured} if request.replayed else measured
     return Baseline(stamp, {test: entries for test, entries in tests.items() if entries})
 
 

@@ -146,7 +146,7 @@ def read(path: Path, shown: str) -> Baseline | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SettingError(f"cannot read {shown}: {error.strerror or error}") from None
+        raise SettingError(f"cannot read {shown}: {atomic_file.reason(error)}") from None
     except UnicodeDecodeError as error:
         raise SettingError(f"{shown} is no text file: {error}, {_ANOTHER}") from None
     return parse(text, shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_nnxcheck.core.facts import Evidence
 from pytest_nnxcheck.core.nesting import Layer
@@ -73,6 +73,12 @@ def parts(sizes: dict[str, int]) -> str:
     )
 
 
+def formula(sizes: Mapping[str, int]) -> str:
+    """``arguments 1.0 MiB + temporaries 512 B - aliased 4 B``: the sum of some parts of a peak, in words."""
+    added = " + ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if name != "aliased")
+    return added + (f" - aliased {format_bytes(sizes['aliased'])}" if "aliased" in sizes else "")
+
+
 def where(evidence: Evidence, split: Split) -> Iterator[Row]:
     """The lines that hold most of the peak beyond the arguments, each with its largest buffers."""
     if not evidence.places and split.temporaries:
@@ -125,7 +131,7 @@ def buffers(place: PeakLine, evidence: Evidence, least: float) -> list[str]:
     """The kept buffers of a place that are large enough, largest first, those that say the same together."""
     same: dict[str, list[Buffer]] = {}
     for held in evidence.buffers:
-        if belongs(held, place):
+        if held.group == place.group:
             same.setdefault(describe(held), []).append(held)
     large = {text: group for text, group in same.items() if sum(held.bytes for held in group) >= least}
     return [counted(text, group) for text, group in large.items()]
@@ -135,12 +141,6 @@ def counted(text: str, group: list[Buffer]) -> str:
     """``2 x 512.0 KiB temporary ...   1 added by the nesting``, where it did not add all or none of them."""
     times, new = len(group), sum(held.added for held in group)
     return (f"{times} x " if times > 1 else "") + text + (f"   {new} added by the nesting" if 0 < new < times else "")
-
-
-def belongs(held: Buffer, place: PeakLine) -> bool:
-    """Whether a buffer is one of a place's: captured constants have one of their own, and so has what XLA inserted for nothing it names."""
-    same = held.place == place.line and (held.kind == "constant") == bool(place.constants)
-    return same and (place.line != "" or held.inserted == place.inserted)
 
 
 def describe(held: Buffer) -> str:

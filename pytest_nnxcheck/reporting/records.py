@@ -52,7 +52,7 @@ def of_report(report: Report, folder: Path | None = None) -> Records:
         "not_run": report.not_run,
         "modes": report.modes,
         "shown": str(report.shown.nesting) if report.shown else "",
-        "message": "" if report.ok else str(report),
+        "message": "" if report.ok or not report.outcomes else str(report),
         "settings": {name: _shown(getattr(report.settings, name)) for name in table.names("check")},
         "options": report.options,
         "notes": report.notes,
@@ -90,31 +90,19 @@ def unknown(nodeid: str) -> Records:
 
 def _of_outcome(report: Report, outcome: Outcome, folder: Path | None) -> Record:
     evidence = outcome.evidence or Evidence()
-    measured = plain(evidence)
-    record = {
+    told, measured = plain(outcome), plain(evidence)
+    told["expected_failures"], measured["expected_peak"] = told.pop("expected"), measured.pop("expected")
+    more = {
         "nodeid": report.test_id,
         "nesting": str(outcome.nesting),
         "mode": outcome.nesting.mode,
         "layers": [str(layer) for layer in outcome.nesting.layers],
-        "verdict": outcome.verdict,
         "word": tally.word(outcome),
-        "unfit": outcome.unfit,
-        "reason": outcome.reason,
-        "violations": outcome.violations,
-        "explained": outcome.explained,
-        "notes": outcome.notes,
-        "expected_failures": outcome.expected,
-        "peak": outcome.peak,
-        "budget": outcome.budget,
-        "expected_peak": measured.pop("expected"),
-        **measured,
         "story": memory_breakdown.rows(evidence),
-        "program": outcome.program,
         "program_text": _program(outcome.program, folder),
         "replay": replay(report, outcome.nesting),
-        "seconds": outcome.seconds,
     }
-    return {key: plain(value) for key, value in record.items()}
+    return {**plain(more), **told, **measured}
 
 
 def _program(shown: str, folder: Path | None) -> str:
@@ -203,4 +191,4 @@ def targets_of(nestings: Iterable[Record]) -> tuple[OnTarget, ...]:
 def worst_peak(record: Records) -> Record | None:
     """The nesting whose peak is the largest part of its budget, or just the largest."""
     measured = [nesting for nesting in record["nestings"] if nesting["peak"] is not None]
-    return max(measured, key=lambda o: ((o["peak"] or 0) / (o["budget"] or math.inf), o["peak"] or 0), default=None)
+    return max(measured, key=lambda nesting: tally.height(nesting["peak"], nesting["budget"]), default=None)

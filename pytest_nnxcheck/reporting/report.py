@@ -74,11 +74,7 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether something was checked, nothing was violated, no nesting raised, and what was expected to fail did."""
-        judged = [outcome.verdict for outcome in self.outcomes if outcome.verdict != "rejected"]
-        refused = any(outcome.verdict == "rejected" and not outcome.unfit for outcome in self.outcomes)
-        strict = refused and self.settings.on_rejection == "fail"
-        bad = strict or nothing_checked(self.outcomes) or "rejected" in self.modes.values() or self.unexpected
-        return not bad and all(verdict in {"held", "expected"} for verdict in judged)
+        return self.verdict == "held"
 
     @property
     def verdict(self) -> Verdict:
@@ -86,7 +82,10 @@ class Report:
         worst = tally.of_mode(list(self.outcomes))
         if not self.outcomes or self.unexpected:
             return "violated" if worst == "violated" else "failed"
-        return worst if worst != "held" or self.ok else "rejected"
+        refused = any(outcome.verdict == "rejected" and not outcome.unfit for outcome in self.outcomes)
+        strict = refused and self.settings.on_rejection == "fail"
+        bad = strict or nothing_checked(self.outcomes) or "rejected" in self.modes.values()
+        return "rejected" if bad and worst == "held" else worst
 
     @property
     def unexpected(self) -> tuple[str, ...]:
@@ -248,10 +247,15 @@ def _un_nested(report: Report, nesting: Nesting) -> str:
 
 def replay(report: Report, nesting: Nesting) -> str:
     """The command, or the call, that runs this nesting and no other."""
-    if not report.argument:
+    return replay_of(report.argument, report.options, nesting)
+
+
+def replay_of(argument: str, options: str, nesting: Nesting) -> str:
+    """The same for a test that pytest takes as this argument, or for a `check` where there is none."""
+    if not argument:
         return f"check(..., nesting={str(nesting)!r})"
-    options = f"{report.options} " if report.options else ""
-    return f"pytest {shlex.quote(report.argument)} {options}--nnx-nesting {shlex.quote(str(nesting))}"
+    words = ["pytest", shlex.quote(argument), options, "--nnx-nesting", shlex.quote(str(nesting))]
+    return " ".join(filter(None, words))
 
 
 def wrapped(lines: str, width: int, label: str = "") -> str:

@@ -25,15 +25,18 @@ VERDICTS = {
 
 
 def kinds(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """How many of each verdict; what was rejected because a layer cannot take the call counts as ``unfit``."""
-    return Counter(
-        "unfit" if outcome.unfit and outcome.verdict == "rejected" else outcome.verdict for outcome in outcomes
-    )
+    """How many of each kind."""
+    return Counter(kind(outcome.verdict, unfit=outcome.unfit) for outcome in outcomes)
+
+
+def kind(verdict: str, *, unfit: bool) -> str:
+    """The verdict; what was rejected because a layer cannot take the call counts as ``unfit``."""
+    return "unfit" if unfit and verdict == "rejected" else verdict
 
 
 def word(outcome: Outcome) -> str:
     """The verdict as people read it."""
-    return next(VERDICTS[kind] for kind in kinds([outcome]))
+    return VERDICTS[kind(outcome.verdict, unfit=outcome.unfit)]
 
 
 def counts(of: Mapping[str, int]) -> str:
@@ -51,7 +54,12 @@ def nothing_checked(outcomes: Iterable[Outcome]) -> bool:
 def worst_peak(outcomes: Iterable[Outcome]) -> Outcome | None:
     """The outcome whose peak is the largest part of its budget, or just the largest."""
     measured = [outcome for outcome in outcomes if outcome.peak is not None]
-    return max(measured, key=lambda o: ((o.peak or 0) / (o.budget or float("inf")), o.peak or 0), default=None)
+    return max(measured, key=lambda outcome: height(outcome.peak, outcome.budget), default=None)
+
+
+def height(peak: int | None, budget: int | None) -> tuple[float, int]:
+    """Sort key of a peak: the part of its budget, then its bytes."""
+    return (peak or 0) / (budget or math.inf), peak or 0
 
 
 def worst_on_targets(outcomes: Iterable[Outcome]) -> tuple[OnTarget, ...]:

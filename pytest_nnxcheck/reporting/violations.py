@@ -153,11 +153,8 @@ def of_memory(finding: OnCpu | data.FindingOnTarget) -> str:
 def totals(figures: Figures) -> list[Row]:
     """Rows of the sums; `memory_breakdown` says where the bytes are."""
     split = figures.split
-    parts = " + ".join(
-        f"{name} {format_bytes(getattr(split, name))}" for name in ("arguments", "outputs", "temporaries", "constants")
-    )
     rows = [
-        ("peak", f"{format_bytes(split.peak)} = {parts} - aliased {format_bytes(split.aliased)}"),
+        ("peak", f"{format_bytes(split.peak)} = {memory_breakdown.formula(split.parts)}"),
         budget(figures.bound),
         ("expected", f"{format_bytes(figures.bound.expected)}   state {format_bytes(figures.state)}"),
     ]

@@ -12,7 +12,7 @@ from pytest_nnxcheck.core.errors import InvariantViolation
 from pytest_nnxcheck.core.text import counted, first_line, row, some
 from pytest_nnxcheck.reporting import report, tally
 from pytest_nnxcheck.runner import neighbours
-from pytest_nnxcheck.runner.errors import add_notes, flatten, passes_through, plainest
+from pytest_nnxcheck.runner.errors import add_notes, drop_notes, flatten, passes_through, plainest
 from pytest_nnxcheck.runner.run import Run
 
 # How the notes of hypothesis begin, by version.
@@ -24,15 +24,16 @@ _FLAKY = (
 )
 
 
-def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseException:
+def conclude(error: BaseException, run: Run) -> BaseException:
     """Turn the exception of hypothesis into the one to raise: the plainest one of a group, with its complete message."""
     if isinstance(error, hypothesis.errors.Flaky):
         add_notes(error, [_FLAKY])
         return error
     errors = list(flatten(error))
-    if not own_given:
+    if run.remember:
+        # Without a user's ``@given`` the example is the nesting, which our message names better.
         for member in errors:
-            _drop_notes(member)
+            drop_notes(member, lambda note: note.startswith(_NOTES))
     if any(passes_through(member) for member in errors):
         return error
     chosen = plainest(errors, run.nesting_of)
@@ -48,13 +49,6 @@ def conclude(error: BaseException, run: Run, *, own_given: bool) -> BaseExceptio
         also = [row("also failed", f"{run.nesting_of(other)}: {first_line(other)}") for other in others.values()]
         add_notes(chosen, [report.explained_note(run.outcomes.get(nesting)), report.modes_note(run.report()), *also])
     return chosen
-
-
-def _drop_notes(error: BaseException) -> None:
-    """Drop hypothesis' note of the example: without a user's ``@given`` it is the nesting, which our message names better."""
-    notes = getattr(error, "__notes__", None)
-    if notes is not None:
-        notes[:] = [note for note in notes if not note.startswith(_NOTES)]
 
 
 def proves_nothing(run: Run) -> str:

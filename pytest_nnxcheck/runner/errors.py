@@ -33,11 +33,16 @@ def add_notes(error: BaseException, texts: Iterable[str]) -> None:
         error.add_note(OwnNote(text))
 
 
-def drop_own_notes(error: BaseException) -> None:
-    """Take our notes off an exception: jax raises the same object again, in other tests too."""
+def drop_notes(error: BaseException, unwanted: Callable[[str], bool]) -> None:
+    """Take notes off an exception."""
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
-        notes[:] = [note for note in notes if type(note) is not OwnNote]
+        notes[:] = [note for note in notes if not unwanted(note)]
+
+
+def drop_own_notes(error: BaseException) -> None:
+    """Take our notes off an exception: jax raises the same object again, in other tests too."""
+    drop_notes(error, lambda note: type(note) is OwnNote)
 
 
 def plainest(errors: list[BaseException], nesting_of: Callable[[BaseException], Nesting]) -> BaseException:

@@ -24,18 +24,16 @@ ARGUMENT = "nnx_nesting"
 """The argument by which hypothesis passes the nesting; no fixture of a user has this name."""
 
 
-def build(
-    test: Callable[..., Any], run_of: Callable[[bool], Run], passed: Collection[str], *, seeded: bool = False
-) -> tuple[Callable[..., Any], Run]:
-    """Make a hypothesis test that runs ``test`` under generated nestings, and the run that collects what they do.
+def build(test: Callable[..., Any], run: Run, passed: Collection[str], *, seeded: bool = False) -> Callable[..., Any]:
+    """Make a hypothesis test that runs ``test`` under generated nestings; ``run`` collects what they do.
 
-    ``passed`` names the arguments that pytest passes. ``run_of(remember)`` makes the run; ``remember`` is false where the user draws
-    arguments as well. ``seeded``: the command line has a seed of hypothesis; without one a test draws the same nestings every time.
+    ``passed`` names the arguments that pytest passes. ``seeded``: the command line has a seed of hypothesis; without one a test draws the
+    same nestings every time.
     """
     function = getattr(test, "__func__", test)
     parts = hypothesis_test(function)
-    run = run_of(parts.drawn is None)
-    run.repeats = parts.drawn is None and not (seeded or parts.seeded)
+    run.remember = run.memo.same_arguments = parts.drawn is None
+    run.repeats = run.remember and not (seeded or parts.seeded)
     # A body that draws for itself would draw other values in a second run, so that all values are computed in the first.
     run.executor.values_needed = any(strategy == st.data() for strategy in (parts.drawn or {}).values())
     inner = _inner(parts, run, {*passed, *(parts.drawn or ())}, bound=function is not test)
@@ -44,7 +42,7 @@ def build(
     built = hypothesis.given(**(parts.drawn or {}), **{ARGUMENT: _strategy(run)})(built)
     for example in reversed(explicit):
         built = example(built)
-    return (MethodType(built, test.__self__) if function is not test else built), run  # type: ignore[attr-defined]
+    return MethodType(built, test.__self__) if function is not test else built  # type: ignore[attr-defined]
 
 
 def _inner(parts: HypothesisTest, run: Run, names: Collection[str], *, bound: bool) -> Callable[..., None]:
@@ -101,11 +99,7 @@ def _settings(parts: HypothesisTest, run: Run, *, swept: bool) -> hypothesis.set
 
 def _explicit(parts: HypothesisTest, settings: Settings) -> list[hypothesis.example]:
     """The explicit examples in the order in which they run: the first is a sweep, the user's further ones only probe."""
-    in_modes = settings.chosen_modes
-    full = Sweep(settings, in_modes)
-    probes = Sweep(replace(settings, sweep="probes", expected_failures=()), in_modes)
-    if settings.nesting is not None:
-        full = probes = Sweep(settings, in_modes, (settings.nesting,))
+    full, probes = Sweep(settings), Sweep(replace(settings, sweep="probes", expected_failures=()))
     if not parts.drawn:
         return [hypothesis.example(**{ARGUMENT: full})]
     if not parts.examples:

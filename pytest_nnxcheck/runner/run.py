@@ -176,8 +176,7 @@ class Run:
             seconds, outcome = time.perf_counter() - started, self.outcomes.get(nesting)
             if outcome is not None:
                 outcome = self.outcomes[nesting] = replace(outcome, seconds=outcome.seconds + seconds)
-            whole, repeats = not drawn or self.remember, not drawn or self.repeats
-            self.publish(NestingFinished(nesting, outcome, seconds, drawn, whole, repeats))
+            self.publish(NestingFinished(nesting, outcome, seconds, drawn))
         error = execution.raised
         if error is not None and passes_through(error):
             raise error.with_traceback(error.__traceback__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, MODES, REMAT, STATE_BOUND, styles_of
+from pytest_nnxcheck.core.catalogue import CALL_FIRST, GRAD, JIT, MODES, REMAT, styles_of
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.outcome import Outcome
 from pytest_nnxcheck.core.settings import Settings
@@ -59,8 +59,8 @@ class Exclusions:
 def stuck_layers(settings: Settings) -> tuple[Layer, ...]:
     """The argument layers that are left out where the call adds state; one that is expected to fail is run all the same."""
     expected = {*expected_to_fail(settings)}
-    layers = (Layer(name) for name in STATE_BOUND if name in settings.transforms and "argument" in settings.styles)
-    return tuple(layer for layer in layers if Nesting((layer,)) not in expected)
+    layers = map(Layer, settings.transforms if "argument" in settings.styles else ())
+    return tuple(layer for layer in layers if layer.row.fixes_state and Nesting((layer,)) not in expected)
 
 
 def layers_of(transform: str, settings: Settings) -> list[Layer]:
@@ -148,11 +148,11 @@ def second_stage(settings: Settings, exclusions: Exclusions) -> Iterator[Nesting
         yield from pairs(settings, exclusions)
 
 
-def sweep(settings: Settings) -> Iterator[Nesting]:
-    """All that follows the un-nested call where every layer fits, each nesting once."""
-    yield from dict.fromkeys(
-        (*first_stage(settings), *second_stage(settings, Exclusions()), *expected_to_fail(settings))
-    )
+def sweep(settings: Settings, exclusions: Exclusions = Exclusions()) -> Iterator[Nesting]:
+    """All that follows the un-nested call, each nesting once: nestings whose layers all fit, and those that are expected to fail."""
+    every = (*first_stage(settings), *second_stage(settings, exclusions))
+    allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
+    yield from dict.fromkeys((*allowed, *expected_to_fail(settings)))
 
 
 def swept_layers(settings: Settings) -> int:

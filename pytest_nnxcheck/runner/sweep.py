@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_nnxcheck.core.catalogue import JIT, MODES
+from pytest_nnxcheck.core.catalogue import JIT
 from pytest_nnxcheck.core.errors import CheckError, InvariantViolation
 from pytest_nnxcheck.core.nesting import Layer, Nesting, in_mode
 from pytest_nnxcheck.core.notes import Fact, StateAdded
@@ -24,35 +24,26 @@ Errors = Iterator[BaseException | None]
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """An explicit example of hypothesis: in every mode the un-nested call, then the nestings of the settings."""
+    """An explicit example of hypothesis: in every mode the un-nested call, then the nestings of the settings; in a replay its nesting alone."""
 
     settings: Settings
-    modes: tuple[str, ...] = MODES[:1]
-    replayed: tuple[Nesting, ...] = ()
-    """Nestings to run in place of all others."""
 
     def __repr__(self) -> str:
-        return f"<the {'replay' if self.replayed else self.settings.sweep} sweep>"
+        return f"<the {self.settings.sweep if self.settings.nesting is None else 'replay'} sweep>"
 
     def _repr_pretty_(self, printer: Any, _cycle: object) -> None:
         """How hypothesis shows it in an example: field by field without this."""
         printer.text(repr(self))
 
-    def nestings(self, mode: str, exclusions: strategies.Exclusions) -> tuple[Nesting, ...]:
-        """The nestings that follow the un-nested call: those whose layers all fit, and those that are expected to fail."""
-        expected = tuple(strategies.expected_to_fail(self.settings))
-        every = (*strategies.first_stage(self.settings), *strategies.second_stage(self.settings, exclusions))
-        allowed = [nesting for nesting in every if all(map(exclusions.allows, nesting.layers))]
-        return tuple(in_mode(self.replayed or (*allowed, *expected), mode))
-
 
 def sweep(run: Run, case: Sweep, body: Body) -> None:
     """Run the nestings of a sweep. Raises the plainest of what they raised."""
     __tracebackhide__ = True
-    errors = [error for mode in case.modes for error in _errors(run, case, mode, body) if error is not None]
+    modes = case.settings.chosen_modes
+    errors = [error for mode in modes for error in _errors(run, case, mode, body) if error is not None]
     if run.remember:
         # With the user's own arguments, what held was held for one value of them only.
-        for mode in case.modes:
+        for mode in modes:
             run.exclusions[mode] = replace(run.exclusions[mode], swept=strategies.swept_layers(run.settings))
     if errors:
         error = plainest(errors, run.nesting_of)
@@ -62,8 +53,8 @@ def sweep(run: Run, case: Sweep, body: Body) -> None:
 def _errors(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
     """Run the sweep in one mode of flax."""
     __tracebackhide__ = True
-    if case.replayed:
-        yield from (_try(run, nesting, body) for nesting in case.nestings(mode, run.exclusions[mode]))
+    if case.settings.nesting is not None:
+        yield from (_try(run, nesting, body) for nesting in in_mode([case.settings.nesting], mode))
         return
     error = _raised(run, Nesting(mode=mode), body)
     run.uncalled = run.uncalled or (error is None and not run.outcomes)
@@ -87,7 +78,8 @@ def _errors(run: Run, case: Sweep, mode: str, body: Body) -> Errors:
             yield error
     if broke and not runs_all:
         # The rest would not change the message, and draws never follow a sweep that broke.
-        run.not_run += sum(nesting not in run.outcomes for nesting in case.nestings(mode, run.exclusions[mode]))
+        rest = in_mode(strategies.sweep(case.settings, run.exclusions[mode]), mode)
+        run.not_run += sum(nesting not in run.outcomes for nesting in rest)
         return
     yield from (_try(run, nesting, body) for nesting in expected if nesting not in run.outcomes)
 
@@ -191,6 +183,6 @@ def _rules_out(run: Run, nesting: Nesting) -> bool:
     if shown is not None and not excluded.closed and nesting not in run.outcomes:
         unfit = any(layer in excluded.unfit for layer in nesting.layers)
         words = left_out.not_run(shown, left_out=shown in excluded.unfit)
-        run.outcomes[nesting] = Outcome(nesting, "rejected", reason=words, unfit=unfit, excluded=True)
+        run.outcomes[nesting] = Outcome(nesting, "rejected", reason=words, unfit=unfit)
         run.publish(NestingRuledOut(run.outcomes[nesting]))
     return excluded.closed or not all(map(excluded.allows, nesting.layers))

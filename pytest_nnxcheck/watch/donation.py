@@ -26,7 +26,7 @@ _TYPE = re.compile(r"\b([\w<>]+)\[([^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
+class UnusedBuffers:
     """Donated buffers of one type that no output could take over."""
 
     type: str
@@ -40,14 +40,16 @@ class Unused:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[Unused]]:
+def noted() -> Iterator[list[UnusedBuffers]]:
     """Gather the warnings of JAX. ``warnings.showwarning`` is documented as replaceable; the one before is called too."""
-    unused: list[Unused] = []
+    unused: list[UnusedBuffers] = []
     before = warnings.showwarning
 
     def show(message: Warning | str, *args: Any, **more: Any) -> None:
         if str(message).startswith(_TEXT):
-            unused.extend(_read(str(message), sys._getframe(1)))  # noqa: SLF001 - documented, and faster than `inspect`
+            types = Counter((kind, "") for kind in types_in(str(message)))
+            users = [*frames.of_user(sys._getframe(1))]  # noqa: SLF001 - documented, and faster than `inspect`
+            unused.extend(unused_buffers(types, users))
         before(message, *args, **more)
 
     warnings.showwarning = show
@@ -64,15 +66,19 @@ def types_in(text: str) -> tuple[str, ...]:
     return tuple(f"{kind}[{re.sub(r'@[^,]*', '', shape)}]" for kind, shape in _TYPE.findall(listed))
 
 
-def _read(text: str, frame: FrameType | None) -> Iterator[Unused]:
-    return unused_buffers(Counter((kind, "") for kind in types_in(text)), [*frames.of_user(frame)])
-
-
-def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[Unused]:
+def unused_buffers(types: Counter[tuple[str, str]], users: list[FrameType]) -> Iterator[UnusedBuffers]:
     """The buffers of each type, with the leaves that may be meant. A key of ``types`` is (type, dtype of an output or empty)."""
-    arrays = _arrays(users) if types else []
+    if not types:
+        return
+    from pytest_nnxcheck.compat.arrays import describe
+    from pytest_nnxcheck.walk.walk import walk
+
+    found = walk(frames.local_variables(users), MOST_OBJECTS).arrays
+    arrays = [(path, describe(array)) for path, array in found]
     for (kind, new), count in types.items():
-        yield Unused(kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new)
+        yield UnusedBuffers(
+            kind, count, tuple(path for path, type_ in arrays if type_ == kind), frames.line(users), new
+        )
 
 
 def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
@@ -104,7 +110,7 @@ def widened(closed: Any, donated: tuple[bool, ...]) -> Counter[tuple[str, str]]:
     return types
 
 
-def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ...]:
+def merged(warned: Iterable[UnusedBuffers], seen: Iterable[UnusedBuffers]) -> tuple[UnusedBuffers, ...]:
     """The warnings of jax and what `widened` saw. Of one type, the latter says more."""
     from pytest_nnxcheck.compat import compile_events
 
@@ -112,12 +118,3 @@ def merged(warned: Iterable[Unused], seen: Iterable[Unused]) -> tuple[Unused, ..
     more = [buffers for buffers in seen if buffers.type in types or not compile_events.warns_of_widened()]
     types = {buffers.type for buffers in more}
     return tuple(dict.fromkeys([*(buffers for buffers in warned if buffers.type not in types), *more]))
-
-
-def _arrays(users: list[FrameType]) -> list[tuple[str, str]]:
-    """(path, type) of the arrays that the user's local variables lead to."""
-    from pytest_nnxcheck.compat.arrays import describe
-    from pytest_nnxcheck.walk.walk import walk
-
-    seen = walk(frames.local_variables(users), MOST_OBJECTS)
-    return [(path, describe(array)) for path, array in seen.arrays]

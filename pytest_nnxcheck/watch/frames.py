@@ -12,6 +12,7 @@ from pytest_nnxcheck.watch.roots import Root
 
 _MOST = 8
 _CALLERS = ("pytest_pyfunc_call", "pytest_fixture_setup")
+_TRANSFORMS = ("jax", "flax", "equinox")
 
 
 def callers(frame: FrameType) -> Iterator[FrameType]:
@@ -20,6 +21,12 @@ def callers(frame: FrameType) -> Iterator[FrameType]:
     while outer is not None:
         yield outer
         outer = outer.f_back
+
+
+def inside_a_transform(frame: FrameType) -> bool:
+    """Whether a library that traces has called the function of a frame: its tracers are alive then."""
+    packages = (str(outer.f_globals.get("__name__")).partition(".")[0] for outer in callers(frame))
+    return any(package in _TRANSFORMS for package in packages)
 
 
 def of_test(frame: FrameType, code: CodeType) -> FrameType | None:

@@ -8,27 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_nnxcheck.core.facts import Leak
+from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.watch.roots import Root
 
 MOST_OBJECTS = 20_000
 """The fuse of one walk: a fixture may hold a data set. The largest of 48 real models has 874 objects."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A tracer that a graph node holds, or a Variable that was made in a trace which has ended."""
-
-    path: str
-    holder: str
-    type: str
-    tracer: str = ""
-    """The kind of a tracer; empty for a Variable."""
-    line: str = ""
-    """Where the tracer was created."""
-    place: str = ""
-    """What holds the tracer: variable, module, object or outside."""
-    keeper: str = ""
-    """The path of what keeps a function that captured the tracer."""
+Leftover = TracerLeft | MadeInEndedTrace
+"""A tracer that a graph node holds, or a Variable that was made in a trace which has ended: findings of every check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,8 @@ class Reported:
 
     def holds(self, value: object) -> bool:
         """Whether this very object was reported."""
-        return self._references.get(id(value), _nothing)() is value
+        reference = self._references.get(id(value))
+        return reference is not None and reference() is value
 
     def new(self, look: Look) -> tuple[Leftover, ...]:
         """The leftovers that were not reported before. A tracer stays in its place, and every later test meets it."""
@@ -57,10 +47,6 @@ class Reported:
                 self._references[id(value)] = _reference(value)
                 unreported.append(leftover)
         return tuple(unreported)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _reference(value: object) -> Callable[[], object]:
@@ -104,21 +90,23 @@ def _look(roots: Iterable[Root], left_out: tuple[object, ...]) -> Look:
     leftovers: list[tuple[object, Leftover]] = []
     # From the nodes alone: what else leads to a tracer is the test's own.
     for leaked in walk(seen.nodes, MOST_OBJECTS, left_out).tracers if seen.tracers else ():
-        leftover = Leftover(
-            leaked.path,
-            leaked.holder,
-            _type_of(leaked.tracer.aval),
-            variables.tracer_kind(leaked.tracer),
-            variables.tracer_line(leaked.tracer),
-            _place(leaked.path, kinds),
-            leaked.keeper,
+        leak = Leak(
+            path=leaked.path,
+            holder=leaked.holder,
+            kind=variables.tracer_kind(leaked.tracer),
+            type=_type_of(leaked.tracer.aval),
+            line=variables.tracer_line(leaked.tracer),
+            layer="",
+            place=_place(leaked.path, kinds),
+            keeper=leaked.keeper,
         )
-        leftovers.append((leaked.tracer, leftover))
+        leftovers.append((leaked.tracer, TracerLeft(leaked.path, leak=leak)))
     for path, node in seen.nodes:
         if variables.kind_of(type(node)) == "variable":
             value = variables.variable_value(node)
             if not variables.is_tracer(value) and variables.is_pinned(node):
-                leftovers.append((node, Leftover(path, variables.variable_kind(node), _type_of(value))))
+                type_ = f"{variables.variable_kind(node)} {_type_of(value)}"
+                leftovers.append((node, MadeInEndedTrace(path, type=type_)))
     return Look(tuple(leftovers), seen.complete)
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import NamedTuple, TypeVar
 
-from pytest_nnxcheck.core.facts import Leak
 from pytest_nnxcheck.core.outcome import TracerLeft
 from pytest_nnxcheck.core.settings import MARKER
 from pytest_nnxcheck.core.text import Row, counted, format_bytes, lay_out, some
-from pytest_nnxcheck.reporting import hints
-from pytest_nnxcheck.watch.donation import Unused
+from pytest_nnxcheck.reporting import hints, violations
+from pytest_nnxcheck.reporting.memory_breakdown import formula
+from pytest_nnxcheck.watch.donation import UnusedBuffers
 from pytest_nnxcheck.watch.leftovers import Leftover
-from pytest_nnxcheck.watch.programs import Program
+from pytest_nnxcheck.watch.programs import WastefulProgram
 
 T = TypeVar("T")
 
@@ -32,27 +32,27 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LeftBehind:
     """What one test left behind."""
 
     before: tuple[Leftover, ...] = ()
     """Leftovers that were there before its call."""
     after: tuple[Leftover, ...] = ()
     """Leftovers that its call added."""
-    unused: tuple[Unused, ...] = ()
+    unused: tuple[UnusedBuffers, ...] = ()
     """The buffers that were donated for nothing."""
-    programs: tuple[Program, ...] = ()
+    programs: tuple[WastefulProgram, ...] = ()
     """Programs that hold too much memory."""
 
     def __bool__(self) -> bool:
         return bool(self.before or self.after or self.unused or self.programs)
 
     @property
-    def over_budget(self) -> list[Program]:
+    def over_budget(self) -> list[WastefulProgram]:
         return [program for program in self.programs if program.budget]
 
     @property
-    def copying(self) -> list[Program]:
+    def copying(self) -> list[WastefulProgram]:
         return [program for program in self.programs if program.copied]
 
     def named(self) -> dict[str, list[str]]:
@@ -63,8 +63,8 @@ class Finding:
             for program in self.over_budget
         ]
         names = {
-            "tracers": [leftover.path for leftover in leftovers if leftover.tracer],
-            "pinned": [leftover.path for leftover in leftovers if not leftover.tracer],
+            "tracers": [leftover.path for leftover in leftovers if isinstance(leftover, TracerLeft)],
+            "pinned": [leftover.path for leftover in leftovers if not isinstance(leftover, TracerLeft)],
             "donation": [name for buffers in self.unused for name in _leaves(buffers)],
             "budget": peaks[:1],
             "copies": [leaf for program in self.copying for leaf in program.leaves],
@@ -72,34 +72,34 @@ class Finding:
         return {kind: of_kind for kind, of_kind in names.items() if of_kind}
 
 
-def headline(finding: Finding) -> str:
+def headline(left: LeftBehind) -> str:
     """One line: ``tracers in model.last, model.log[0]``."""
-    return "; ".join(f"{_KINDS[kind][0]}{some(names)}" for kind, names in finding.named().items())
+    return "; ".join(f"{_KINDS[kind][0]}{some(names)}" for kind, names in left.named().items())
 
 
-def _leaves(unused: Unused) -> tuple[str, ...]:
+def _leaves(unused: UnusedBuffers) -> tuple[str, ...]:
     """The leaves, where their types tell them."""
     return unused.leaves if 0 < len(unused.leaves) <= unused.count else (unused.type,)
 
 
-def message(nodeid: str, finding: Finding) -> str:
+def message(nodeid: str, left: LeftBehind) -> str:
     """The failure of a test, in rows."""
-    return lay_out(f"nnx watch: {headline(finding)}", nodeid, _rows(finding))
+    return lay_out(f"nnx watch: {headline(left)}", nodeid, _rows(left))
 
 
-def _rows(finding: Finding) -> Iterator[Row]:
-    yield from _first(finding.after, _leftover_rows)
-    if finding.before:
+def _rows(left: LeftBehind) -> Iterator[Row]:
+    yield from _first(left.after, _leftover_rows)
+    if left.before:
         yield "", "there before the call of the test: a fixture, a teardown, an import or an earlier test left it"
-        yield from _first(finding.before, _leftover_rows)
-    yield from _each_once("hint", map(_hint, (*finding.after, *finding.before)))
-    yield from _first(finding.unused, _unused_rows)
-    lines = [buffers.line for buffers in finding.unused if buffers.line]
+        yield from _first(left.before, _leftover_rows)
+    yield from _each_once("hint", map(_hint, (*left.after, *left.before)))
+    yield from _first(left.unused, _unused_rows)
+    lines = [buffers.line for buffers in left.unused if buffers.line]
     called = (f"to the program called at {line}, which has no output of that type for the buffer" for line in lines)
     yield from _each_once("", called)
-    yield from _each_once("hint", map(_cure, finding.unused))
-    yield from _first(finding.over_budget, _over_budget_rows, shown=1, more="more over the budget")
-    yield from _first(finding.copying, _copying_rows, more="more programs")
+    yield from _each_once("hint", map(_cure, left.unused))
+    yield from _first(left.over_budget, _over_budget_rows, shown=1, more="more over the budget")
+    yield from _first(left.copying, _copying_rows, more="more programs")
     yield (
         "see",
         f"@pytest.mark.{MARKER} on a test of this module names the nesting that breaks it, and the nearest one that holds",
@@ -121,56 +121,50 @@ def _each_once(label: str, texts: Iterable[str]) -> Iterator[Row]:
 
 
 def _leftover_rows(leftover: Leftover) -> Iterator[Row]:
-    where = f"{leftover.path}   {leftover.holder} {leftover.type}"
-    if leftover.tracer:
-        yield "leaked", f"{where}   <- {leftover.tracer}"
+    if isinstance(leftover, TracerLeft):
+        yield from violations.leaked(leftover.leak)
     else:
+        where = f"{leftover.path}   {leftover.type}"
         yield "pinned", f"{where}, made in a trace that has ended: flax refuses to write it"
-    if leftover.line:
-        yield "", f"created at {leftover.line}"
 
 
-def _unused_rows(buffers: Unused) -> Iterator[Row]:
+def _unused_rows(buffers: UnusedBuffers) -> Iterator[Row]:
     which = f"{buffers.count} of " if len(buffers.leaves) > buffers.count else ""
     yield "donated", f"{buffers.type}   {which}{some(buffers.leaves) or 'which no local variable holds'}"
 
 
-def _cure(buffers: Unused) -> str:
+def _cure(buffers: UnusedBuffers) -> str:
     return hints.other_dtype(buffers.type.partition("[")[0], buffers.new) if buffers.new else hints.hint("not returned")
 
 
-def _over_budget_rows(program: Program) -> Iterator[Row]:
-    split = program.memory
-    terms = (
-        f"arguments {format_bytes(split.arguments)} + outputs {format_bytes(split.outputs)} + temporaries"
-        f" {format_bytes(split.temporaries)} - aliased {format_bytes(split.aliased)}"
-    )
-    yield "peak", f"{format_bytes(split.peak)} of {program.name}, memory_budget {format_bytes(program.budget)}: {terms}"
+def _over_budget_rows(program: WastefulProgram) -> Iterator[Row]:
+    # Without the constants, which nobody has named here: their bytes are unknown.
+    terms = formula({name: size for name, size in program.memory.parts.items() if name != "constants"})
+    peak, budget = format_bytes(program.memory.peak), format_bytes(program.budget)
+    yield "peak", f"{peak} of {program.name}, memory_budget {budget}: {terms}"
     yield "", _compiled(program)
 
 
-def _copying_rows(program: Program) -> Iterator[Row]:
+def _copying_rows(program: WastefulProgram) -> Iterator[Row]:
     held = f"temporaries of {program.name} hold {format_bytes(program.copied)} of it once more"
     copies = program.copied / program.state
     yield "copied", f"{some(program.leaves)}: {held}, {copies:.2f} copies of the state"
     yield "", _compiled(program)
 
 
-def _compiled(program: Program) -> str:
+def _compiled(program: WastefulProgram) -> str:
     there = f"compiled at {program.line}" if program.line else "compiled by a library"
     return there + (f", for the fixture {program.fixture}" if program.fixture else "")
 
 
 def _hint(leftover: Leftover) -> str:
-    if not leftover.tracer:
+    if not isinstance(leftover, TracerLeft):
         return hints.hint("pinned")
-    plain = leftover.holder in hints.PLAIN and not leftover.keeper
-    if plain and leftover.place == "module":  # which holds for a module that was captured, too
-        return hints.hint("plain value, captured", path=leftover.path, holder=leftover.holder)
-    leak = Leak(
-        leftover.path, leftover.holder, "", leftover.type, leftover.line, "", leftover.place, keeper=leftover.keeper
-    )
-    return hints.tracer_left(TracerLeft(leftover.path, leak=leak))
+    leak = leftover.leak
+    plain = leak.holder in hints.PLAIN and not leak.keeper
+    if plain and leak.place == "module":  # which holds for a module that was captured, too
+        return hints.hint("plain value, captured", path=leak.path, holder=leak.holder)
+    return hints.tracer_left(leftover)
 
 
 def summary(looked: int, partly: int, kinds: Sequence[str], missing: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from pytest_nnxcheck.watch.roots import Root
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class WastefulProgram:
     """A program that holds too much: it is over a budget, or holds state once more."""
 
     name: str
@@ -47,8 +47,8 @@ class Programs:
         """How many programs were compiled."""
         self.unread = ""
         """Why a program could not be judged, of the last one."""
-        self.unused: list[donation.Unused] = []
-        self._wasteful: list[Program] = []
+        self.unused: list[donation.UnusedBuffers] = []
+        self._wasteful: list[WastefulProgram] = []
         self._fixture = ""
         self._roots: Callable[[], Iterable[Root]] = list
         self._listening = False
@@ -71,7 +71,7 @@ class Programs:
         finally:
             self._roots, self._fixture, self._listening = outer
 
-    def take(self) -> tuple[Program, ...]:
+    def take(self) -> tuple[WastefulProgram, ...]:
         """Return the programs that were not taken before, the largest peak first."""
         self.unused = []
         wasteful, self._wasteful = self._wasteful, []
@@ -89,7 +89,7 @@ class Programs:
         finally:
             self._judging = False
 
-    def _judge(self, executable: Any, frame: FrameType) -> Iterator[Program]:
+    def _judge(self, executable: Any, frame: FrameType) -> Iterator[WastefulProgram]:
         from pytest_nnxcheck.compat import compile_events
         from pytest_nnxcheck.xla.buffers import split_of
 
@@ -103,14 +103,14 @@ class Programs:
             return
         memory, name, line = split_of(executable), executable.name(), frames.line(users)
         if self.budget is not None and memory.peak > self.budget:
-            yield Program(name, memory, line, self._fixture, self.budget)
+            yield WastefulProgram(name, memory, line, self._fixture, self.budget)
         if traced is None or memory.temporaries < FLOOR:
             return
         arguments = taken_by_program(compile_events.arguments_of(frame), len(traced[1]))
         state = state_among(arguments, [*frames.local_variables(users), *self._roots()])
         copied, size, leaves = copies(traced, arguments, memory, state)
         if copied:
-            yield Program(name, memory, line, self._fixture, copied=copied, state=size, leaves=leaves)
+            yield WastefulProgram(name, memory, line, self._fixture, copied=copied, state=size, leaves=leaves)
 
 
 def taken_by_program(arguments: Sequence[Any], count: int) -> list[Any]:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from pytest_nnxcheck.core.catalogue import FURTHER, STATE_BOUND, STYLES, TRANSFORMS, layer_names, styles_of
+from pytest_nnxcheck.core.catalogue import FURTHER, STYLES, TRANSFORMS, layer_names, styles_of
 from pytest_nnxcheck.core.expected_failures import ExpectedFailure
 from pytest_nnxcheck.core.nesting import Layer, Nesting, impossible
 from pytest_nnxcheck.core.settings import DEFAULTS, merge
@@ -133,7 +133,7 @@ def test_what_is_drawn_can_work(chosen, exclusions, data):
         assert layer.style not in exclusions.refused
         assert layer.style in chosen.styles or layer.transform == "call_first"
         assert layer.transform == "call_first" or not (captured and layer.style == "argument")
-        assert not (exclusions.adds_state and layer.style == "argument" and layer.transform in STATE_BOUND)
+        assert not (exclusions.adds_state and layer.style == "argument" and layer.row.fixes_state)
         assert layer not in exclusions.unfit or layer.transform == "call_first"
         assert layer.style in styles_of(layer.transform)
     assert not impossible(nesting)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pytest_nnxcheck.watch import roots
-from pytest_nnxcheck.watch.returns import Returns
+from pytest_nnxcheck.watch.monitor import Monitor
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="returns are seen from Python 3.12 on")
 
@@ -36,13 +36,13 @@ def hides(function):
 
 def looks(test):
     """The names of the local variables that were looked at, for each look."""
-    returns, seen = Returns(), []
-    returns.start()
+    monitor, seen = Monitor(), []
+    monitor.start()
     try:
-        with returns.of(roots.bodies(test), lambda variables: seen.append({*variables})):
+        with monitor.of(roots.bodies(test), lambda variables: seen.append({*variables})):
             test()
     finally:
-        returns.stop()
+        monitor.stop()
     return seen
 
 

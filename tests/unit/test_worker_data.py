@@ -41,10 +41,10 @@ def ended(data):
 def test_what_one_process_collected():
     late, plain = Item("a::late", marked=False), Item("a::plain", marked=False)
     data = collected(Item("a::x"), late, plain, skipped=["b"])
-    assert data.collection == Collection(skipped=frozenset({"b"}))
+    assert data.collection == Collection(skipped={"b"})
     late.marked = True
     data.pytest_collection_finish()
-    assert data.collection == Collection(finished=True, tests=frozenset({"a::x", "a::late"}), skipped=frozenset({"b"}))
+    assert data.collection == Collection(finished=True, tests={"a::x", "a::late"}, skipped={"b"})
 
 
 def test_a_node_id_stays_what_it_was_when_the_item_was_collected():
@@ -67,7 +67,7 @@ def test_what_several_workers_saw_adds_up():
         assert controller.saw_all(0) == (name == "x")
     assert taken == [["x"], ["y"]]
     assert controller.collection == Collection(
-        finished=True, broken=True, tests=frozenset({"a::x", "a::y"}), skipped=frozenset({"b_x", "b_y"})
+        finished=True, broken=True, tests={"a::x", "a::y"}, skipped={"b_x", "b_y"}
     )
 
 

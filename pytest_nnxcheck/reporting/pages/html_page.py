@@ -19,7 +19,8 @@ from urllib.parse import quote
 from pytest_nnxcheck.core.catalogue import CALL_FIRST, FURTHER, MODES, TRANSFORMS
 from pytest_nnxcheck.core.nesting import UN_NESTED
 from pytest_nnxcheck.core.text import counted, format_bytes
-from pytest_nnxcheck.reporting import records, target_rows
+from pytest_nnxcheck.reporting import records, tally, target_rows
+from pytest_nnxcheck.reporting.memory_breakdown import formula
 from pytest_nnxcheck.reporting.records import Record, Records
 from pytest_nnxcheck.reporting.tally import VERDICTS, counts
 
@@ -188,7 +189,7 @@ def cell(nesting: Record, target: str) -> Html:
 
 def kind(nesting: Record) -> str:
     """The verdict as a class of the style sheet."""
-    return "unfit" if nesting["unfit"] and nesting["verdict"] == "rejected" else nesting["verdict"]
+    return tally.kind(nesting["verdict"], unfit=nesting["unfit"])
 
 
 # --- the tests -----------------------------------------------------------------------------------------------------------
@@ -320,7 +321,8 @@ def _rows(nesting: Record) -> Iterator[tuple[str, str, str]]:
     yield from (("expected", f"{key}, to fail", "") for key in nesting["expected_failures"])
     cpu = " on the CPU" if nesting["targets"] else ""
     if nesting["split"] and nesting["peak"] is not None and "peak" not in labels:
-        yield f"peak{cpu}", formula(nesting["peak"], nesting["split"]), ""
+        sizes = {name: size for name, size in nesting["split"].items() if size}
+        yield f"peak{cpu}", " = ".join(filter(None, [format_bytes(nesting["peak"]), formula(sizes)])), ""
     if nesting["expected_peak"] is not None and "expected" not in labels:
         yield f"expected{cpu}", format_bytes(nesting["expected_peak"]), ""
     if not {"line", "un-nested"} & labels:
@@ -330,13 +332,6 @@ def _rows(nesting: Record) -> Iterator[tuple[str, str, str]]:
     if nesting["program"] and not nesting["program_text"]:
         yield "program", nesting["program"], "command"
     yield "replay", nesting["replay"], "command"
-
-
-def formula(peak: int, split: Mapping[str, int]) -> str:
-    """``1.5 MiB = arguments 1.0 MiB + ...``."""
-    added = " + ".join(f"{name} {format_bytes(size)}" for name, size in split.items() if name != "aliased" and size)
-    aliased = f" - aliased {format_bytes(split['aliased'])}" if split["aliased"] else ""
-    return f"{format_bytes(peak)} = {added}{aliased}" if added else format_bytes(peak)
 
 
 # --- elements: text gets into one, or into an attribute, through `tag` alone, which escapes it

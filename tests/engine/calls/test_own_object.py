@@ -38,11 +38,12 @@ def raised(body, own_given=False, **settings):
         body()
 
     test = body if own_given else without_arguments
-    built, run = hypothesis_test.build(test, lambda remember: Run(chosen, remember=remember), ())
+    run = Run(chosen)
+    built = hypothesis_test.build(test, run, ())
     try:
         built()
     except Exception as error:
-        final = conclude.conclude(error, run, own_given=own_given)
+        final = conclude.conclude(error, run)
         return type(final), flat("\n".join(getattr(final, "__notes__", ())))
     return None, ""
 

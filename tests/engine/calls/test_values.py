@@ -46,11 +46,12 @@ def run(body, **settings):
     def test():
         body()
 
-    built, made = hypothesis_test.build(test, lambda remember: Run(chosen, remember=remember), ())
+    made = Run(chosen)
+    built = hypothesis_test.build(test, made, ())
     try:
         built()
     except BaseException as error:
-        return made, conclude.conclude(error, made, own_given=False)
+        return made, conclude.conclude(error, made)
     return made, None
 
 
@@ -227,8 +228,8 @@ def test_a_body_that_draws_by_itself_has_values_from_the_beginning():
         assert float(abs(y).sum()) > 0
 
     settings = merge(parse_given({**STYLES, "max_examples": 4, "transforms": "remat,vmap,jit"}, str))
-    built, made = hypothesis_test.build(test, lambda remember: Run(settings, remember=remember), ())
-    built()
+    made = Run(settings)
+    hypothesis_test.build(test, made, ())()
     assert made.executor.values_needed
     assert len(drawn) == 4
 

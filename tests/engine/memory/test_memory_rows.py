@@ -112,7 +112,7 @@ def test_places_are_a_partition_of_the_buffers(after, before):
     assert sum(place.un_nested for place in found) <= sum(each.bytes for each in before)
     assert list(found) == sorted(found, key=lambda place: -place.bytes)
     for each in after:
-        (home,) = [place for place in found if memory_breakdown.belongs(each, place)]
+        (home,) = [place for place in found if each.group == place.group]
         assert set(home.outer) <= set(each.stack) or each.bytes < 0.05 * home.bytes
 
 

@@ -17,6 +17,7 @@ from healthy import FLAX, HEALTHY, rngs
 from leaky import LEAKY
 
 from pytest_nnxcheck.compat import staging
+from pytest_nnxcheck.core.outcome import MadeInEndedTrace
 from pytest_nnxcheck.watch import donation
 from pytest_nnxcheck.watch.leftovers import Reported, look
 
@@ -67,11 +68,11 @@ def made_inside() -> list[nnx.Param]:
 
 def test_a_variable_of_an_ended_trace_is_found_with_and_without_a_tracer_in_it():
     (_, tracer), *others = look([("kept", made_inside())]).leftovers
-    assert (tracer.path, tracer.holder, tracer.type) == ("kept[0]", "Param", "float32[3]")
-    assert tracer.tracer == "DynamicJaxprTracer"
-    assert "test_leftovers.py:" in tracer.line
-    pinned = [(leftover.path, leftover.holder, leftover.tracer) for _, leftover in others]
-    assert pinned == ([("kept[1]", "Param", "")] if FLAX >= (0, 10, 7) else [])  # before, flax lets it be written
+    leak = tracer.leak
+    assert (leak.path, leak.holder, leak.kind, leak.type) == ("kept[0]", "Param", "DynamicJaxprTracer", "float32[3]")
+    assert "test_leftovers.py:" in leak.line
+    pinned = [MadeInEndedTrace("kept[1]", type="Param float")]
+    assert [other for _, other in others] == (pinned if FLAX >= (0, 10, 7) else [])  # before, flax lets it be written
 
 
 def test_what_a_variable_holds_is_no_plain_value():
@@ -84,7 +85,7 @@ def test_what_a_variable_holds_is_no_plain_value():
 
     f(jnp.ones(3))
     (_, leftover), *_ = look([("kept", kept)]).leftovers
-    assert (leftover.path, leftover.holder, leftover.place) == ("kept[0]['total']", "dict", "variable")
+    assert (leftover.path, leftover.leak.holder, leftover.leak.place) == ("kept[0]['total']", "dict", "variable")
 
 
 def test_what_a_transform_hands_out_is_no_variable_of_an_ended_trace():

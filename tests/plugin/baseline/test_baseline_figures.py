@@ -160,6 +160,12 @@ def test_with_arguments_of_the_users_only_the_sweep_is_kept(run, peaks):
     assert {*sizes(peaks).values()} == {3000, 4500}, "of several examples the first is kept"
 
 
+def test_what_is_drawn_beside_arguments_of_the_users_is_not_compared(run):
+    few = GIVEN.replace("transforms='jit,scan'", "transforms='jit', styles='argument', sweep='pairs'")
+    run(few, UPDATE)
+    run(few.replace("'pairs'", "'singles'")).assert_outcomes(passed=1)  # which draws pairs with other arguments
+
+
 # --- the real engine -----------------------------------------------------------------------------------------------------
 
 REAL = """

@@ -113,7 +113,6 @@ OPTIONS = {
     (f"--nnx-baseline={PEAKS}", UPDATE, NEW_ONLY): (
         f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
     ),
-    ("--nnx-memory-tolerance=5",): "option --nnx-memory-tolerance: memory_tolerance='5' is not a percentage, *",
 }
 
 

@@ -9,7 +9,7 @@ from pytest_nnxcheck.core.facts import Evidence, Stamp
 from pytest_nnxcheck.core.peak import Buffer, Split
 from pytest_nnxcheck.core.settings import Settings
 from pytest_nnxcheck.reporting import baseline_comparison, baseline_file
-from pytest_nnxcheck.reporting.baseline_comparison import Measured, Refused, Request, Result, renewed
+from pytest_nnxcheck.reporting.baseline_comparison import Measured, Refused, Request, Result, summary
 from pytest_nnxcheck.reporting.baseline_file import Baseline, Entry, TargetPeak
 from pytest_nnxcheck.reporting.report import Report
 
@@ -108,6 +108,8 @@ def test_what_is_new_and_what_is_stale():
     now = {**now_of(jit=1, jit_scan=9), "jit > jit": measured(Split(1, 0, 0, 0, 0), fleeting=True)}
     result = baseline_comparison.compare("t", known, now, Request("peaks", Fraction(0)), excused={"jit > vmap"})
     assert result == Result("t", compared=1, new=1, stale=("jit > remat",))
+    replayed = Request("peaks", Fraction(0), replayed=True)
+    assert baseline_comparison.compare("t", known, now, replayed) == Result("t", compared=1, new=1)
 
 
 def test_draws_that_vary_are_compared():
@@ -196,9 +198,13 @@ def test_what_the_evidence_does_not_name_is_not_called_gone():
 # --- what a test hands over ----------------------------------------------------------------------------------------------
 
 
-def result(test, stamp=OLD, *, replayed=False, **sizes):
+def result(test, stamp=OLD, **sizes):
     lines = tuple(baseline_file.format_line(test, name, entry) for name, entry in known_of(**sizes).items())
-    return Result(test, astuple(stamp), lines=lines, replayed=replayed)
+    return Result(test, astuple(stamp), lines=lines)
+
+
+def renewed(baseline, results, *, gone=(), **request):
+    return baseline_comparison.renewed(baseline, results, Request("peaks", FIVE, **request), gone)
 
 
 def test_a_result_crosses_processes_as_plain_values():
@@ -207,9 +213,11 @@ def test_a_result_crosses_processes_as_plain_values():
     assert {name: entry.peak for name, entry in full.entries().items()} == {"jit": 1, "jit > scan": 2}
 
 
-def test_a_test_that_failed_after_all_keeps_its_counts_alone():
-    full = replace(result("t", jit=1), compared=9, grew=("jit",), shrank=2, new=1, stale=("x",), differences=DIFFERS)
-    assert full.of_failure() == Result("t", differences=DIFFERS, compared=9, grew=("jit",))
+def test_of_a_test_that_failed_after_all_only_what_was_compared_is_told():
+    full = replace(result("t", jit=1), compared=9, grew=("jit",), shrank=2, new=1, new_on_targets=3)
+    compared, *others = summary(PEAKS, [full], exists=True)
+    assert (compared, len(others)) == ("peaks: 9 nestings compared, 1 grew by more than 5%", 3)
+    assert [*summary(PEAKS, [replace(full, stamp=())], exists=True)] == [compared]
 
 
 # --- an update -----------------------------------------------------------------------------------------------------------
@@ -235,7 +243,7 @@ def test_an_update_takes_out_what_is_gone():
 
 
 def test_a_replay_replaces_its_nesting_alone():
-    after = renewed(BEFORE, [result("a", jit_vmap=9, jit_scan=8, replayed=True)])
+    after = renewed(BEFORE, [result("a", jit_vmap=9, jit_scan=8)], replayed=True)
     assert sizes_of(after) == {("a", "jit"): 1, ("a", "jit > vmap"): 9, ("a", "jit > scan"): 8, ("b", "jit"): 3}
     assert after.tests["a"]["jit > vmap"].drawn
 
@@ -244,9 +252,8 @@ def on_targets(after):
     return {nesting: [(on.target, on.peak) for on in entry.targets] for nesting, entry in after.tests["a"].items()}
 
 
-def of_targets(entry, *, replayed=False):
-    line = baseline_file.format_line("a", "jit", entry)
-    return Result("a", astuple(OLD), lines=(line,), replayed=replayed)
+def of_targets(entry):
+    return Result("a", astuple(OLD), lines=(baseline_file.format_line("a", "jit", entry),))
 
 
 ON_TWO = Baseline(OLD, {"a": {"jit": on_v5e(on_v5e(Entry(1), 5, target="h100"), 7, target="v5e:2x4")}})
@@ -262,29 +269,29 @@ def test_an_update_leaves_the_peaks_on_targets_that_the_run_has_none_of():
 
 
 def test_new_only_adds_peaks_on_targets():
-    after = renewed(ON_TWO, [of_targets(on_v5e(on_v5e(Entry(9), 8), 6, target="h100"))], new_only=True)
+    after = renewed(ON_TWO, [of_targets(on_v5e(on_v5e(Entry(9), 8), 6, target="h100"))], update="new")
     assert on_targets(after) == {"jit": [("h100", 5), ("v5e", 8), ("v5e:2x4", 7)]}
     assert sizes_of(after) == {("a", "jit"): 1}
 
 
 def test_new_only_adds_and_changes_nothing():
-    after = renewed(BEFORE, [result("a", jit=9, jit_scan=8)], gone=["b"], new_only=True)
+    after = renewed(BEFORE, [result("a", jit=9, jit_scan=8)], gone=["b"], update="new")
     assert sizes_of(after) == {("a", "jit"): 1, ("a", "jit > vmap"): 2, ("a", "jit > scan"): 8, ("b", "jit"): 3}
 
 
 @pytest.mark.parametrize(
-    "results, new_only, reason",
+    "results, asked, reason",
     [
-        ([result("a", NEW, jit=9)], False, f"its stamp would change, {DIFFERS}, and 1 test in it did not run (b): run all of them"),
-        ([Result("x"), result("y", NEW)], False, f"its stamp would change, {DIFFERS}, and 2 tests in it did not run (a, ...): run all of them"),
-        ([result("a", NEW, jit=9, replayed=True), result("b", NEW)], False, f"its stamp would change, {DIFFERS}, and 1 test in it did not run (a): run all of them"),
-        ([result("c", NEW, jit=9)], True, f"its entries are of another stamp, {DIFFERS}: write all anew with --nnx-baseline-update"),
-        ([result("a", OLD), result("b", NEW)], False, f"its processes are not of the same versions and devices: {DIFFERS}"),
+        ([result("a", NEW, jit=9)], {}, f"its stamp would change, {DIFFERS}, and 1 test in it did not run (b): run all of them"),
+        ([Result("x"), result("y", NEW)], {}, f"its stamp would change, {DIFFERS}, and 2 tests in it did not run (a, ...): run all of them"),
+        ([result("a", NEW, jit=9), result("b", NEW)], {"replayed": True}, f"its stamp would change, {DIFFERS}, and 2 tests in it did not run (a, ...): run all of them"),
+        ([result("c", NEW, jit=9)], {"update": "new"}, f"its entries are of another stamp, {DIFFERS}: write all anew with --nnx-baseline-update"),
+        ([result("a", OLD), result("b", NEW)], {}, f"its processes are not of the same versions and devices: {DIFFERS}"),
     ],
 )  # fmt: skip
-def test_entries_of_two_stamps_never_stand_in_one_file(results, new_only, reason):
+def test_entries_of_two_stamps_never_stand_in_one_file(results, asked, reason):
     with pytest.raises(Refused) as caught:
-        renewed(BEFORE, results, new_only=new_only)
+        renewed(BEFORE, results, **asked)
     assert str(caught.value) == reason
 
 

@@ -8,17 +8,20 @@ from dataclasses import replace
 import pytest
 
 from pytest_nnxcheck.compat import compile_events
+from pytest_nnxcheck.core.facts import Leak
+from pytest_nnxcheck.core.outcome import MadeInEndedTrace, TracerLeft
 from pytest_nnxcheck.watch import donation, roots
-from pytest_nnxcheck.watch.donation import Unused
-from pytest_nnxcheck.watch.leftovers import Leftover, Look, Reported
-from pytest_nnxcheck.watch.message import Finding, headline, message, summary
+from pytest_nnxcheck.watch.donation import UnusedBuffers
+from pytest_nnxcheck.watch.leftovers import Look, Reported
+from pytest_nnxcheck.watch.message import LeftBehind, headline, message, summary
 
-TRACER = Leftover("model.last", "Param", "float32[3]", "DynamicJaxprTracer", "model.py:8 (forward)")
-PINNED = Leftover("model.count", "Param", "float32[]")
+LEAK = Leak("model.last", "Param", "DynamicJaxprTracer", "float32[3]", "model.py:8 (forward)", layer="")
+TRACER = TracerLeft("model.last", leak=LEAK)
+PINNED = MadeInEndedTrace("model.count", type="Param float32[]")
 
 
 def test_the_message_says_what_where_and_what_to_write():
-    finding = Finding(after=(TRACER, PINNED))
+    finding = LeftBehind(after=(TRACER, PINNED))
     assert message("test_a.py::test_a", finding).splitlines() == [
         "nnx watch: tracers in model.last; Variables of a trace that has ended: model.count",
         "  test        test_a.py::test_a",
@@ -34,7 +37,7 @@ def test_the_message_says_what_where_and_what_to_write():
 
 
 def test_what_was_there_before_the_call_is_not_called_the_tests_own():
-    rows = message("a", Finding(before=(TRACER,))).splitlines()
+    rows = message("a", LeftBehind(before=(TRACER,))).splitlines()
     assert rows[2:5] == [
         "              there before the call of the test: a fixture, a teardown,",
         "              an import or an earlier test left it",
@@ -43,7 +46,7 @@ def test_what_was_there_before_the_call_is_not_called_the_tests_own():
 
 
 def test_a_long_list_is_cut():
-    finding = Finding(after=(TRACER,) * 9, unused=(Unused("float32[]", 1, (), ""),) * 8)
+    finding = LeftBehind(after=(TRACER,) * 9, unused=(UnusedBuffers("float32[]", 1, (), ""),) * 8)
     rows = [row.strip() for row in message("a", finding).splitlines()]
     assert "and 3 more" in rows
     assert "and 2 more" in rows
@@ -52,14 +55,14 @@ def test_a_long_list_is_cut():
 @pytest.mark.parametrize(
     "unused, shown, row",
     [
-        (Unused("float32[4]", 1, ("m.a",), ""), "m.a", "float32[4]   m.a"),
-        (Unused("float32[4]", 2, ("m.a", "m.b"), ""), "m.a, m.b", "float32[4]   m.a, m.b"),
-        (Unused("float32[4]", 1, ("m.a", "m.b"), ""), "float32[4]", "float32[4]   1 of m.a, m.b"),
-        (Unused("float32[4]", 1, (), ""), "float32[4]", "float32[4]   which no local variable holds"),
+        (UnusedBuffers("float32[4]", 1, ("m.a",), ""), "m.a", "float32[4]   m.a"),
+        (UnusedBuffers("float32[4]", 2, ("m.a", "m.b"), ""), "m.a, m.b", "float32[4]   m.a, m.b"),
+        (UnusedBuffers("float32[4]", 1, ("m.a", "m.b"), ""), "float32[4]", "float32[4]   1 of m.a, m.b"),
+        (UnusedBuffers("float32[4]", 1, (), ""), "float32[4]", "float32[4]   which no local variable holds"),
     ],
 )
 def test_a_donated_leaf_is_named_where_its_type_tells_it(unused, shown, row):
-    finding = Finding(unused=(unused,))
+    finding = LeftBehind(unused=(unused,))
     assert headline(finding) == f"donated for nothing: {shown}"
     assert f"  donated     {row}" in message("a", finding).splitlines()
 
@@ -67,7 +70,7 @@ def test_a_donated_leaf_is_named_where_its_type_tells_it(unused, shown, row):
 @pytest.mark.parametrize("warns", [True, False])
 def test_of_one_type_what_says_more_is_told_and_of_others_what_jax_warned_of(monkeypatch, warns):
     monkeypatch.setattr(compile_events, "warns_of_widened", lambda: warns)
-    plain, other = Unused("bfloat16[4]", 1, ("m.a",), "a.py:1"), Unused("float32[4]", 1, (), "a.py:1")
+    plain, other = UnusedBuffers("bfloat16[4]", 1, ("m.a",), "a.py:1"), UnusedBuffers("float32[4]", 1, (), "a.py:1")
     wider, unwarned = replace(plain, new="float32"), replace(plain, type="bfloat16[8]", new="float32")
     assert donation.merged([plain, other], [wider, unwarned]) == (other, wider, *([] if warns else [unwarned]))
 
