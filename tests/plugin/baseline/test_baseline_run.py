@@ -97,22 +97,6 @@ def test_an_expected_failure_of_the_user_is_no_growth(run, peaks):
     assert peaks.read_bytes() == before, "what failed is not added"
 
 
-def test_what_is_new_passes_and_is_added_where_asked(run, peaks):
-    run(OK, UPDATE)
-    before = peaks.read_text()
-    more = OK.replace("test_x", "test_y")
-    compared = f"{PEAKS}: 19 nestings compared"
-    result = run(OK + more)
-    result.assert_outcomes(passed=2)
-    assert section(result) == [compared, f"19 nestings not in {PEAKS}: --nnx-baseline-update-new-only adds them"]
-    result = run(GROWN + more, NEW_ONLY)
-    result.assert_outcomes(failed=1, passed=1)
-    assert section(result)[-1] == f"{PEAKS} is not written: 1 test failed"
-    assert peaks.read_text() == before
-    assert section(run(OK + more, NEW_ONLY)) == [compared, f"{PEAKS} is written, 38 entries: 19 new"]
-    assert peaks.read_text() == before + before.partition("\n")[2].replace("test_x", "test_y")
-
-
 # --- stale ---------------------------------------------------------------------------------------------------------------
 STALE = [ERROR, "  test_inner.py::test_x: there is no such test"]
 

@@ -106,14 +106,6 @@ def test_options(nnx_wrap, request):
     run_inner(source, "--nnx-transforms=scan,vmap", "--nnx-max-depth=2").assert_outcomes(passed=2)
 
 
-@pytest.mark.full  # with one process: tests/plugin/settings
-def test_a_bad_option_stops_a_run_with_workers_before_it_starts(run_inner):
-    result = run_inner("raise SystemExit('collected')\n", "--nnx-nesting=jit > scna", "-n2", subprocess=True)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: option --nnx-nesting: unknown transform 'scna', did you mean 'scan'?"])
-    assert "Traceback" not in result.stderr.str()
-
-
 @pytest.mark.slow
 def test_pytest_does_not_rewrite_what_the_plugin_loads(pytester):
     source = """

@@ -269,51 +269,6 @@ class TestNotRun:
         assert report.summary(found).startswith(f"4 nestings: 1 violated, 3 held, {left} not run; worst peak ")
 
 
-BROKEN = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model(memory=has('jit')))(1)\n"
-SHOW = """
-@marked{marker}
-def test_x(nnx_wrap, request):
-    from pytest_nnxcheck.plugin.marker import SETTINGS
-    s = request.node.stash[SETTINGS]
-    print("SETTINGS", s.sweep, s.max_examples, s.all)
-    nnx_wrap(Model())(1)
-"""
-
-
-@pytest.mark.slow
-def test_all_takes_no_value_and_is_of_no_use_to_a_replay(run_inner):
-    result = run_inner(BROKEN, "--nnx-all", "--nnx-donate=none")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            f"E * nesting     jit * smallest of {SWEEP} tried; *",
-            "E * replay      pytest test_inner.py::test_x --nnx-donate none --nnx-nesting jit",
-        ]
-    )
-    assert "not run" not in result.stdout.str()
-    again = run_inner(BROKEN, "--nnx-all", "--nnx-donate", "none", "--nnx-nesting", "jit")
-    again.stdout.fnmatch_lines(["E * nesting     jit * replayed, no other was tried"])
-    refused = run_inner(BROKEN, "--nnx-all=on", subprocess=True)
-    assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*argument --nnx-all: ignored explicit argument 'on'*"])
-
-
-@pytest.mark.parametrize(
-    "ini, marker, args, shown",
-    [
-        ("nnx_sweep = pairs\nnnx_max_examples = 7", "", ["--nnx-effort=quick"], "short 0 off"),
-        ("nnx_effort = thorough", "", ["--nnx-effort=quick", "--nnx-max-examples=1"], "short 1 off"),
-        ("nnx_sweep = pairs", "(effort='default')", ["--nnx-effort=quick"], "chains 3 off"),
-        ("nnx_all = on", "(all=False, max_examples=2)", ["--nnx-all"], "chains 2 off"),
-    ],
-)
-def test_an_effort_stands_over_what_weaker_sources_say(run_inner, pytester, ini, marker, args, shown):
-    pytester.makeini(f"[pytest]\n{ini}\n")
-    result = run_inner(SHOW.format(marker=marker), "-s", *args)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"*SETTINGS {shown}"])
-
-
 @several_modes
 def test_a_call_that_adds_state_is_noted_before_the_mode_that_its_body_closes():
     class Sows(nnx.Module):

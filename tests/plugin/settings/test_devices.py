@@ -112,14 +112,6 @@ def test_too_few_devices_can_be_made_a_failure(run_inner):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_marker_that_a_conftest_adds_later_counts(run_inner):
-    source = "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model): model(1)\n"
-    adds = "for item in items: item.add_marker(__import__('pytest').mark.nnx_invariants(devices=2))"
-    mark = f"def pytest_collection_modifyitems(items):\n    {adds}\n"
-    run_inner(source, conftest=mark).assert_outcomes(skipped=1)
-
-
-@pytest.mark.usefixtures("one_device")
 def test_enough_devices_and_none_asked_for(run_inner):
     run_inner(NEEDS.format("(devices=1)").replace("not BUILT", "BUILT")).assert_outcomes(passed=2)
     run_inner(NEEDS.format("(devices=None)").replace("not BUILT", "BUILT"), "--nnx-devices=2").assert_outcomes(passed=2)

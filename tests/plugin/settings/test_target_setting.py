@@ -80,15 +80,6 @@ def test_a_target_in_a_marker_is_a_collection_error_and_other_files_run(run_inne
     assert "Traceback" not in result.stdout.str()
 
 
-@pytest.mark.usefixtures("no_wheel")
-def test_a_target_in_a_marker_that_a_conftest_adds_later_fails_that_test(run_inner):
-    source = "@pytest.fixture\ndef model(nnx_wrap): return nnx_wrap(Model())\ndef test_x(model): model(1)\ndef test_plain(): pass\n"
-    adds = "items[0].add_marker(__import__('pytest').mark.nnx_invariants(target='v5e'))"
-    result = run_inner(source, conftest=f"def pytest_collection_modifyitems(items):\n    {adds}\n")
-    result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines([f"nnx_invariants marker at test_inner.py:6: {NO_WHEEL}"])
-
-
 @pytest.mark.usefixtures("no_wheel", "fake")
 def test_a_target_in_a_call_is_refused_before_anything_runs():
     model = Model()
@@ -144,12 +135,6 @@ def test_a_slice_simulates_its_devices_where_nobody_says_how_many(run_inner, mon
     source = f"import os\ndef test_x(): assert os.environ['XLA_FLAGS'] == {made!r}\n"
     run_inner(source, *args).assert_outcomes(passed=1)
     assert os.environ["XLA_FLAGS"] == flags
-
-
-@pytest.mark.usefixtures("all_wheels")
-def test_a_slice_skips_no_test(run_inner):
-    source = "@marked\ndef test_x(nnx_wrap): nnx_wrap(Model())(1)\n"
-    run_inner(source, "--nnx-target=v5e:4x4").assert_outcomes(passed=1)
 
 
 def test_who_names_no_target_loads_nothing(run_inner):
