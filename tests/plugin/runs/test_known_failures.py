@@ -147,9 +147,7 @@ BOTH = BREAKS + BREAKS.replace("test_x", "test_y")
     "args, warned",
     [
         ((), ["4 deep", "'b'", "gone"]),
-        (("test_inner.py",), ["'b'", "gone"]),
         (("test_inner.py::test_x",), ["gone"]),
-        (("--ignore=other",), ["gone"]),
         (("--nnx-nesting=jit",), ["4 deep", "gone"]),
         (("-x", "--nnx-memory-budget=1x"), ["4 deep", "'b'", "gone"]),
     ],

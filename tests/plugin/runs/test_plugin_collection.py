@@ -36,21 +36,6 @@ def test_what_is_refused_is_a_collection_error_with_file_and_line(run_inner, pyt
     assert "Traceback" not in result.stdout.str()
 
 
-def test_the_fixture_may_come_through_another_one(run_inner):
-    source = """
-@pytest.fixture(scope="module")
-def model(nnx_wrap):
-    return nnx_wrap(Model())
-
-@marked
-def test_x(model):
-    assert model(1) == 1
-
-def test_plain(): pass
-"""
-    run_inner(source).assert_outcomes(passed=2)
-
-
 ADDS = """
 import pytest
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_nnxcheck.core import peak
@@ -67,6 +67,7 @@ ENTRIES_OF_A_TEST = st.dictionaries(NAMES, ENTRIES, min_size=1, max_size=2)
 STAMPS = st.builds(Stamp, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES)
 
 
+@settings(max_examples=40)
 @given(st.builds(Baseline, STAMPS, st.dictionaries(NAMES, ENTRIES_OF_A_TEST, max_size=3)))
 def test_any_baseline_round_trips_a_line_an_entry(known):
     text = baseline_file.format_baseline(known)
@@ -76,6 +77,7 @@ def test_any_baseline_round_trips_a_line_an_entry(known):
     )
 
 
+@settings(max_examples=40)
 @given(st.text() | st.text(st.sampled_from(list(TEXT))).map(lambda text: TEXT + text))
 def test_any_text_is_a_baseline_or_an_error_with_a_line(text):
     try:

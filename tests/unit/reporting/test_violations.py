@@ -48,11 +48,6 @@ def left(*leaks):
     return said("tracers", *(TracerLeft(leak.path, leak=leak) for leak in leaks))
 
 
-def test_what_has_no_row_is_counted():
-    touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
-    assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))
-
-
 def test_the_seconds_of_a_nesting_add_up():
     held, violated = Outcome(Nesting(), "held", seconds=5.0), Outcome(Nesting(), "violated", seconds=0.5)
     assert tally.worse(held, violated).seconds == tally.worse(violated, held).seconds == 5.5
@@ -60,6 +55,8 @@ def test_the_seconds_of_a_nesting_add_up():
 
 
 def test_findings_without_a_row_are_counted():
+    touched = said("tracers", *(StateTouched(f"model.w{n}", layer=CLOSURE) for n in range(40)))
+    assert touched.details[-2:] == (("", "and 34 more"), ("left by", "jit[closure]"))
     assert ("", "and 2 more") in left(*[LEAK] * 8).details
     dropped = said("donation", *[UpdateDropped("optimizer.step")] * 13)
     assert len(dropped.details) == 12, "the first is the summary"
