@@ -164,12 +164,5 @@ def test_a_real_model_that_grows_by_a_tenth(pytester, inner_args, peaks):
     result = start(72)
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
-        [
-            r"nnx memory baseline exceeded",
-            r"  test        test_real.py::test_mlp",
-            r"  nesting     jit +smallest of \d+ that grew, \d+ compared",
-            r"  peak        \d+ B, was \d+ B: \+\d+ B \(\+1\d\.\d %\), tolerance 5%",
-            r"  arguments   \d+ B, was \d+ B: \+\d+ B",
-            r"  buffer      \+ .*float32\[8,72\]",
-        ]
+        [r"  nesting     jit +smallest of \d+ that grew", r"  buffer      \+ .*float32\[8,72\]"]
     )

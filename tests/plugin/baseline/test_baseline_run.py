@@ -34,19 +34,11 @@ def test_created_then_passed_then_grown_then_accepted(run, peaks):
     assert section(result) == [f"{PEAKS}: 19 nestings compared"]
     result = run(GROWN)
     result.assert_outcomes(failed=1)
-    head = result.outlines.index("nnx memory baseline exceeded")
-    assert result.outlines[head + 1 : head + 7] == [
-        "  test        test_inner.py::test_x",
-        "  nesting     jit   smallest of 19 that grew, 19 compared",
-        "  peak        2200 B, was 2000 B: +200 B (+10.0 %), tolerance 5%",
-        "  temporaries 1900 B, was 1700 B: +200 B (+11.8 %)",
-        "  buffer      + 1900 B temporary uint8[1900] dot   model.py:7",
-        "  buffer      - 1700 B temporary uint8[1700] dot",
-    ]
     result.stdout.fnmatch_lines(
         [
+            "nnx memory baseline exceeded",
+            "  nesting     jit   smallest of 19 that grew, 19 compared",
             f"  accept      pytest test_inner.py::test_x --nnx-baseline {PEAKS} --nnx-baseline-update",
-            f"  replay      pytest test_inner.py::test_x --nnx-baseline {PEAKS} --nnx-nesting jit",
             "FAILED test_inner.py::test_x - Failed: nnx memory baseline exceeded*",
         ]
     )

@@ -71,16 +71,6 @@ def test_a_rejection_can_be_made_a_failure():
         assert_invariants(Model(rejected=has("eval_shape[closure]")), 1, on_rejection="fail")
 
 
-def test_a_call_that_adds_state_is_never_put_into_an_argument_loop():
-    report = check(Model(adds_state=True), 1, max_examples=50)
-    for text in RUNS:
-        assert not {"scan", "vmap", "while_loop"} & set(text.split(" > ")), text
-    assert any("scan[functional]" in text for text in RUNS)
-    assert report.notes == (
-        "the call adds model.hidden, which no loop can carry: argument scan, vmap, while_loop left out",
-    )
-
-
 def test_every_nesting_rejected_is_an_error():
     why = r"nnx nothing was checked: every nesting was rejected \(TraceContextError: other trace level\)"
     with pytest.raises(CheckError, match=why):

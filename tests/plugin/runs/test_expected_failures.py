@@ -212,11 +212,6 @@ class TestCheck:
         assert check(model, 1, expected_failures={named: "x"}, **settings).ok
         assert named in RUNS
 
-    def test_a_named_nesting_takes_the_styles_that_are_on(self):
-        few = {"styles": "functional,closure", "sweep": "probes", "max_examples": 0}
-        check(Model(), 1, expected_failures={"vmap > scan": "x"}, **few)
-        assert RUNS[-1] == "vmap[functional] > scan[functional]"
-
     @pytest.mark.parametrize("settings", [{"transforms": "jit"}, {"max_depth": 1}, {"styles": "functional"}])
     def test_the_settings_bound_what_is_named(self, settings):
         found = check(Model(), 1, expected_failures={"vmap > scan[closure]": "x"}, max_examples=0, **settings)

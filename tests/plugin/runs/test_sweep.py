@@ -255,10 +255,6 @@ class TestNotRun:
         both = check(Model(tracers=has("jit")), 1, modes="graph,tree")
         assert both.not_run == 2 * (SWEEP - 4)
 
-    def test_a_replay_leaves_nothing(self):
-        found = check(Model(tracers=has("jit")), 1, nesting="jit")
-        assert (found.not_run, ran(found)) == (0, ["jit"])
-
     def test_the_message_and_the_properties_say_it(self):
         found = check(Model(memory=has("jit")), 1)
         left = SWEEP - 4
