@@ -61,7 +61,6 @@ def test_a_place_that_is_lost_during_the_run_loses_no_result(run_inner, pytester
 # --- bad files ------------------------------------------------------------------------------------------------------------
 
 USAGE = {
-    "format 1": ('{"pytest-nnxcheck memory baseline": 1}\n', (), f"{PEAKS}:1: this is format 1 of the baseline, *"),
     "format 1, to be updated": ('{"pytest-nnxcheck memory baseline": 1}\n', (UPDATE,), f"{PEAKS}:1: this is format 1 *"),
     "missing": (None, (), f"there is no file {PEAKS}: write it with --nnx-baseline-update, from a run of all tests"),
     "no folder": (None, (UPDATE, f"--nnx-baseline=no/{PEAKS}"), f"cannot write no/{PEAKS}: No such file or directory"),
@@ -85,7 +84,6 @@ OPTIONS = {
     (f"--nnx-baseline={PEAKS}", UPDATE, NEW_ONLY): (
         f"options {UPDATE} and {NEW_ONLY}: the second leaves alone what the first replaces, give one of them"
     ),
-    ("--nnx-memory-tolerance=5",): "option --nnx-memory-tolerance: memory_tolerance='5' is not a percentage, *",
 }
 
 

@@ -305,10 +305,14 @@ def test_markdown_has_a_column_where_there_are_targets():
     assert "targets" not in markdown.render(documents.mixed())
 
 
-def test_the_page_has_a_row_a_target():
-    page = html_page.render(reported(held(V5E), held(LARGE, nesting="jit > scan")))
+def test_the_page_has_a_row_a_target_and_tells_it_once():
+    unfit = (Violation("memory", findings=(DoesNotFit(on=LARGE),)),)
+    told = worded(held(LARGE, nesting="jit > scan", verdict="violated", violations=unfit))
+    found = reported(held(V5E), told)
+    page = html_page.render(found)
     assert '<dt class="">v5e</dt><dd class="">fits: peak 3.1 GiB of 15.75 GiB</dd>' in page
-    assert '<p class="summary">2 nestings: 2 held · does not fit v5e: 18.2 of 15.75 GiB · ' in page
+    assert '<p class="summary">2 nestings: 1 violated, 1 held · does not fit v5e: 18.2 of 15.75 GiB · ' in page
+    assert html_page.cause(found["nestings"][1]).count("peak 18.2 GiB does not fit 15.75 GiB") == 1
     assert "v5e" not in html_page.render(documents.mixed())
 
 
@@ -319,9 +323,3 @@ def test_the_page_says_whose_peak_it_is_where_there_are_targets():
     )["nestings"]
     assert [">peak on the CPU</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [False, True]
     assert [">peak</dt>" in html_page.cause(nesting) for nesting in (on_cpu, beside)] == [True, False]
-
-
-def test_the_page_says_what_a_target_says_once():
-    told = worded(held(LARGE, verdict="violated", violations=(Violation("memory", findings=(DoesNotFit(on=LARGE),)),)))
-    (nesting,) = reported(told)["nestings"]
-    assert html_page.cause(nesting).count("peak 18.2 GiB does not fit 15.75 GiB") == 1
