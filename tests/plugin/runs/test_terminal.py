@@ -119,12 +119,13 @@ def test_a_failure_in_80_columns_and_in_colours(project, pytester, workers):
     assert len(violation["hint"]) > 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder, options, start",
     [
         (".", [], ""),
-        pytest.param("net", ["--rootdir=..", "../tests"], "", marks=pytest.mark.slow),
-        pytest.param(".", ["--rootdir=tests", "-c", "tox.ini", "tests"], "../", marks=pytest.mark.slow),
+        ("net", ["--rootdir=..", "../tests"], ""),
+        (".", ["--rootdir=tests", "-c", "tox.ini", "tests"], "../"),
     ],
     ids=["root", "beside", "another root"],
 )

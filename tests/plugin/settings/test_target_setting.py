@@ -132,6 +132,7 @@ def test_a_slice_simulates_its_devices_where_nobody_says_how_many(run_inner, mon
     assert os.environ["XLA_FLAGS"] == flags
 
 
+@pytest.mark.slow
 def test_who_names_no_target_loads_nothing(run_inner):
     source = "import sys\ndef test_x(): assert not {'pytest_nnxcheck.wheels', 'pytest_nnxcheck.core.chips'} & sys.modules.keys()\n"
     run_inner(source, subprocess=True).assert_outcomes(passed=1)
